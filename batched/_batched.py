@@ -1,0 +1,313 @@
+"""What a decorated function is: the ways of calling it, and how it binds to instances."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+import types
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+
+from ._batcher import MISSING, Batcher, BatchFunction, Settings
+from ._core.scheduler import Request
+from ._map import async_mapped, mapped
+from ._runtime.runtime import Runtime
+from ._runtime.wakers import AsyncWaker, BlockingWaker, Future, async_waker, current_loop
+from .stats import Stats
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+P = ParamSpec("P")
+T = TypeVar("T")
+U = TypeVar("U")
+S = TypeVar("S")
+F = TypeVar("F")
+Row_co = TypeVar("Row_co", covariant=True)
+
+
+class _Face(Generic[T, U, P]):
+    """What can be done with a batched function, in whichever way it is called."""
+
+    __wrapped__: Callable[..., Any]
+    """The undecorated batch function."""
+
+    def __init__(self, function: BatchFunction, batcher: Batcher | None = None, owner: object = None) -> None:
+        self._function = function
+        self._batcher = batcher or function.batcher(bound=owner is not None)
+        self._owner = owner  # the instance, or class, of a bound method
+        self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}  # by identity; the finalizer of each removes it
+        self.__doc__ = function.func.__doc__
+        self.__module__ = getattr(function.func, "__module__", __name__)
+        self.__wrapped__ = function.func if owner is None else types.MethodType(function.func, owner)
+
+    @overload
+    async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
+    @overload
+    async def acall(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
+    async def acall(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
+        """The result for an item, or the list of results for a list of items, from any event loop (asyncio, uvloop, trio).
+
+        The loop is free meanwhile. Cancelling the call takes what still waits of it out of the queue.
+
+        Raises:
+            BatcherClosed: the batcher was shut down.
+            Exception: whatever the batch function raised.
+        """
+        waker = async_waker()
+        request = self._batcher.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
+        if not request.size:
+            return []
+        runtime = self._batcher.runtime.here()
+        runtime.submit(request)
+        try:
+            await waker
+        except BaseException:
+            runtime.abandon(request)
+            raise
+        return request.outcome()
+
+    def submit(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]:
+        """A future of the result for `item`, which is always one item, even if it is a list.
+
+        `future.cancel()` takes an item that still waits out of the queue. For a coroutine function this needs a running
+        loop, and blocking that loop in `future.result()` raises instead of waiting for ever.
+
+        Raises:
+            BatcherClosed: the batcher was shut down.
+        """
+        runtime = self._batcher.runtime.here()
+        future: Future[U] = Future(loop=current_loop() if self._function.coroutine else None)
+        request = self._batcher.request(item, args, kwargs, owner=self._owner, waker=future, single=True)
+        future.bind(request, runtime.cancel)
+        runtime.submit(request)
+        return future
+
+    @property
+    def stats(self) -> Stats:
+        """What this batcher has done so far, as a frozen snapshot."""
+        return self._batcher.stats()
+
+    def reset_stats(self) -> None:
+        """Starts counting from zero."""
+        self._batcher.recorder.reset()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more calls, and finishes those accepted or, with `cancel_futures`, ends those that wait.
+
+        With `wait`, returns when all of that is done; at once within the batch function itself. May be called again, from
+        any thread. Calls raise `BatcherClosed` afterwards, until `with fn:` opens the batcher again.
+        """
+        self._batcher.runtime.shutdown(wait=wait, cancel=cancel_futures)
+
+    async def aclose(self, *, cancel_futures: bool = False) -> None:
+        """`shutdown()` for coroutines: waits without blocking the loop."""
+        await self._batcher.runtime.aclose(cancel=cancel_futures)
+
+    def __enter__(self) -> Self:
+        self._batcher.runtime.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        self._batcher.runtime.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def with_options(self, **settings: Unpack[Settings]) -> Self:
+        """The same function with other settings and a batcher of its own; on a bound method, for that instance.
+
+        Raises:
+            TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
+        """
+        options = self._function.options.updated(settings)
+        return type(self)(dataclasses.replace(self._function, options=options), owner=self._owner)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        if self._function.kind == "static" or self._owner is not None:
+            return self
+        if self._function.kind == "class":
+            instance = owner or type(instance)
+        elif instance is None:
+            return cast("Self", self._of_class)  # checkers know a method as BatchedMethod from its decoration on
+        elif instance is owner:
+            raise TypeError(f"{self._function.name}: put the batching decorator above @classmethod, not below it")
+        return type(self)(self._function, self._batcher_of(instance), instance)
+
+    @functools.cached_property
+    def _of_class(self) -> BatchedMethod[Any, Any]:
+        return BatchedMethod(self)
+
+    def _batcher_of(self, instance: object) -> Batcher:
+        key = id(instance)
+        entry = self._instances.get(key)
+        if entry is None:
+            instances = self._instances
+            try:
+                ref = weakref.ref(instance, lambda _: instances.pop(key, None))
+            except TypeError:
+                raise TypeError(
+                    f"{self._function.name} must see its instance go: add '__weakref__' to the __slots__ of {type(instance).__name__}"
+                ) from None
+            # Of several threads that come here at once, one wins; the other batchers have started nothing yet.
+            entry = instances.setdefault(key, (ref, self._function.batcher(bound=True)))
+        return entry[1]
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self._owner is not None:
+            return getattr, (self._owner, self._function.func.__name__)
+        return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
+
+    def __getattr__(self, name: str) -> Any:
+        """What the function itself carries: `__name__`, `__qualname__`, `__annotations__`, and what its author put there."""
+        if name == "_function":  # not initialised yet
+            raise AttributeError(name)
+        try:
+            return getattr(self._function.func, name)
+        except AttributeError:
+            raise AttributeError(f"neither {self!r} nor the function itself has an attribute {name!r}") from None
+
+    def __repr__(self) -> str:
+        return f"<batched {self._function.name}>"
+
+    def _ahead(self, buffersize: int | None) -> int:
+        if buffersize is None:
+            return self._batcher.buffersize
+        if not isinstance(buffersize, int) or buffersize < 1:
+            raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
+        return buffersize
+
+
+class Batched(_Face[T, U, P]):
+    """A batched function that threads call and wait for."""
+
+    @overload
+    def __call__(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
+    @overload
+    def __call__(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
+    def __call__(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
+        """The result for an item, or the list of results for a list of items; blocks the calling thread meanwhile.
+
+        Raises:
+            BatcherClosed: the batcher was shut down.
+            Exception: whatever the batch function raised.
+        """
+        waker = BlockingWaker()
+        request = self._batcher.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
+        if not request.size:
+            return []
+        runtime = self._batcher.runtime.here()
+        try:
+            runtime.submit(request)
+            waker.wait()
+        except BaseException:  # a signal handler raised, wherever the call was just then
+            runtime.abandon(request)
+            runtime.call_worker()
+            raise
+        return request.outcome()
+
+    @overload
+    def map(
+        self, items: Iterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: Literal[False] = False
+    ) -> Generator[U, None, None]: ...
+    @overload
+    def map(
+        self, items: Iterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: bool
+    ) -> Generator[U | Exception, None, None]: ...
+    def map(
+        self, items: Iterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: bool = False
+    ) -> Generator[Any, None, None]:
+        """The results for `items`, in their order, computed a bounded way ahead of the one that is asked for.
+
+        At most `buffersize` items (by default four batches for each that may run at once) are taken from `items` and not
+        yet answered. Closing the generator cancels those that wait.
+
+        Raises:
+            TimeoutError: a result was not there `timeout` seconds after the call of `map`.
+            Exception: whatever the batch function raised for the item, unless `return_exceptions` puts it in the result's
+                place; whatever `items` raised, after the results for what it gave before.
+        """
+        return mapped(self.submit, items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
+
+
+class AsyncBatched(_Face[T, U, P]):
+    """A batched function that coroutines await, on asyncio, uvloop or trio."""
+
+    __code__ = _Face.acall.__code__  # what inspect.iscoroutinefunction looks at, together with the next two
+    __defaults__ = None
+    __kwdefaults__ = None
+
+    __call__ = _Face.acall
+
+    @overload
+    def map(
+        self,
+        items: Iterable[T] | AsyncIterable[T],
+        *,
+        buffersize: int | None = None,
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
+    ) -> AsyncGenerator[U, None]: ...
+    @overload
+    def map(
+        self, items: Iterable[T] | AsyncIterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: bool
+    ) -> AsyncGenerator[U | Exception, None]: ...
+    def map(
+        self,
+        items: Iterable[T] | AsyncIterable[T],
+        *,
+        buffersize: int | None = None,
+        timeout: float | None = None,
+        return_exceptions: bool = False,
+    ) -> AsyncGenerator[Any, None]:
+        """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop early, `aclose()` it."""
+        return async_mapped(self._submit_here, items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
+
+    def _submit_here(self, item: T) -> tuple[Request, AsyncWaker, Runtime]:
+        waker = async_waker()
+        runtime = self._batcher.runtime.here()
+        request = self._batcher.request(item, (), {}, owner=self._owner, waker=waker, single=True)
+        runtime.submit(request)
+        return request, waker, runtime
+
+
+class BatchedMethod(Generic[S, F]):
+    """A batched method as its class has it: an instance's is bound and has its own batcher, `Class.method(instance, ...)` uses that."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function  # the batched function that binds
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function.__wrapped__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: S, owner: type | None = None) -> F: ...
+    def __get__(self, instance: S | None, owner: type | None = None) -> Self | F:
+        bound: F = self._function.__get__(instance, owner)
+        return bound
+
+    def __call__(self, instance: S, /, *args: Any, **kwargs: Any) -> Any:
+        return self._function.__get__(instance, type(instance))(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and "_function" in self.__dict__:  # what it is called, and whether it is a coroutine function
+            return getattr(self._function, name)
+        raise AttributeError(f"{name!r} belongs to the batched method of an instance, and this is {self!r}")
+
+    def __repr__(self) -> str:
+        return f"<batched method of a class, {self.__qualname__}>"
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout

@@ -1,0 +1,67 @@
+"""The settings a scheduler obeys, checked once."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Flush = Literal["auto", "eager", "window"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPolicy:
+    """Valid settings, or an error whose one sentence names the setting, the value and what is allowed.
+
+    Raises:
+        TypeError: a setting is of the wrong type.
+        ValueError: a setting is out of its range.
+    """
+
+    batch_size: int = 32
+    """Most items in one batch; at least 1."""
+    timeout_ms: float = 5.0
+    """Longest an item is held to wait for others, in milliseconds; finite, at least 0."""
+    small_batch_threshold: int = 8
+    """Calls of at most this many items are small and go first; at least 0."""
+    flush: Flush = "auto"
+    """The rule that says when a batch that is not full may leave."""
+    max_concurrent_batches: int = 1
+    """Batches running at once; at least 1."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("small_batch_threshold", 0), ("max_concurrent_batches", 1)):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        object.__setattr__(self, "timeout_ms", _duration("timeout_ms", self.timeout_ms))
+        if self.flush not in get_args(Flush):
+            raise ValueError(f"flush must be one of {', '.join(map(repr, get_args(Flush)))}, got {self.flush!r}")
+
+    @property
+    def timeout(self) -> float:
+        """`timeout_ms` in seconds, the unit of every `now`."""
+        return self.timeout_ms / 1e3
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # a refusal is the point
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    return number
+
+
+def _duration(name: str, value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # a refusal is the point
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, (bool, str, bytes)):
+        raise TypeError(f"{name} must be a number of milliseconds, at least 0 and finite, got {value!r}")
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+    return number

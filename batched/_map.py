@@ -1,0 +1,122 @@
+"""`fn.map`: results in order, computed a bounded way ahead of the one that is asked for."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from typing import Any, Generic, TypeVar
+
+from ._core.scheduler import Request
+from ._runtime.runtime import Runtime
+from ._runtime.wakers import AsyncWaker, Future, wait
+
+T = TypeVar("T")
+
+
+def mapped(
+    submit: Callable[[T], Future[Any]], items: Iterable[T], room: int, deadline: float | None, return_exceptions: bool
+) -> Generator[Any, None, None]:
+    """The results for `items`, of which at most `room` are submitted and not yet answered."""
+    source = iter(items)
+    ahead: collections.deque[Future[Any]] = collections.deque()
+    broken: Exception | None = None  # what the source raised; due after the results of what it gave before
+    more = True
+    try:
+        while True:
+            while more and len(ahead) < room:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    more = False
+                except Exception as error:
+                    broken, more = error, False
+                else:
+                    ahead.append(submit(item))
+                    if ahead[0].done():
+                        break
+            if not ahead:
+                break
+            try:
+                failure = ahead[0].exception(_left(deadline))
+            except concurrent.futures.TimeoutError:  # the builtin one only since Python 3.11
+                raise _late() from None
+            if failure is not None and not return_exceptions:
+                raise failure
+            future = ahead.popleft()
+            yield future.result() if failure is None else failure
+        if broken is not None:
+            raise broken
+    finally:
+        for future in ahead:
+            future.cancel()
+
+
+async def async_mapped(
+    submit: Callable[[T], tuple[Request, AsyncWaker, Runtime]],
+    items: Iterable[T] | AsyncIterable[T],
+    room: int,
+    deadline: float | None,
+    return_exceptions: bool,
+) -> AsyncGenerator[Any, None]:
+    """As `mapped`, from a coroutine."""
+    source = aiter(items) if isinstance(items, AsyncIterable) else _Asynchronous(items)
+    ahead: collections.deque[tuple[Request, AsyncWaker, Runtime]] = collections.deque()
+    broken: Exception | None = None
+    more = True
+    try:
+        while True:
+            while more and len(ahead) < room:
+                try:
+                    item = await anext(source)
+                except StopAsyncIteration:
+                    more = False
+                except Exception as error:
+                    broken, more = error, False
+                else:
+                    ahead.append(submit(item))
+                    if ahead[0][1].woken:
+                        break
+            if not ahead:
+                break
+            request, waker, _ = ahead[0]
+            if not await wait(waker, _left(deadline)):
+                raise _late()
+            ahead.popleft()
+            try:
+                result = request.outcome()
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                result = error
+            yield result
+        if broken is not None:
+            raise broken
+    finally:
+        for request, _, runtime in ahead:
+            runtime.abandon(request)
+
+
+class _Asynchronous(Generic[T]):
+    """A plain iterable as an asynchronous iterator, with nothing to close."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+
+    async def __anext__(self) -> T:
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+
+def _late() -> TimeoutError:
+    return TimeoutError("map: a result was not there in time")

@@ -1,0 +1,167 @@
+"""The event-loop runtime: coroutine batch functions run on the loop of their callers, one scheduler per loop, gone with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .._core.scheduler import Batch
+from .runtime import Runtime, serving
+from .wakers import AsyncWaker, BlockingWaker, async_waker, current_loop, is_over, wait, wake_all
+
+
+class EventLoopRuntime(Runtime):
+    """Serves the callers of one loop. Its workers are tasks there, at most `max_concurrent_batches`, and end when nothing waits."""
+
+    workers_stay = False
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._tasks: set[asyncio.Task[None]] = set()  # those of the workers: asyncio does not keep them alive
+
+    def _start_worker(self) -> None:
+        loop = current_loop()
+        if isinstance(loop, asyncio.AbstractEventLoop):  # in a context of its own: a worker serves many callers
+            task = contextvars.Context().run(loop.create_task, self._work(), name=f"batched-{self.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            sys.modules["trio"].lowlevel.spawn_system_task(self._work, name=f"batched-{self.name}")
+
+    def _ring(self, bell: Any) -> None:
+        bell.ring()
+
+    async def _work(self) -> None:
+        serving.set(self.badge)
+        bell = _Bell()
+        try:
+            while True:
+                bell.hang()
+                found = self._take(bell)
+                if isinstance(found, Batch):
+                    self._finish(found, await self.execution.run_async(found))
+                    pause = 0.0  # callers who come straight back are to join the next batch
+                elif found is None:
+                    return
+                else:
+                    pause = max(found - time.monotonic(), 0.0)
+                try:
+                    await bell.nap(pause)
+                except GeneratorExit:
+                    raise
+                except BaseException:  # cancelled: the loop is about to end, so nothing is held back any more
+                    self._scheduler.close()
+        except GeneratorExit:  # the loop was closed
+            self.forsake("the event loop that ran it was closed")
+            raise
+
+
+class _Bell:
+    """What a worker rests on, renewed for each rest."""
+
+    _waker: AsyncWaker
+
+    def hang(self) -> None:
+        self._waker = async_waker()
+
+    def ring(self) -> None:
+        wake_all([self._waker], current_loop())
+
+    async def nap(self, seconds: float) -> None:
+        """Rests until rung, but not longer than `seconds`; for 0 seconds, lets every other task that is ready run once."""
+        if seconds:
+            await wait(self._waker, seconds)
+        elif isinstance(self._waker.home, asyncio.AbstractEventLoop):
+            await asyncio.sleep(0)
+        else:
+            await sys.modules["trio"].lowlevel.checkpoint()
+
+
+class EventLoops:
+    """One `EventLoopRuntime` for each loop that calls the function."""
+
+    def __init__(self, make: Callable[[], EventLoopRuntime]) -> None:
+        self._make = make
+        self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = weakref.WeakKeyDictionary()
+        self._closed = False
+
+    def here(self) -> EventLoopRuntime:
+        """The runtime of the loop that runs this code.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        loop = current_loop()
+        runtime = self._runtimes.get(loop) if loop is not None else None
+        if runtime is not None:
+            return runtime
+        if loop is None:
+            raise RuntimeError("a coroutine batch function runs on the event loop of its callers, and none is running here")
+        for other, runtime in self._all():
+            if getattr(other, "is_closed", bool)():
+                runtime.forsake("the event loop that was to run it was closed")
+                self._runtimes.pop(other, None)
+        runtime = self._runtimes[loop] = self._make()
+        if self._closed:
+            runtime.close(cancel=False)
+        return runtime
+
+    @property
+    def queue_size(self) -> int:
+        """Items that wait, on all loops."""
+        return sum(runtime.queue_size for _, runtime in self._all())
+
+    @property
+    def in_flight(self) -> int:
+        """Items in batches that are running, on all loops."""
+        return sum(runtime.in_flight for _, runtime in self._all())
+
+    def open(self) -> None:
+        """Takes calls again."""
+        self._closed = False
+        for _, runtime in self._all():
+            runtime.open()
+
+    def shutdown(self, *, wait: bool, cancel: bool) -> None:
+        """Closes; with `wait`, returns once every accepted call has ended.
+
+        Raises:
+            RuntimeError: waiting would block the very loop that has calls to finish.
+        """
+        for loop, runtime in self._close(cancel):
+            if wait and self._to_wait_for(loop, runtime):
+                if loop is current_loop():
+                    raise RuntimeError("waiting here would block the event loop that has to finish the calls; use `await fn.aclose()`")
+                drained = BlockingWaker()
+                runtime.when_drained(drained)
+                drained.wait()
+
+    async def aclose(self, *, cancel: bool) -> None:
+        """Closes, and returns once every accepted call has ended."""
+        for loop, runtime in self._close(cancel):
+            if self._to_wait_for(loop, runtime):
+                drained = async_waker()
+                runtime.when_drained(drained)
+                await drained
+
+    def _close(self, cancel: bool) -> list[tuple[object, EventLoopRuntime]]:
+        self._closed = True
+        runtimes = self._all()
+        for _, runtime in runtimes:
+            runtime.close(cancel)
+        return runtimes
+
+    def _to_wait_for(self, loop: object, runtime: EventLoopRuntime) -> bool:
+        """Whether `runtime` has calls to finish, and neither runs this code nor lives on a loop that has stopped."""
+        if is_over(loop):
+            runtime.forsake("the event loop that was to run it has stopped")
+        return runtime.busy and serving.get() is not runtime.badge
+
+    def _all(self) -> list[tuple[object, EventLoopRuntime]]:
+        loops = [ref() for ref in self._runtimes.keyrefs()]
+        return [(loop, self._runtimes[loop]) for loop in loops if loop in self._runtimes]

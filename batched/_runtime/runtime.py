@@ -1,0 +1,244 @@
+"""What both runtimes share: one scheduler under one lock, and the rule by which free workers are called.
+
+Workers lead and follow. At any time one free worker at most is on watch: awake and about to ask for a batch, or asleep until
+the moment that one may leave. `_alarm` is when it looks. Whoever lets a batch leave earlier than that calls a
+worker; one that takes a batch hands the watch over if there is anything left to watch. So nothing polls.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from concurrent.futures import CancelledError
+from contextvars import ContextVar
+from typing import Any, Final
+
+from .._core.linger import NEVER
+from .._core.policy import BatchPolicy
+from .._core.scheduler import Batch, Request, Scheduler
+from ..errors import BatcherClosed
+from ..stats import Recorder
+from .execution import Execution, Outcome, settle
+from .wakers import Future, Waker, current_loop, wake_all
+
+AWAKE: Final = -math.inf
+"""The alarm while a free worker is awake."""
+
+serving: ContextVar[object] = ContextVar("serving", default=None)
+"""Inside a batch function: the `badge` of the runtime that runs it."""
+
+alive: weakref.WeakSet[Runtime] = weakref.WeakSet()
+"""Every runtime of this process."""
+
+
+class Runtime(ABC):
+    """Owns a scheduler; subclasses own the workers."""
+
+    workers_stay: bool
+    """Whether workers without work rest until they are called; else they end."""
+
+    def __init__(self, policy: BatchPolicy, execution: Execution, recorder: Recorder, name: str) -> None:
+        self.policy = policy
+        self.execution = execution
+        self.recorder = recorder
+        self.name = name  # of the batch function, for messages and thread names
+        self.badge = object()  # what workers carry instead of a reference to this
+        self._reset()
+        alive.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()  # guards what follows; never held while user code runs or callers are woken
+        self._scheduler = Scheduler(self.policy)
+        self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
+        self._workers = 0  # started and not ended
+        self._resting: list[Any] = []  # what rings each worker that rests
+        self._closed = False  # no more calls are taken
+        self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
+
+    @property
+    def queue_size(self) -> int:
+        """Items that wait."""
+        return self._scheduler.waiting
+
+    @property
+    def in_flight(self) -> int:
+        """Items in batches that are running."""
+        with self._lock:
+            return self._scheduler.in_flight
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker has not ended."""
+        return self._workers > 0
+
+    def submit(self, request: Request) -> None:
+        """Accepts `request`, whose waker will be woken once.
+
+        Raises:
+            BatcherClosed: after `close`.
+        """
+        with self._lock:
+            if self._closed:
+                self.recorder.rejected()
+                raise BatcherClosed(f"{self.name} was shut down; enter `with` it to open it again")
+            call = self._scheduler.submit(request, time.monotonic()) < self._alarm and self._scheduler.has_room
+            if call:
+                self._alarm = AWAKE
+        self.recorder.accepted()
+        if call:
+            self.call_worker()
+
+    def cancel(self, request: Request) -> bool:
+        """Takes a request out of the queue, never to be computed; False if any of it runs or has run."""
+        return request.taken == 0 and self.abandon(request)
+
+    def abandon(self, request: Request) -> bool:
+        """Drops what is left of a request that nobody waits for any more; False if part of it ran, or it has ended."""
+        with self._lock:
+            if request.waker is None:
+                return False
+            untouched = self._scheduler.cancel(request)
+            request.waker = None
+        self.recorder.cancelled()
+        return untouched
+
+    def close(self, cancel: bool) -> None:
+        """Takes no more calls; what waits is run without being held back or, with `cancel`, ends now."""
+        ended: list[Request] = []
+        with self._lock:
+            self._closed = True
+            self._scheduler.close()
+            if cancel:
+                ended = list(self._scheduler)
+                for request in ended:
+                    self._scheduler.cancel(request)
+            resting, self._resting = self._resting, []
+            wakers = [*_end(ended), *self._drained()]
+        for request, waker in zip(ended, wakers, strict=False):
+            request.error = (
+                CancelledError() if isinstance(waker, Future) else BatcherClosed(f"{self.name} was shut down before this call ran")
+            )
+            self.recorder.cancelled()
+        wake_all(wakers, current_loop())
+        for bell in resting:
+            self._ring(bell)
+
+    def open(self) -> None:
+        """Takes calls again."""
+        with self._lock:
+            self._closed = False
+            self._scheduler.reopen()
+            overtaken, self._until_drained = self._until_drained, []
+        wake_all(overtaken, current_loop())
+
+    def when_drained(self, waker: Waker) -> None:
+        """Has `waker` woken once this is closed, every accepted call has ended and so have the workers, or it was opened again."""
+        with self._lock:
+            self._until_drained.append(waker)
+            drained = self._drained()
+        wake_all(drained, current_loop())
+
+    def forsake(self, why: str) -> None:
+        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh: the workers are gone."""
+        scheduler, drained = self._scheduler, self._until_drained
+        self._reset()
+        running = [request for batch in scheduler.running for request, _, _ in batch.slices]
+        ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
+        for request in ended:
+            request.error = BatcherClosed(f"{self.name}: {why}")
+            if isinstance(request.waker, Future):
+                request.waker.renew_lock()
+        wake_all([*_end(ended), *drained], current_loop())
+
+    def call_worker(self) -> None:
+        """Wakes a worker that rests, or starts one; all others are about to look for a batch anyway."""
+        with self._lock:
+            bell = self._resting.pop() if self._resting else None
+            if bell is None:
+                if self._workers == self.policy.max_concurrent_batches:
+                    return
+                self._workers += 1
+        if bell is not None:
+            self._ring(bell)
+            return
+        try:
+            self._start_worker()
+        except BaseException as error:  # no more threads: whoever is left does the work
+            with self._lock:
+                self._workers -= 1
+                self._alarm = NEVER
+                alone = not self._workers
+            if alone:
+                self.forsake(f"no worker could be started: {error}")
+            if not isinstance(error, Exception):
+                raise
+
+    def _take(self, bell: Any) -> Batch | float | None:
+        """What a free worker does next: run a batch, rest until `bell` rings or a moment has come, or (None) end."""
+        drained: list[Waker] = []
+        with self._lock:
+            if bell in self._resting:  # it woke by itself
+                self._resting.remove(bell)
+            batch = self._scheduler.take(time.monotonic())
+            deadline = self._scheduler.next_deadline()
+            more = batch is not None and deadline < NEVER
+            self._alarm = AWAKE if more else NEVER if batch else deadline
+            end = batch is None and deadline == NEVER and (self._closed or not self.workers_stay)
+            if end:
+                self._workers -= 1
+                drained = self._drained()
+            elif batch is None:
+                self._resting.append(bell)
+        if more:
+            self.call_worker()
+        if drained:
+            wake_all(drained, current_loop())
+        return None if end else batch or deadline
+
+    def _finish(self, batch: Batch, outcomes: list[Outcome]) -> None:
+        """Frees the worker of `batch`, then answers the callers: one that comes straight back finds it free."""
+        with self._lock:
+            if batch not in self._scheduler.running:  # forsaken
+                return
+            self._scheduler.finished(batch, time.monotonic())
+            ended = settle(self._scheduler, batch, outcomes)
+            wakers = _end(ended)
+        self.recorder.ended(batch, self.execution.conclude(ended))
+        if wakers:
+            wake_all(wakers, current_loop())
+
+    def _drained(self) -> list[Waker]:
+        """Those to be told that nothing is left to do, if so."""
+        if not self._closed or self._workers or self._scheduler.waiting:
+            return []
+        wakers, self._until_drained = self._until_drained, []
+        return wakers
+
+    @abstractmethod
+    def _start_worker(self) -> None:
+        """Starts a worker that calls `_take` until it is told to end."""
+
+    @abstractmethod
+    def _ring(self, bell: Any) -> None:
+        """Wakes the worker that rests on `bell`."""
+
+
+def _end(requests: list[Request]) -> list[Any]:
+    """The wakers of `requests`, to be woken once, now that nobody else can."""
+    wakers = [request.waker for request in requests]
+    for request in requests:
+        request.waker = None
+    return wakers
+
+
+def _after_fork() -> None:
+    for runtime in list(alive):
+        runtime.recorder.renew_lock()
+        runtime.forsake("the process was forked; calls made before run in the parent only")
+
+
+os.register_at_fork(after_in_child=_after_fork)

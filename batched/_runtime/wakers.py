@@ -1,0 +1,285 @@
+"""How callers wait: the only place that knows a lock from a future from a task.
+
+A waker is woken exactly once, when its request has been answered. Those that live on an event loop are woken there, all of
+one batch by one message to the loop (`home` says which loop); the others can be woken from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from .._core.scheduler import Request
+
+if TYPE_CHECKING:
+    import trio
+
+U = TypeVar("U")
+
+logger = logging.getLogger("batched")
+
+
+class Waker(Protocol):
+    """Tells one caller that its request was answered."""
+
+    @property
+    def home(self) -> object:
+        """The event loop on which `wake` must be called; None if any thread may."""
+        ...
+
+    def wake(self) -> None: ...
+
+
+class AsyncWaker(Waker, Protocol):
+    """A waker that a coroutine awaits, on its own loop."""
+
+    @property
+    def woken(self) -> bool:
+        """Whether awaiting it returns at once."""
+        ...
+
+    def post(self, wakers: Sequence[Waker]) -> None:
+        """Has all `wakers`, whose home is this one's, woken there; from any thread.
+
+        Raises:
+            RuntimeError: the loop is closed, so nobody waits any more.
+        """
+
+    def __await__(self) -> Generator[Any, None, None]: ...
+
+
+class BlockingWaker:
+    """For a thread that waits for its own call."""
+
+    __slots__ = ("_lock",)
+    home = None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wait(self) -> None:
+        """Blocks until woken; signal handlers may raise from here."""
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        self._lock.release()
+
+
+class Future(concurrent.futures.Future[U]):
+    """The answer to a submitted item: a `concurrent.futures.Future` whose `cancel` takes a waiting item out of the queue.
+
+    `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over; the item still runs.
+    """
+
+    home = None
+
+    def __init__(self, *, loop: object = None) -> None:
+        super().__init__()
+        self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
+        self._request: Request | None = None  # while unanswered
+        self._cancel_request: Callable[[Request], bool] | None = None  # while unanswered
+
+    def bind(self, request: Request, cancel: Callable[[Request], bool]) -> None:
+        """Makes this the future of `request`, which `cancel` takes out of its queue."""
+        self._request = request
+        self._cancel_request = cancel
+
+    def wake(self) -> None:
+        request = self._request
+        self._release()
+        if request is None:
+            return
+        try:  # done-callbacks run in here
+            if request.error is None:
+                self.set_result(request.result)
+            elif isinstance(request.error, concurrent.futures.CancelledError):  # at shutdown
+                self._set_cancelled()
+            else:
+                self.set_exception(request.error)
+        except BaseException:
+            logger.exception("a callback of a future raised")
+
+    def cancel(self) -> bool:
+        """Takes the item out of the queue; False if it is running or answered already."""
+        request, cancel = self._request, self._cancel_request
+        if request is not None and cancel is not None and cancel(request):
+            self._release()
+            self._set_cancelled()
+        return self.cancelled()
+
+    def running(self) -> bool:
+        """Whether a batch with the item is running."""
+        request = self._request
+        return request is not None and request.taken > 0
+
+    def result(self, timeout: float | None = None) -> U:
+        self._refuse_to_block_home()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._refuse_to_block_home()
+        return super().exception(timeout)
+
+    def renew_lock(self) -> None:
+        """Makes this usable in a forked process, where whoever held its lock is gone."""
+        self._condition = threading.Condition()
+
+    def _set_cancelled(self) -> None:
+        super().cancel()
+        self.set_running_or_notify_cancel()
+
+    def _release(self) -> None:
+        self._request = self._cancel_request = None
+
+    def _refuse_to_block_home(self) -> None:
+        if self._loop is not None and not self.done() and current_loop() is self._loop:
+            raise RuntimeError(
+                "the event loop that would wait for this future here is the one that answers it; await asyncio.wrap_future(it)"
+            )
+
+
+class AsyncioWaker:
+    """For a task on an asyncio loop, uvloop's too."""
+
+    __slots__ = ("_future", "home")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.home = loop
+        self._future = loop.create_future()
+
+    @property
+    def woken(self) -> bool:
+        return self._future.done()
+
+    def wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def post(self, wakers: Sequence[Waker]) -> None:
+        self.home.call_soon_threadsafe(_wake_each, wakers)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._future.__await__()
+
+
+class TrioWaker:
+    """For a task on a trio loop."""
+
+    __slots__ = ("_task", "_trio", "home", "woken")
+
+    def __init__(self, token: trio.lowlevel.TrioToken) -> None:
+        self.home = token
+        self._trio = sys.modules["trio"].lowlevel
+        self._task: trio.lowlevel.Task | None = None  # while it sleeps
+        self.woken = False
+
+    def wake(self) -> None:
+        self.woken = True
+        if self._task is not None:
+            task, self._task = self._task, None
+            self._trio.reschedule(task)
+
+    def post(self, wakers: Sequence[Waker]) -> None:
+        self.home.run_sync_soon(_wake_each, wakers)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        if self.woken:
+            return
+        self._task = self._trio.current_task()
+        await self._trio.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        abort: trio.lowlevel.Abort = self._trio.Abort.SUCCEEDED
+        return abort
+
+
+def current_loop() -> object:
+    """The asyncio loop, or the token of the trio loop, that runs this code; None outside any."""
+    loop = asyncio._get_running_loop()
+    if loop is None and "trio" in sys.modules:
+        try:
+            return sys.modules["trio"].lowlevel.current_trio_token()
+        except RuntimeError:
+            return None
+    return loop
+
+
+def current_task() -> object:
+    """The asyncio or trio task that runs this code; None outside any."""
+    loop = current_loop()
+    if loop is None or isinstance(loop, asyncio.AbstractEventLoop):
+        return asyncio.current_task() if loop is not None else None
+    return sys.modules["trio"].lowlevel.current_task()
+
+
+def async_waker() -> AsyncWaker:
+    """A waker for the calling task.
+
+    Raises:
+        RuntimeError: no event loop runs this code.
+    """
+    loop = current_loop()
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return AsyncioWaker(loop)
+    if loop is None:
+        raise RuntimeError("this call must be awaited under a running event loop (asyncio or trio)")
+    return TrioWaker(loop)  # type: ignore[arg-type]  # the only other kind of loop
+
+
+async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
+    """Waits until `waker` is woken, or for `seconds`; False if they are over."""
+    if seconds is None:
+        await waker
+        return True
+    loop = waker.home
+    if not isinstance(loop, asyncio.AbstractEventLoop):
+        with sys.modules["trio"].move_on_after(seconds) as scope:
+            await waker
+        return not scope.cancelled_caught
+    timer = loop.call_later(seconds, waker.wake)
+    try:
+        await waker
+    finally:
+        timer.cancel()
+    return loop.time() < timer.when()
+
+
+def is_over(loop: object) -> bool:
+    """Whether nothing will run on `loop` any more, or nothing does at present."""
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return not loop.is_running()
+    try:
+        loop.run_sync_soon(lambda: None)  # type: ignore[attr-defined]  # a trio token
+    except RuntimeError:
+        return True
+    return False
+
+
+def wake_all(wakers: Iterable[Waker], here: object = None) -> None:
+    """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs this code, at once."""
+    away: dict[object, list[Any]] = {}
+    for waker in wakers:
+        if waker.home is None or waker.home is here:
+            waker.wake()
+        else:
+            away.setdefault(waker.home, []).append(waker)
+    for sleepers in away.values():
+        try:
+            sleepers[0].post(sleepers)
+        except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
+            pass
+
+
+def _wake_each(wakers: Sequence[Waker]) -> None:
+    for waker in wakers:
+        waker.wake()

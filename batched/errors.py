@@ -1,0 +1,42 @@
+"""What a call can raise besides what the batch function raises itself.
+
+BatchedError
+├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as it was
+│   └── BatchSizeMismatch              it returned more or fewer results than it was given items
+└── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
+"""
+
+from __future__ import annotations
+
+__all__ = ["BatchFunctionError", "BatchSizeMismatch", "BatchedError", "BatcherClosed"]
+
+
+class BatchedError(Exception):
+    """Any error that this library raises on its own account."""
+
+
+class BatchFunctionError(BatchedError, RuntimeError):
+    """The batch function broke its contract: it returned something that holds no results, or raised what is no `Exception`.
+
+    `SystemExit`, `KeyboardInterrupt`, `CancelledError`, `GeneratorExit`, `StopIteration` and `StopAsyncIteration` mean
+    something else to the code that waits, so callers get this error with the original as its `__cause__`.
+    """
+
+
+class BatchSizeMismatch(BatchFunctionError):
+    """The batch function returned another number of results than it was given items; every caller of that batch gets this."""
+
+    expected: int
+    """Items the function was given."""
+    actual: int
+    """Results it returned."""
+
+    @classmethod
+    def between(cls, name: str, expected: int, actual: int) -> BatchSizeMismatch:
+        error = cls(f"{name} was given {expected} items and returned {actual} results; it must return one per item, in order")
+        error.expected, error.actual = expected, actual
+        return error
+
+
+class BatcherClosed(BatchedError, RuntimeError):
+    """The batcher was shut down, so it takes no more calls; entering `with fn:` opens it again."""

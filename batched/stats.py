@@ -1,0 +1,178 @@
+"""What a batcher has done so far: `Stats`, a frozen snapshot, and the recorder that makes it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ._core.scheduler import Batch
+
+__all__ = ["Percentiles", "Stats"]
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Three percentiles of a duration, in seconds, each within 3 % of the exact one; 0.0 while there is none."""
+
+    p50: float
+    """Half were at most this long (s)."""
+    p95: float
+    """Nineteen of twenty were at most this long (s)."""
+    p99: float
+    """Ninety-nine of a hundred were at most this long (s)."""
+
+    def __str__(self) -> str:
+        return f"p50 {_duration(self.p50)}, p95 {_duration(self.p95)}, p99 {_duration(self.p99)}"
+
+
+@dataclass(frozen=True, repr=False)
+class Stats:
+    """A snapshot of one batcher. Counts run from its creation or the last `reset_stats()`; `queue_size` and `in_flight` are of now."""
+
+    queue_size: int
+    """Items that wait now."""
+    in_flight: int
+    """Items in batches that are running now."""
+    total_processed: int
+    """Items in batches that have ended, well or badly."""
+    total_batches: int
+    """Batches that have ended, well or badly."""
+    avg_batch_size: float
+    """`total_processed / total_batches` in items; 0.0 before the first batch."""
+    avg_processing_time: float
+    """Mean time from forming a batch to having its results (s); 0.0 before the first batch."""
+    calls: int
+    """Calls accepted, whether of one item or of many."""
+    errors: int
+    """Calls that ended with an exception of the batch function."""
+    cancelled: int
+    """Calls given up by their callers, or cancelled at shutdown, before they were answered."""
+    rejected: int
+    """Calls refused because the batcher was closed."""
+    queue_wait: Percentiles
+    """From the arrival of a call to the start of its first batch (s)."""
+    processing_time: Percentiles
+    """From forming a batch to having its results (s)."""
+    batch_sizes: Mapping[int, int]
+    """How many batches had how many items, smallest first."""
+    flush_reasons: Mapping[str, int]
+    """How many batches left for which reason: full, settled, timeout, eager, drain."""
+
+    def __repr__(self) -> str:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.flush_reasons.items()) or "none"
+        return (
+            f"Stats({self.total_processed:,} items in {self.total_batches:,} batches of {self.avg_batch_size:.1f} on average, "
+            f"{_duration(self.avg_processing_time)} each; {self.queue_size:,} waiting, {self.in_flight:,} in flight; "
+            f"calls {self.calls:,}, errors {self.errors:,}, cancelled {self.cancelled:,}, rejected {self.rejected:,}; "
+            f"queue wait {self.queue_wait}; processing {self.processing_time}; left because {reasons})"
+        )
+
+
+def _duration(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            return f"{seconds * scale:.3g} {unit}"
+    raise AssertionError
+
+
+class _Histogram:
+    """Counts of durations in buckets 6 % wide, from a microsecond to a day; fixed memory, one increment per duration."""
+
+    PER_OCTAVE: Final = 12  # 2 ** (1 / 12) = 1.06
+    SHORTEST: Final = 1e-6
+    OCTAVES: Final = 37  # 2 ** 37 microseconds are 38 hours
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts = [0] * (self.PER_OCTAVE * self.OCTAVES)
+
+    def add(self, seconds: float) -> None:
+        position = int(self.PER_OCTAVE * math.log2(seconds / self.SHORTEST)) if seconds > self.SHORTEST else 0
+        self._counts[min(position, len(self._counts) - 1)] += 1
+
+    def percentiles(self) -> Percentiles:
+        return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
+
+    def _quantile(self, share: float) -> float:
+        """The middle of the bucket that holds the smallest duration which `share` of all do not exceed."""
+        wanted = math.ceil(share * sum(self._counts))
+        if not wanted:
+            return 0.0
+        position = 0
+        while (wanted := wanted - self._counts[position]) > 0:
+            position += 1
+        return float(self.SHORTEST * 2 ** ((position + 0.5) / self.PER_OCTAVE))
+
+
+class Recorder:
+    """Counts what happens to one batcher, from any thread; a few operations per call and per batch, none per item."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts counting from zero."""
+        with self._lock:
+            self._calls = self._errors = self._cancelled = self._rejected = 0  # calls
+            self._items = 0  # in batches that ended
+            self._processing = 0.0  # seconds, all batches together
+            self._waits = _Histogram()  # one entry per call
+            self._durations = _Histogram()  # one entry per batch
+            self._sizes: Counter[int] = Counter()  # one entry per batch
+            self._reasons: Counter[str] = Counter()  # one entry per batch
+
+    def renew_lock(self) -> None:
+        """Makes this usable in a forked process, where whoever held the lock is gone."""
+        self._lock = threading.Lock()
+
+    def accepted(self) -> None:
+        with self._lock:
+            self._calls += 1
+
+    def cancelled(self) -> None:
+        with self._lock:
+            self._cancelled += 1
+
+    def rejected(self) -> None:
+        with self._lock:
+            self._rejected += 1
+
+    def ended(self, batch: Batch, errors: int) -> None:
+        """Counts a finished batch, and the calls that it failed."""
+        duration = batch.ended - batch.started
+        with self._lock:
+            self._items += batch.size
+            self._processing += duration
+            self._errors += errors
+            self._durations.add(duration)
+            self._sizes[batch.size] += 1
+            self._reasons[batch.reason] += 1
+            for request, start, _ in batch.slices:
+                if start == 0:
+                    self._waits.add(batch.started - request.arrived)
+
+    def snapshot(self, queue_size: int, in_flight: int) -> Stats:
+        with self._lock:
+            batches = sum(self._sizes.values())
+            return Stats(
+                queue_size=queue_size,
+                in_flight=in_flight,
+                total_processed=self._items,
+                total_batches=batches,
+                avg_batch_size=self._items / batches if batches else 0.0,
+                avg_processing_time=self._processing / batches if batches else 0.0,
+                calls=self._calls,
+                errors=self._errors,
+                cancelled=self._cancelled,
+                rejected=self._rejected,
+                queue_wait=self._waits.percentiles(),
+                processing_time=self._durations.percentiles(),
+                batch_sizes=dict(sorted(self._sizes.items())),
+                flush_reasons=dict(self._reasons),
+            )
