@@ -243,7 +243,7 @@ class AsyncBatched(_Face[T, U, P]):
     __defaults__ = None
     __kwdefaults__ = None
 
-    __call__ = _Face.acall
+    __call__ = _Face[T, U, P].acall
 
     @overload
     def map(
@@ -287,10 +287,14 @@ class BatchedMethod(Generic[S, F]):
         self.__wrapped__ = function.__wrapped__
 
     @overload
+    def __get__(
+        self: BatchedMethod[type[Any], F], instance: object, owner: type | None = None
+    ) -> F: ...  # what mypy makes of class methods
+    @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
     def __get__(self, instance: S, owner: type | None = None) -> F: ...
-    def __get__(self, instance: S | None, owner: type | None = None) -> Self | F:
+    def __get__(self, instance: Any, owner: type | None = None) -> Self | F:
         bound: F = self._function.__get__(instance, owner)
         return bound
 

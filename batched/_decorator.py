@@ -32,8 +32,15 @@ class _Decorator:
     def __init__(self, options: Options) -> None:
         self._options = options
 
+    def _face(self, face: Callable[[BatchFunction], Any], func: object, options: Options, *, coroutines: bool) -> Any:
+        if isinstance(func, (Batched, AsyncBatched, BatchedMethod)):
+            raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
+        return face(BatchFunction.of(func, options, coroutines=coroutines))
 
-# A function whose first two parameters are lists fits as function and as method; the checkers take the first overload, the function.
+
+# A function whose first two parameters are lists is a function as well as a method; checkers take the first overload that
+# fits, the function. The overloads with `...` are for functions with `**kwargs`, of which mypy can keep no parameters.
+# mypy: disable-error-code="overload-overlap"
 
 
 class Dynamically(_Decorator):
@@ -56,16 +63,18 @@ class Dynamically(_Decorator):
     """
 
     @overload
-    def __call__(self, func: Callable[Concatenate[list[T], P], Rows[U]], /) -> Batched[T, U, P]: ...  # type: ignore[overload-overlap]  # see above
+    def __call__(self, func: Callable[Concatenate[list[T], P], Rows[U]], /) -> Batched[T, U, P]: ...
     @overload
     def __call__(self, func: Callable[Concatenate[S, list[T], P], Rows[U]], /) -> BatchedMethod[S, Batched[T, U, P]]: ...
     @overload
     def __call__(self, func: classmethod[S, Concatenate[list[T], P], Rows[U]], /) -> Batched[T, U, P]: ...
     @overload
+    def __call__(self, func: Callable[Concatenate[list[T], ...], Rows[U]], /) -> Batched[T, U, ...]: ...
+    @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
     def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
         options = self._options.updated(settings)
-        return Dynamically(options) if func is MISSING else Batched(BatchFunction.of(func, options, coroutines=False))
+        return Dynamically(options) if func is MISSING else self._face(Batched, func, options, coroutines=False)
 
 
 class AsyncDynamically(_Decorator):
@@ -76,9 +85,9 @@ class AsyncDynamically(_Decorator):
     """
 
     @overload
-    def __call__(self, func: Callable[Concatenate[list[T], P], Awaitable[Rows[U]]], /) -> AsyncBatched[T, U, P]: ...  # type: ignore[overload-overlap]  # see above
+    def __call__(self, func: Callable[Concatenate[list[T], P], Awaitable[Rows[U]]], /) -> AsyncBatched[T, U, P]: ...
     @overload
-    def __call__(self, func: Callable[Concatenate[list[T], P], Rows[U]], /) -> AsyncBatched[T, U, P]: ...  # type: ignore[overload-overlap]  # see above
+    def __call__(self, func: Callable[Concatenate[list[T], P], Rows[U]], /) -> AsyncBatched[T, U, P]: ...
     @overload
     def __call__(self, func: Callable[Concatenate[S, list[T], P], Awaitable[Rows[U]]], /) -> BatchedMethod[S, AsyncBatched[T, U, P]]: ...
     @overload
@@ -88,10 +97,14 @@ class AsyncDynamically(_Decorator):
     @overload
     def __call__(self, func: classmethod[S, Concatenate[list[T], P], Rows[U]], /) -> AsyncBatched[T, U, P]: ...
     @overload
+    def __call__(self, func: Callable[Concatenate[list[T], ...], Awaitable[Rows[U]]], /) -> AsyncBatched[T, U, ...]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[list[T], ...], Rows[U]], /) -> AsyncBatched[T, U, ...]: ...
+    @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
     def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
         options = self._options.updated(settings)
-        return AsyncDynamically(options) if func is MISSING else AsyncBatched(BatchFunction.of(func, options, coroutines=True))
+        return AsyncDynamically(options) if func is MISSING else self._face(AsyncBatched, func, options, coroutines=True)
 
 
 dynamically = Dynamically(Options())

@@ -35,7 +35,11 @@ class Binder:
     """Turns the extra arguments of calls of one function into `Arguments`."""
 
     def __init__(self, func: Callable[..., Any], name: str, *, leading: int) -> None:
-        """`leading` parameters (the instance, the items) come before the extra ones."""
+        """`leading` parameters (the instance, the items) come before the extra ones.
+
+        Raises:
+            TypeError: the function does not take them.
+        """
         self._name = name
         self._leading = (_PLACE,) * leading
         try:
@@ -43,6 +47,8 @@ class Binder:
         except (TypeError, ValueError):  # builtins need not have one
             self._signature = None
         parameters = list(self._signature.parameters.values()) if self._signature else []
+        if self._signature and not self._binds(self._leading):
+            raise TypeError(f"{name} takes no argument for the list of items")
         first = parameters[leading - 1] if len(parameters) >= leading else None
         self.items_name = first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
         """The keyword by which the items may be passed, if any."""
@@ -78,6 +84,14 @@ class Binder:
                 f"{self._name}: calls are grouped by the values of their extra arguments, and {name}={value!r} cannot be compared: {error}"
             ) from None
         return key
+
+    def _binds(self, args: tuple[object, ...]) -> bool:
+        assert self._signature is not None
+        try:
+            self._signature.bind_partial(*args)
+        except TypeError:
+            return False
+        return True
 
     @staticmethod
     def _required(parameters: list[inspect.Parameter]) -> bool:

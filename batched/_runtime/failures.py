@@ -21,6 +21,8 @@ def told(name: str, error: BaseException, *, alone: bool) -> BaseException:
     Callers share `error` where no copy would be faithful, and get a `BatchFunctionError` caused by it where raising
     its type would mean something else to them.
     """
+    if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):  # what a coroutine makes of it
+        error = error.__cause__
     if isinstance(error, _MISLEADING) or not isinstance(error, Exception):
         wrapped = BatchFunctionError(f"{name} raised {type(error).__name__}: {error}")
         wrapped.__cause__ = error

@@ -246,12 +246,19 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
         with sys.modules["trio"].move_on_after(seconds) as scope:
             await waker
         return not scope.cancelled_caught
-    timer = loop.call_later(seconds, waker.wake)
+    over = False
+
+    def ring() -> None:
+        nonlocal over
+        over = True
+        waker.wake()
+
+    timer = loop.call_later(seconds, ring)
     try:
         await waker
     finally:
         timer.cancel()
-    return loop.time() < timer.when()
+    return not over
 
 
 def is_over(loop: object) -> bool:

@@ -1,0 +1,253 @@
+"""What a call returns, what shares a batch, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import batched
+from stage import Stage
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_single_call_gets_its_own_result(stage: Stage) -> None:
+    stage.decorate()
+    assert await stage.call("a") == ("done", "a")
+    assert stage.batches == [["a"]]
+
+
+async def test_a_list_call_gets_a_list_in_its_order(stage: Stage) -> None:
+    stage.decorate(batch_size=4)
+    assert await stage.call(list(range(10))) == [("done", i) for i in range(10)]
+    assert stage.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+async def test_an_empty_list_is_answered_without_running_anything(stage: Stage) -> None:
+    stage.decorate()
+    assert await stage.call([]) == []
+    assert stage.batches == []
+    assert stage.fn.stats.total_batches == 0
+
+
+@pytest.mark.parametrize("item", [("a", "tuple"), {"a": "dict"}, None, "text"])
+async def test_only_a_list_is_a_list_call(stage: Stage, item: Any) -> None:
+    stage.decorate()
+    assert await stage.call(item) == ("done", item)
+
+
+async def test_the_caller_may_change_its_list_after_the_call(stage: Stage) -> None:
+    stage.decorate(gated=True)
+    items = [1, 2, 3]
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        number = await callers.call(items)
+        items.clear()
+        stage.let_through(2)
+    assert callers.answers[number] == [("done", 1), ("done", 2), ("done", 3)]
+
+
+async def test_calls_made_while_the_worker_is_busy_run_together_in_their_order(stage: Stage) -> None:
+    stage.decorate(gated=True, batch_size=32)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        numbers = [await callers.call(i) for i in range(24)]
+        stage.let_through(2)
+    assert stage.batches == [["busy"], list(range(24))]
+    assert [callers.answers[number] for number in numbers] == [("done", i) for i in range(24)]
+
+
+async def test_a_list_call_that_fills_a_batch_leaves_at_once(stage: Stage) -> None:
+    stage.decorate(batch_size=4, timeout_ms=1e9, flush="window")  # held, this would outlast the test
+    assert await stage.call([1, 2, 3, 4]) == [("done", i) for i in (1, 2, 3, 4)]
+    assert stage.fn.stats.flush_reasons == {"full": 1}
+
+
+async def test_single_calls_that_fill_a_batch_leave_at_once(stage: Stage) -> None:
+    stage.decorate(batch_size=3, timeout_ms=1e9, flush="window")
+    async with stage.callers() as callers:
+        for i in range(3):
+            await callers.call(i)
+    assert stage.batches == [[0, 1, 2]]
+
+
+async def test_what_is_left_of_a_call_is_not_held_back(stage: Stage) -> None:
+    stage.decorate(batch_size=4, timeout_ms=1e9, flush="window")
+    assert await stage.call([1, 2, 3, 4, 5]) == [("done", i) for i in (1, 2, 3, 4, 5)]
+    assert stage.batches == [[1, 2, 3, 4], [5]]
+
+
+async def test_a_window_lets_a_lone_call_go_after_its_timeout(stage: Stage) -> None:
+    stage.decorate(batch_size=4, timeout_ms=1.0, flush="window")
+    assert await stage.call("alone") == ("done", "alone")
+    assert stage.fn.stats.flush_reasons == {"timeout": 1}
+
+
+async def test_a_small_call_during_a_large_one_is_in_the_next_batch(stage: Stage) -> None:
+    stage.decorate(gated=True, batch_size=4)
+    async with stage.callers() as callers:
+        large = await callers.call(list(range(80)))
+        await stage.running(1)
+        stage.let_through(3)
+        await stage.running(4)
+        small = await callers.call("small")
+        stage.let_through(2)
+        await stage.until(lambda: small in callers.answers)
+        assert len(stage.batches) <= 6  # the running one, its own, and the one formed since
+        assert "small" in stage.batches[4]
+        stage.let_through(80)
+    assert callers.answers[large] == [("done", i) for i in range(80)]
+
+
+async def test_a_large_call_finishes_within_its_bound_under_endless_small_traffic(stage: Stage) -> None:
+    stage.decorate(gated=True, batch_size=4, small_batch_threshold=8)
+    async with stage.callers() as callers:
+        for i in range(8):
+            await callers.call(f"small {i}")
+        await stage.running(1)
+        large = await callers.call(list(range(9)))
+        for batches in range(1, 12):
+            if large in callers.answers:
+                break
+            for i in range(4):  # more small ones than a batch takes
+                await callers.call(f"small {batches} {i}")
+            stage.let_through(1)
+            await stage.running(batches + 1)
+        else:
+            stage.let_through(1)
+            await stage.until(lambda: large in callers.answers)
+        stage.let_through(1000)
+    assert callers.answers[large] == [("done", i) for i in range(9)]
+    last = max(number for number, batch in enumerate(stage.batches) if any(isinstance(item, int) for item in batch))
+    assert last <= 9 + 1  # ceil(4 * 9 / 4) + 1 batches after the one that ran when it came
+    assert any(isinstance(item, str) for batch in stage.batches[last + 1 :] for item in batch), "small calls were still waiting"
+
+
+async def test_calls_with_different_arguments_never_share_a_batch(stage: Stage) -> None:
+    stage.decorate(lambda items, tag="none": [(item, tag) for item in items], gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        for i in range(6):
+            await callers.call(i, tag="even" if i % 2 == 0 else "odd")
+        stage.let_through(3)
+    assert stage.batches == [["busy"], [0, 2, 4], [1, 3, 5]]
+    assert [callers.answers[i + 1] for i in range(6)] == [(i, "odd" if i % 2 else "even") for i in range(6)]
+
+
+async def test_an_argument_that_cannot_be_compared_is_refused_to_its_caller_alone(stage: Stage) -> None:
+    stage.decorate()
+    with pytest.raises(TypeError, match="tag="):
+        await stage.call("a", tag=bytearray(b"unhashable"))
+    assert await stage.call("b", tag="fine") is not None
+
+
+async def test_wrong_arguments_are_refused_before_anything_runs(stage: Stage) -> None:
+    fn = stage.decorate()
+    with pytest.raises(TypeError, match="too many positional"):
+        await fn.acall("a", 1, 2, 3)
+    assert stage.batches == []
+    assert fn.stats.calls == 0
+
+
+async def test_items_may_be_passed_by_their_name(stage: Stage) -> None:
+    fn = stage.decorate()
+    assert await fn.acall(items=["a"]) == [("done", "a")]
+    with pytest.raises(TypeError, match="needs an item"):
+        await fn.acall()
+
+
+async def test_a_batch_runs_only_once_a_worker_is_free(stage: Stage) -> None:
+    stage.decorate(gated=True, batch_size=2)
+    async with stage.callers() as callers:
+        for i in range(7):
+            await callers.call(i)
+        await stage.running(1)
+        assert stage.fn.stats.in_flight == len(stage.batches[0])
+        assert stage.fn.stats.queue_size == 7 - len(stage.batches[0])
+        stage.let_through(7)
+    assert len(stage.batches) in (4, 5)  # the first may have left with one item
+
+
+async def test_as_many_batches_run_at_once_as_are_allowed(stage: Stage) -> None:
+    stage.decorate(gated=True, batch_size=1, max_concurrent_batches=3)
+    async with stage.callers() as callers:
+        for i in range(5):
+            await callers.call(i)
+        await stage.running(3)
+        assert stage.fn.stats.in_flight == 3
+        assert stage.fn.stats.queue_size == 2
+        stage.let_through(1)
+        await stage.running(4)
+        assert stage.fn.stats.in_flight == 3
+        stage.let_through(4)
+    assert callers.answers == {i: ("done", i) for i in range(5)}
+
+
+async def test_a_call_split_over_concurrent_batches_is_put_together_in_order(stage: Stage) -> None:
+    stage.decorate(batch_size=2, max_concurrent_batches=4)
+    for _ in range(20):
+        assert await stage.call(list(range(11))) == [("done", i) for i in range(11)]
+
+
+async def test_statistics_count_calls_items_and_batches(stage: Stage) -> None:
+    fn = stage.decorate(gated=True, batch_size=4)
+    async with stage.callers() as callers:
+        await callers.call("a")
+        await stage.running(1)
+        await callers.call([1, 2, 3, 4, 5])
+        stage.let_through(3)
+    stats = fn.stats
+    assert (stats.calls, stats.total_processed, stats.total_batches) == (2, 6, 3)
+    assert stats.avg_batch_size == 2.0
+    assert stats.batch_sizes == {1: 2, 4: 1}
+    assert (stats.queue_size, stats.in_flight, stats.errors, stats.cancelled, stats.rejected) == (0, 0, 0, 0, 0)
+    assert stats.queue_wait.p99 > 0
+    assert stats.processing_time.p50 > 0
+    assert stats.avg_processing_time > 0
+    fn.reset_stats()
+    assert (fn.stats.calls, fn.stats.total_batches, fn.stats.batch_sizes) == (0, 0, {})
+
+
+async def test_other_settings_make_another_batcher_of_the_same_function(stage: Stage) -> None:
+    fn = stage.decorate(batch_size=4)
+    other = fn.with_options(batch_size=2)
+    assert await other.acall([1, 2, 3]) == [("done", 1), ("done", 2), ("done", 3)]
+    assert stage.batches == [[1, 2], [3]]
+    assert (fn.stats.calls, other.stats.calls) == (0, 1)
+    with pytest.raises(ValueError, match="batch_size"):
+        fn.with_options(batch_size=0)
+    await other.aclose()
+    assert await stage.call("open") == ("done", "open")
+
+
+async def test_the_undecorated_function_is_there(stage: Stage) -> None:
+    fn = stage.decorate()
+    result = fn.__wrapped__(["a", "b"])
+    assert [("done", "a"), ("done", "b")] == (await result if stage.kind == "aio-coroutine" else result)
+    assert fn.stats.calls == 0
+
+
+async def test_the_output_may_be_a_tuple(stage: Stage) -> None:
+    stage.decorate(tuple)
+    assert await stage.call([1, 2]) == [1, 2]
+
+
+async def test_one_result_too_few_is_told_to_every_caller_and_the_next_batch_runs(stage: Stage) -> None:
+    stage.decorate(lambda items: items[1:] if "short" in items else items, gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        await callers.call("short")
+        await callers.call(["x", "y"])
+        stage.let_through(2)
+    for number in (1, 2):
+        error = callers.answers[number]
+        assert isinstance(error, batched.BatchSizeMismatch)
+        assert (error.expected, error.actual) == (3, 2)
+    stage.let_through(1)
+    assert await stage.call("next") == "next"
+    assert stage.fn.stats.errors == 2

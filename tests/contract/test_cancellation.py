@@ -1,0 +1,118 @@
+"""Callers that go away: nothing is computed for them, and nobody else notices."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
+
+import anyio
+import pytest
+
+from stage import BOUND, Stage
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def only_calls_that_can_be_cancelled(stage: Stage) -> None:
+    if stage.kind == "threads":
+        pytest.skip("a thread that waits in a plain call cannot be cancelled")
+
+
+async def test_a_cancelled_call_is_never_computed(stage: Stage) -> None:
+    fn = stage.decorate(gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                for i in range(100):
+                    group.start_soon(stage.call, i)
+                await stage.queued(100)
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert fn.stats.queue_size == 0
+        stage.let_through(1)
+    assert stage.batches == [["busy"]]
+    assert fn.stats.cancelled == 100
+
+
+async def test_the_rest_of_a_cancelled_list_call_is_never_computed(stage: Stage) -> None:
+    stage.decorate(gated=True, batch_size=2)
+    async with anyio.create_task_group() as group:
+        group.start_soon(stage.call, list(range(10)))
+        await stage.running(1)
+        group.cancel_scope.cancel()
+    stage.let_through(2)
+    assert await stage.call("next") == ("done", "next")
+    assert stage.batches == [[0, 1], ["next"]]
+
+
+async def test_cancelling_one_of_a_running_batch_leaves_the_others_untouched(stage: Stage) -> None:
+    stage.decorate(gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                await callers.call("a")
+                group.start_soon(stage.call, "goes away")
+                await stage.queued(2)
+                await callers.call("b")
+                stage.let_through(1)
+                await stage.running(2)
+                scope.cancel()
+        stage.let_through(1)
+    assert stage.batches == [["busy"], ["a", "goes away", "b"]]
+    assert callers.answers == {0: ("done", "busy"), 1: ("done", "a"), 2: ("done", "b")}
+
+
+async def test_a_timeout_of_the_caller_cancels_its_call(stage: Stage) -> None:
+    fn = stage.decorate(gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        with anyio.move_on_after(0.01):
+            await stage.call("late")
+        assert fn.stats.queue_size == 0
+        stage.let_through(1)
+    assert stage.batches == [["busy"]]
+
+
+async def test_a_cancelled_future_is_never_computed(stage: Stage) -> None:
+    fn = stage.decorate(gated=True)
+    first = fn.submit("busy")
+    await stage.running(1)
+    futures = [fn.submit(i) for i in range(3)]
+    assert futures[1].cancel()
+    assert futures[1].cancelled()
+    assert futures[1].cancel(), "a cancelled future stays cancelled"
+    assert not first.cancel(), "the batch runs already"
+    assert first.running()
+    stage.let_through(2)
+    await stage.until(lambda: all(future.done() for future in [first, *futures]))
+    assert stage.batches == [["busy"], [0, 2]]
+    assert [future.result() for future in (first, futures[0], futures[2])] == [("done", "busy"), ("done", 0), ("done", 2)]
+    done, not_done = concurrent.futures.wait(futures, timeout=BOUND)
+    assert (len(done), len(not_done)) == (3, 0)
+    with pytest.raises(concurrent.futures.CancelledError):
+        futures[1].result()
+    assert not first.running()
+
+
+async def test_a_submitted_list_is_one_item(stage: Stage) -> None:
+    fn = stage.decorate()
+    future = fn.submit([1, 2])
+    await stage.until(future.done)
+    assert future.result() == ("done", [1, 2])
+    assert stage.batches == [[[1, 2]]]
+
+
+async def test_a_submitted_item_that_fails_has_its_exception(stage: Stage) -> None:
+    def compute(items: list[Any]) -> list[Any]:
+        raise KeyError(items[0])
+
+    fn = stage.decorate(compute)
+    future = fn.submit("x")
+    await stage.until(future.done)
+    assert isinstance(future.exception(), KeyError)

@@ -1,0 +1,120 @@
+"""A failure reaches its callers, as itself, and touches nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import batched
+from stage import Stage
+
+pytestmark = pytest.mark.anyio
+
+
+class Refused(Exception):
+    """An error of the user's own."""
+
+
+def failing(error: BaseException) -> Any:
+    def compute(items: list[Any]) -> list[Any]:
+        if "bad" in items:
+            raise error
+        return items
+
+    return compute
+
+
+async def test_a_lone_caller_gets_the_original_exception(stage: Stage) -> None:
+    error = Refused("no")
+    stage.decorate(failing(error))
+    with pytest.raises(Refused) as raised:
+        await stage.call("bad")
+    assert raised.value is error
+    assert await stage.call("good") == "good"
+
+
+async def test_several_callers_get_a_copy_each_with_the_original_as_cause(stage: Stage) -> None:
+    error = Refused("no", 7)
+    stage.decorate(failing(error), gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        numbers = [await callers.call(item) for item in ("bad", "innocent", ["in", "a", "list"])]
+        stage.let_through(2)
+    errors = [callers.answers[number] for number in numbers]
+    assert len({id(each) for each in [*errors, error]}) == 4
+    for each in errors:
+        assert type(each) is Refused
+        assert each.args == ("no", 7)
+        assert each.__cause__ is error
+    assert stage.fn.stats.errors == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        StopIteration(1),
+        StopAsyncIteration(),
+        BaseException("odd"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_must_not_be_raised_into_a_caller_is_wrapped_and_the_next_call_is_served(stage: Stage, error: BaseException) -> None:
+    stage.decorate(failing(error))
+    with pytest.raises(batched.BatchFunctionError) as raised:
+        await stage.call("bad")
+    assert raised.value.__cause__ is error
+    assert await stage.call("good") == "good"
+
+
+async def test_an_exception_in_an_items_place_fails_that_item_alone(stage: Stage) -> None:
+    stage.decorate(lambda items: [Refused(item) if item == "bad" else item for item in items], gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        for item in ("good", "bad", ["also", "good"], ["one", "bad", "among"]):
+            await callers.call(item)
+        stage.let_through(2)
+    assert len(stage.batches) == 2
+    assert callers.answers[1] == "good"
+    assert isinstance(callers.answers[2], Refused)
+    assert callers.answers[3] == ["also", "good"]
+    assert isinstance(callers.answers[4], Refused)
+
+
+async def test_a_call_whose_first_part_failed_is_not_computed_further(stage: Stage) -> None:
+    stage.decorate(failing(Refused("no")), batch_size=2)
+    with pytest.raises(Refused):
+        await stage.call(["bad", 1, 2, 3, 4, 5])
+    assert stage.batches == [["bad", 1]]
+    assert stage.fn.stats.queue_size == 0
+
+
+@pytest.mark.parametrize("output", [None, 3, "ab", {0: "a", 1: "b"}, {1, 2}, iter([1, 2])], ids=lambda output: type(output).__name__)
+async def test_an_output_that_holds_no_results_is_an_error_that_names_it(stage: Stage, output: Any) -> None:
+    stage.decorate(lambda items: output)
+    with pytest.raises(batched.BatchFunctionError, match=type(output).__name__):
+        await stage.call([1, 2])
+
+
+async def test_an_exception_that_cannot_be_copied_is_shared(stage: Stage) -> None:
+    class Stubborn(Exception):
+        def __init__(self, one: str, two: str) -> None:
+            super().__init__(one + two)
+
+    error = Stubborn("a", "b")
+    stage.decorate(failing(error), gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        await callers.call("bad")
+        await callers.call("too")
+        stage.let_through(2)
+    assert callers.answers[1] is error
+    assert callers.answers[2] is error

@@ -1,0 +1,144 @@
+"""`fn.map`: in order, lazily, bounded, and closed without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from stage import Stage
+
+pytestmark = pytest.mark.anyio
+
+SYNC = ("threads", "acall")
+
+
+async def collect(stage: Stage, items: Any, **options: Any) -> list[Any]:
+    if stage.kind in SYNC:
+        return await anyio.to_thread.run_sync(lambda: list(stage.fn.map(items, **options)))
+    return [result async for result in stage.fn.map(items, **options)]
+
+
+async def test_results_come_in_order(stage: Stage) -> None:
+    stage.decorate(batch_size=4)
+    assert await collect(stage, range(50)) == [("done", i) for i in range(50)]
+    assert await collect(stage, []) == []
+
+
+async def test_items_are_taken_only_a_bounded_way_ahead(stage: Stage) -> None:
+    stage.decorate(batch_size=4)
+    taken = 0
+
+    def source() -> Iterator[int]:
+        nonlocal taken
+        for i in range(100):
+            taken += 1
+            yield i
+
+    seen = 0
+    if stage.kind in SYNC:
+        for _ in stage.fn.map(source(), buffersize=7):
+            seen += 1
+            assert taken <= seen + 7
+    else:
+        async for _ in stage.fn.map(source(), buffersize=7):
+            seen += 1
+            assert taken <= seen + 7
+    assert seen == taken == 100
+
+
+async def test_nothing_is_taken_before_the_first_result_is_asked_for(stage: Stage) -> None:
+    stage.decorate()
+    results = stage.fn.map(iter(pytest.fail, None))
+    if stage.kind in SYNC:
+        results.close()
+    else:
+        await results.aclose()
+    assert stage.fn.stats.calls == 0
+
+
+async def test_an_items_list_is_one_item(stage: Stage) -> None:
+    stage.decorate()
+    assert await collect(stage, [[1, 2], [3]]) == [("done", [1, 2]), ("done", [3])]
+
+
+async def test_a_failed_item_raises_or_stands_in_its_place(stage: Stage) -> None:
+    stage.decorate(lambda items: [ValueError(i) if i == 2 else i for i in items])
+    with pytest.raises(ValueError, match="2"):
+        await collect(stage, range(5))
+    results = await collect(stage, range(5), return_exceptions=True)
+    assert [r if isinstance(r, int) else type(r) for r in results] == [0, 1, ValueError, 3, 4]
+
+
+async def test_what_the_source_raises_comes_after_the_results_before_it(stage: Stage) -> None:
+    stage.decorate()
+
+    def source() -> Iterator[int]:
+        yield from range(3)
+        raise LookupError("no more")
+
+    seen: list[Any] = []
+    with pytest.raises(LookupError, match="no more"):
+        if stage.kind in SYNC:
+            for result in stage.fn.map(source()):
+                seen.append(result)
+        else:
+            async for result in stage.fn.map(source()):
+                seen.append(result)
+    assert seen == [("done", 0), ("done", 1), ("done", 2)]
+
+
+async def test_closing_it_cancels_what_waits(stage: Stage) -> None:
+    fn = stage.decorate(gated=True, batch_size=2)
+    results = fn.map(range(100), buffersize=10)
+    if stage.kind in SYNC:
+        stage.let_through(1)
+        first = await anyio.to_thread.run_sync(next, results)
+        await anyio.to_thread.run_sync(results.close)
+    else:
+        async with aclosing(results):
+            stage.let_through(1)
+            first = await anext(results)
+    assert first == ("done", 0)
+    assert fn.stats.queue_size == 0
+    stage.let_through(1)
+    await stage.until(lambda: fn.stats.in_flight == 0)
+    assert sum(map(len, stage.batches)) <= 4
+
+
+async def test_a_result_that_is_late_is_a_timeout(stage: Stage) -> None:
+    stage.decorate(gated=True)
+    with pytest.raises(TimeoutError):
+        await collect(stage, [1], timeout=0.01)
+    with pytest.raises(TimeoutError):
+        await collect(stage, [1], timeout=0.01, return_exceptions=True)
+    assert stage.fn.stats.queue_size == 0
+
+
+async def test_a_timeout_that_is_long_enough_changes_nothing(stage: Stage) -> None:
+    stage.decorate()
+    assert await collect(stage, range(3), timeout=60) == [("done", i) for i in range(3)]
+
+
+@pytest.mark.parametrize("buffersize", [0, -1, 1.5, "4"])
+async def test_a_wrong_buffersize_is_refused_at_once(stage: Stage, buffersize: Any) -> None:
+    stage.decorate()
+    with pytest.raises(ValueError, match="buffersize"):
+        stage.fn.map([1], buffersize=buffersize)
+
+
+async def test_the_source_may_be_asynchronous(stage: Stage) -> None:
+    if stage.kind in SYNC:
+        pytest.skip("a plain iterator cannot await")
+
+    async def source() -> AsyncIterator[int]:
+        for i in range(20):
+            await anyio.lowlevel.checkpoint()
+            yield i
+
+    stage.decorate(batch_size=4)
+    assert await collect(stage, source()) == [("done", i) for i in range(20)]

@@ -1,0 +1,145 @@
+"""A batch function under control, and callers of it on any runtime: what the contract tests are written in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
+import batched
+
+BOUND = 20.0
+"""Seconds after which a wait counts as a hang."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Who calls, what kind of function, on which loop."""
+
+    kind: str
+    loop: str
+
+    @property
+    def backend(self) -> tuple[str, dict[str, Any]]:
+        if self.loop == "trio":
+            return "trio", {}
+        return "asyncio", {"use_uvloop": self.loop == "uvloop"}
+
+
+SCENARIOS = [
+    Scenario("threads", "asyncio"),
+    *(Scenario(kind, loop) for kind in ("acall", "aio-sync", "aio-coroutine") for loop in ("asyncio", "uvloop", "trio")),
+]
+
+
+def _done(items: list[Any]) -> list[tuple[str, Any]]:
+    return [("done", item) for item in items]
+
+
+class Stage:
+    """A batch function under control: every batch is recorded and, if `gated`, waits to be let through."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.kind = scenario.kind
+        self.batches: list[list[Any]] = []  # as the function got them
+        self.fn: Any = None
+        self._threads = threading.Semaphore(0)
+        self._tasks = anyio.Semaphore(0)
+
+    def decorate(
+        self,
+        compute: Callable[..., Sequence[Any]] = _done,
+        *,
+        gated: bool = False,
+        **settings: Any,
+    ) -> Any:
+        """The batched function: `compute` on each batch, in a plain or a coroutine function as the scenario wants it."""
+
+        def plain(items: list[Any], tag: Any = None, **more: Any) -> Sequence[Any]:
+            self.batches.append(items.copy())
+            if gated:
+                assert self._threads.acquire(timeout=BOUND), "nobody let the batch through"
+            return compute(items, **({} if tag is None else {"tag": tag}), **more)
+
+        async def coroutine(items: list[Any], tag: Any = None, **more: Any) -> Sequence[Any]:
+            self.batches.append(items.copy())
+            if gated:
+                with anyio.fail_after(BOUND):
+                    await self._tasks.acquire()
+            else:
+                await anyio.lowlevel.checkpoint()
+            return compute(items, **({} if tag is None else {"tag": tag}), **more)
+
+        if self.kind == "aio-coroutine":
+            self.fn = batched.aio.dynamically(**settings)(coroutine)
+        elif self.kind == "aio-sync":
+            self.fn = batched.aio.dynamically(**settings)(plain)
+        else:
+            self.fn = batched.dynamically(**settings)(plain)
+        return self.fn
+
+    def let_through(self, batches: int = 1) -> None:
+        """Lets that many batches of a gated function pass."""
+        for _ in range(batches):
+            if self.kind == "aio-coroutine":
+                self._tasks.release()
+            else:
+                self._threads.release()
+
+    async def call(self, item: Any, **extra: Any) -> Any:
+        """One caller's call, in the way of this scenario."""
+        if self.kind == "threads":
+            return await anyio.to_thread.run_sync(lambda: self.fn(item, **extra), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+        return await (self.fn.acall if self.kind == "acall" else self.fn)(item, **extra)
+
+    async def running(self, batches: int) -> None:
+        """Returns once that many batches have begun."""
+        await self.until(lambda: len(self.batches) >= batches)
+
+    async def queued(self, items: int) -> None:
+        """Returns once exactly that many items wait."""
+        await self.until(lambda: self.fn.stats.queue_size == items)
+
+    @staticmethod
+    async def until(condition: Callable[[], bool]) -> None:
+        with anyio.fail_after(BOUND):
+            while not condition():
+                await anyio.sleep(0.0005)
+
+    @asynccontextmanager
+    async def callers(self) -> AsyncIterator[Callers]:
+        """A group of concurrent callers, all of them done at the end of the block."""
+        with anyio.fail_after(BOUND):
+            async with anyio.create_task_group() as group:
+                yield Callers(self, group)
+
+
+class Callers:
+    """Concurrent calls, started one after another in a known order."""
+
+    def __init__(self, stage: Stage, group: anyio.abc.TaskGroup) -> None:
+        self.answers: dict[int, Any] = {}  # by the number of the call: what it returned or raised
+        self._stage = stage
+        self._group = group
+        self._started = 0
+
+    async def call(self, item: Any, **extra: Any) -> int:
+        """Starts a call and returns its number once the call waits in the queue or runs."""
+        number, before = self._started, self._stage.fn.stats.calls
+        self._started += 1
+
+        async def one() -> None:
+            try:
+                self.answers[number] = await self._stage.call(item, **extra)
+            except Exception as error:
+                self.answers[number] = error
+
+        self._group.start_soon(one)
+        await self._stage.until(lambda: self._stage.fn.stats.calls > before or number in self.answers)
+        return number

@@ -1,0 +1,187 @@
+"""What happens at decoration: wrong settings and functions are refused with one sentence, right ones look like the function."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import pickle
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import batched
+
+
+@batched.dynamically
+def doubled(items: list[int], plus: int = 0) -> list[int]:
+    """Twice each item."""
+    return [2 * item + plus for item in items]
+
+
+@batched.aio.dynamically
+async def awaited(items: list[int]) -> list[int]:
+    return items
+
+
+@batched.aio.dynamically
+def threaded(items: list[int]) -> list[int]:
+    return items
+
+
+DECORATORS = [batched.dynamically, batched.aio.dynamically]
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer of at least 1, got 2.5"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer of at least 1, got True"),
+        ({"timeout_ms": -1}, ValueError, "timeout_ms must be at least 0 and finite, got -1"),
+        ({"timeout_ms": float("nan")}, ValueError, "timeout_ms must be at least 0 and finite, got nan"),
+        ({"timeout_ms": "5"}, TypeError, "timeout_ms must be a number of milliseconds, at least 0 and finite, got '5'"),
+        ({"small_batch_threshold": -1}, ValueError, "small_batch_threshold must be at least 0, got -1"),
+        ({"max_concurrent_batches": 0}, ValueError, "max_concurrent_batches must be at least 1, got 0"),
+        ({"flush": "never"}, ValueError, "flush must be one of 'auto', 'eager', 'window', got 'never'"),
+        ({"name": 3}, TypeError, "name must be a string, got 3"),
+        ({"batchsize": 3}, TypeError, "there is no setting 'batchsize'; the settings are batch_size, timeout_ms"),
+    ],
+)
+def test_a_wrong_setting_is_told_at_decoration(decorator: Any, settings: dict[str, Any], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error) as raised:
+        decorator(**settings)
+    assert str(raised.value).startswith(sentence)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert batched.dynamically(batch_size=numpy.int64(4), timeout_ms=numpy.float32(1))(lambda items: items)(1) == 1
+
+
+def generator(items: list[int]) -> Iterator[int]:
+    yield from items
+
+
+async def async_generator(items: list[int]) -> AsyncIterator[int]:
+    for item in items:
+        yield item
+
+
+class Coroutine:
+    async def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+
+class Plain:
+    def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+@pytest.mark.parametrize("func", [generator, async_generator, functools.partial(generator)])
+def test_generator_functions_are_refused(decorator: Any, func: Any) -> None:
+    with pytest.raises(TypeError, match="generator function"):
+        decorator(func)
+
+
+@pytest.mark.parametrize("func", [awaited.__wrapped__, functools.partial(awaited.__wrapped__), Coroutine()])
+def test_coroutine_functions_belong_to_aio(func: Any) -> None:
+    with pytest.raises(TypeError, match=r"batched\.aio\.dynamically"):
+        batched.dynamically(func)
+    assert asyncio.run(_awaited(batched.aio.dynamically(func)(3))) == 3
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+@pytest.mark.parametrize("func", [32, None, Plain, "text"])
+def test_only_functions_can_be_decorated(decorator: Any, func: Any) -> None:
+    with pytest.raises(TypeError, match="only a function that takes a list"):
+        decorator(func)
+
+
+@pytest.mark.parametrize("func", [doubled, awaited])
+def test_a_batched_function_is_not_batched_twice(func: Any) -> None:
+    with pytest.raises(TypeError, match="with_options"):
+        batched.aio.dynamically(func)
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+def test_a_function_without_parameters_is_refused(decorator: Any) -> None:
+    def nothing() -> list[int]:
+        return []
+
+    with pytest.raises(TypeError, match="nothing takes no argument for the list of items"):
+        decorator(nothing)
+
+
+def test_callable_objects_and_builtins_can_be_decorated() -> None:
+    assert batched.dynamically(Plain())([1, 2]) == [1, 2]
+    fn: Any = batched.dynamically(sorted)
+    assert fn([1]) == [1]
+
+
+def test_settings_can_be_given_in_steps() -> None:
+    fast = batched.dynamically(timeout_ms=1.0)
+    fn: Any = fast(batch_size=2)(lambda items: items)
+    assert fn([1, 2, 3]) == [1, 2, 3]
+    assert fn.stats.batch_sizes == {1: 1, 2: 1}
+
+
+def test_bare_and_called_forms_are_the_same() -> None:
+    fns: list[Any] = [batched.dynamically(lambda items: items), batched.dynamically()(lambda items: items)]
+    for fn in fns:
+        assert fn([1]) == [1]
+
+
+def test_it_looks_like_the_function_it_wraps() -> None:
+    assert doubled.__name__ == "doubled"
+    assert doubled.__doc__ == "Twice each item."
+    assert doubled.__module__ == __name__
+    assert doubled.__wrapped__([1]) == [2]
+    assert list(inspect.signature(doubled).parameters) == ["items", "plus"]
+    assert repr(doubled) == "<batched doubled>"
+    with pytest.raises(AttributeError, match="no_such_thing|attribute 'no_such_thing'"):
+        _ = doubled.no_such_thing
+
+
+def test_coroutine_functions_are_known_as_such() -> None:
+    assert inspect.iscoroutinefunction(awaited)
+    assert inspect.iscoroutinefunction(threaded)
+    assert inspect.iscoroutinefunction(doubled.acall)
+    assert not inspect.iscoroutinefunction(doubled)
+
+
+@pytest.mark.parametrize("fn", [doubled, awaited, threaded])
+def test_functions_pickle_by_name(fn: Any) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(fn, protocol)) is fn
+
+
+def test_a_function_without_a_name_of_its_own_does_not_pickle() -> None:
+    with pytest.raises(Exception, match="pickle|not the same object"):
+        pickle.dumps(doubled.with_options(batch_size=2))
+
+
+def test_a_name_is_used_in_messages_and_for_threads() -> None:
+    fn: Any = batched.dynamically(name="embedder")(lambda items: None)  # type: ignore[arg-type, return-value]  # wrong on purpose
+    with pytest.raises(batched.BatchFunctionError, match="^embedder returned NoneType"):
+        fn(1)
+    assert repr(fn) == "<batched embedder>"
+
+
+def test_extra_arguments_with_defaults_and_without_share_a_batch_only_if_equal() -> None:
+    assert doubled([1, 2], 1) == doubled([1, 2], plus=1) == [3, 5]
+
+    @batched.dynamically
+    def strict(items: list[int], *, by: int) -> list[int]:
+        return [by * item for item in items]
+
+    assert strict([1, 2], by=3) == [3, 6]
+    with pytest.raises(TypeError, match="strict: missing a required"):
+        strict([1, 2])  # type: ignore[call-overload]  # wrong on purpose

@@ -1,0 +1,337 @@
+"""Batched methods: one batcher per instance, whatever kind of class it is, gone with it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import functools
+import gc
+import inspect
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import batched
+from stage import BOUND
+
+
+class Model:
+    """At module level, so that it pickles."""
+
+    def __init__(self, factor: int = 1) -> None:
+        self.factor = factor
+
+    @batched.dynamically(batch_size=4)
+    def scaled(self, items: list[int], plus: int = 0) -> list[int]:
+        """Items times the factor."""
+        return [self.factor * item + plus for item in items]
+
+    @batched.aio.dynamically
+    async def awaited(self, items: list[int]) -> list[int]:
+        return [self.factor * item for item in items]
+
+    @batched.dynamically
+    @classmethod
+    def named(cls, items: list[int]) -> list[str]:
+        return [f"{cls.__name__}{item}" for item in items]
+
+    @batched.dynamically
+    @staticmethod
+    def inner(items: list[int]) -> list[int]:
+        return [-item for item in items]
+
+    @staticmethod
+    @batched.dynamically
+    def outer(items: list[int]) -> list[int]:
+        return [-item for item in items]
+
+
+class Derived(Model):
+    pass
+
+
+class Overriding(Model):
+    @batched.dynamically
+    def scaled(self, items: list[int], plus: int = 0) -> list[int]:
+        return [100 + result for result in super().scaled(items, plus)]
+
+
+def workers(name: str) -> int:
+    return sum(thread.name.startswith(f"batched-{name}-") for thread in threading.enumerate())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Bounded, for what ends in another thread."""
+    waiting = threading.Condition()
+    with waiting:
+        for _ in range(int(BOUND / 0.005)):
+            if condition():
+                return
+            waiting.wait(0.005)
+    raise AssertionError("it did not happen in time")
+
+
+def test_each_instance_is_served_with_itself() -> None:
+    one, two = Model(2), Model(3)
+    assert one.scaled(5) == 10
+    assert two.scaled(5) == 15
+    assert one.scaled([1, 2], plus=1) == [3, 5]
+    assert (one.scaled.stats.calls, two.scaled.stats.calls) == (2, 1)
+
+
+def test_async_methods_are_awaited() -> None:
+    async def main() -> tuple[int, list[int], int]:
+        model = Model(2)
+        return await model.awaited(5), await model.awaited([1, 2]), await model.scaled.acall(7)
+
+    assert asyncio.run(main()) == (10, [2, 4], 14)
+
+
+def test_a_method_can_be_called_on_its_class() -> None:
+    model = Model(2)
+    assert Model.scaled(model, 5) == 10
+    assert Model.scaled(model, [1, 2], plus=1) == [3, 5]
+    assert model.scaled.stats.calls == 2, "it is the instance's batcher that answers"
+    assert asyncio.run(_awaited(Model.awaited(model, 4))) == 8
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def test_class_methods_and_static_methods_need_no_instance() -> None:
+    assert Model.named(1) == "Model1"
+    assert Model().named(1) == "Model1"
+    assert Derived.named([1, 2]) == ["Derived1", "Derived2"]
+    assert Model.inner(3) == Model().inner(3) == Model.outer(3) == Model().outer([3])[0] == -3
+
+
+def test_the_wrong_order_of_classmethod_says_what_to_do() -> None:
+    class Wrong:
+        @classmethod
+        @batched.dynamically
+        def method(cls, items: list[int]) -> list[int]:
+            return items
+
+    with pytest.raises(TypeError, match="above @classmethod"):
+        Wrong.method(1)
+
+
+def test_subclasses_inherit_override_and_call_up() -> None:
+    derived, overriding = Derived(2), Overriding(2)
+    assert derived.scaled(5) == 10
+    assert overriding.scaled(5) == 110
+    assert overriding.scaled.stats.calls == 1
+
+
+def test_an_instance_has_one_batcher_even_under_a_race_of_first_accesses() -> None:
+    for _ in range(300):
+        model, barrier = Model(), threading.Barrier(4)
+        found: list[Any] = []
+
+        def access(model: Model = model, barrier: threading.Barrier = barrier, found: list[Any] = found) -> None:
+            barrier.wait(BOUND)
+            found.append(model.scaled._batcher)
+
+        threads = [threading.Thread(target=access) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(BOUND)
+        assert len(found) == 4
+        assert len(set(map(id, found))) == 1
+
+
+def test_a_collected_instance_takes_its_thread_along() -> None:
+    class Counted:
+        @batched.dynamically(name="counted")
+        def method(self, items: list[int]) -> list[int]:
+            return items
+
+    things = [Counted() for _ in range(20)]
+    assert [thing.method(1) for thing in things] == [1] * 20
+    assert workers("counted") == 20
+    refs = list(map(weakref.ref, things))
+    del things
+    gc.collect()
+    assert not any(ref() for ref in refs)
+    wait_until(lambda: workers("counted") == 0)
+
+
+def test_an_instance_in_a_cycle_is_collected_too() -> None:
+    class Cyclic:
+        def __init__(self) -> None:
+            self.factor = 2
+            self.bound = batched.dynamically(name="cyclic")(self.scaled)
+
+        def scaled(self, items: list[int]) -> list[int]:
+            return [self.factor * item for item in items]
+
+    thing = Cyclic()
+    assert thing.bound(4) == 8
+    assert workers("cyclic") == 1
+    ref = weakref.ref(thing)
+    del thing
+    gc.collect()
+    wait_until(lambda: ref() is None and workers("cyclic") == 0)
+
+
+def test_a_waiting_request_and_a_bound_method_keep_their_instance() -> None:
+    gate = threading.Event()
+
+    class Slow:
+        @batched.dynamically
+        def method(self, items: list[int]) -> list[int]:
+            assert gate.wait(BOUND)
+            return items
+
+    slow = Slow()
+    ref = weakref.ref(slow)
+    futures = [slow.method.submit(1), slow.method.submit(2)]
+    del slow
+    gc.collect()
+    assert ref() is not None
+    gate.set()
+    assert [future.result(BOUND) for future in futures] == [1, 2]
+    del futures
+    gc.collect()
+    wait_until(lambda: ref() is None)
+
+    bound = Slow().method
+    gc.collect()
+    assert bound(3) == 3
+
+
+def test_an_answered_future_keeps_neither_item_nor_instance() -> None:
+    class Thing:
+        pass
+
+    class Owner:
+        @batched.dynamically
+        def method(self, items: list[Thing]) -> list[int]:
+            return [0] * len(items)
+
+    owner, thing = Owner(), Thing()
+    refs = weakref.ref(owner), weakref.ref(thing)
+    future = owner.method.submit(thing)
+    assert future.result(BOUND) == 0
+    del owner, thing
+    gc.collect()
+    wait_until(lambda: refs[0]() is None and refs[1]() is None)
+    assert future.result() == 0
+
+
+def test_equal_instances_stay_apart_and_copies_get_their_own() -> None:
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+        @batched.dynamically
+        def plus(self, items: list[int]) -> list[int]:
+            return [self.x + item for item in items]
+
+    one, two = Point(1), Point(1)
+    assert one == two
+    assert one.plus(1) == two.plus(1) == 2
+    assert one.plus._batcher is not two.plus._batcher
+    for twin in (copy.copy(one), copy.deepcopy(one)):
+        twin.x = 5
+        assert twin.plus(1) == 6
+        assert twin.plus.stats.calls == 1
+    assert dataclasses.fields(Point)[0].name == "x"
+    assert len(dataclasses.fields(Point)) == 1
+
+
+def test_unpickled_owners_get_their_own_batcher() -> None:
+    model = Model(3)
+    assert model.scaled(1) == 3
+    twin = pickle.loads(pickle.dumps(model))
+    assert twin.scaled(1) == 3
+    assert twin.scaled.stats.calls == 1
+
+
+def test_slots_without_weakref_say_what_to_do() -> None:
+    class Slotted:
+        __slots__ = ("x",)
+
+        @batched.dynamically
+        def method(self, items: list[int]) -> list[int]:
+            return items
+
+    class Fine:
+        __slots__ = ("__weakref__",)
+
+        @batched.dynamically
+        def method(self, items: list[int]) -> list[int]:
+            return items
+
+    with pytest.raises(TypeError, match=r"add '__weakref__' to the __slots__ of Slotted"):
+        Slotted().method(1)
+    assert Fine().method(1) == 1
+
+
+def test_other_settings_on_a_method_are_for_that_instance() -> None:
+    one, two = Model(2), Model(3)
+    other = one.scaled.with_options(batch_size=1)
+    assert other([1, 2]) == [2, 4]
+    assert other.stats.batch_sizes == {1: 2}
+    assert one.scaled.stats.calls == 0
+    assert two.scaled([1, 2]) == [3, 6]
+    assert two.scaled.stats.batch_sizes == {2: 1}
+
+
+def test_methods_pickle_by_name() -> None:
+    model = Model(4)
+    assert pickle.loads(pickle.dumps(Model.scaled)) is Model.scaled
+    assert pickle.loads(pickle.dumps(Model.inner)) is Model.inner
+    assert pickle.loads(pickle.dumps(model.scaled))(2) == 8
+
+
+def test_a_method_looks_like_the_function_it_wraps() -> None:
+    model = Model(2)
+    for method in (model.scaled, Model.scaled):
+        assert method.__name__ == "scaled"
+        assert method.__qualname__ == "Model.scaled"
+        assert method.__doc__ == "Items times the factor."
+        assert method.__module__ == __name__
+    assert model.scaled.__wrapped__([1]) == [2]
+    assert Model.scaled.__wrapped__(model, [1]) == [2]
+    assert str(inspect.signature(model.scaled)) == "(items: 'list[int]', plus: 'int' = 0) -> 'list[int]'"
+    assert list(inspect.signature(Model.scaled).parameters) == ["self", "items", "plus"]
+    assert inspect.iscoroutinefunction(model.awaited)
+    assert inspect.iscoroutinefunction(Model.awaited)
+    assert not inspect.iscoroutinefunction(model.scaled)
+    assert not inspect.iscoroutinefunction(Model.scaled)
+    assert repr(model.scaled) == "<batched Model.scaled>"
+    assert "Model.scaled" in repr(Model.scaled)
+    with pytest.raises(AttributeError, match="of an instance"):
+        _ = Model.scaled.stats
+
+
+def test_a_bound_method_can_be_decorated() -> None:
+    class Plain:
+        def double(self, items: list[int]) -> list[int]:
+            return [2 * item for item in items]
+
+    double = batched.dynamically(Plain().double)
+    assert double([1, 2]) == [2, 4]
+    assert batched.dynamically(functools.partial(Plain.double, Plain()))(3) == 6
+
+
+def test_a_metaclass_may_have_batched_methods() -> None:
+    class Meta(type):
+        @batched.dynamically
+        def method(cls, items: list[int]) -> list[str]:
+            return [f"{cls.__name__}{item}" for item in items]
+
+    class One(metaclass=Meta):
+        pass
+
+    one: Any = One
+    assert one.method(1) == "One1"

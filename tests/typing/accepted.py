@@ -1,0 +1,130 @@
+"""What type checkers must accept, and which types they must see. Checked by test_typing.py, never run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import assert_type
+
+import batched
+from batched import Stats
+
+Vector = tuple[float, ...]
+
+
+@batched.dynamically
+def embed(texts: list[str], prompt: str = "") -> list[Vector]:
+    return [(float(len(prompt + text)),) for text in texts]
+
+
+@batched.dynamically(batch_size=64, timeout_ms=2.0, small_batch_threshold=4, flush="window", max_concurrent_batches=2, name="embed")
+def embed_called(texts: Sequence[str]) -> tuple[Vector, ...]:
+    return tuple((float(len(text)),) for text in texts)
+
+
+@batched.dynamically
+def encode(texts: list[str]) -> NDArray[np.float32]:
+    return np.zeros((len(texts), 3), np.float32)
+
+
+@batched.dynamically
+def with_keywords(texts: list[str], **options: int) -> list[int]:
+    return [options.get(text, 0) for text in texts]
+
+
+@batched.aio.dynamically
+async def fetch(keys: list[int]) -> list[str]:
+    return [str(key) for key in keys]
+
+
+@batched.aio.dynamically(batch_size=8)
+def fetch_blocking(keys: list[int], *, base: int = 10) -> list[str]:
+    return [str(key + base) for key in keys]
+
+
+class Model:
+    @batched.dynamically
+    def embed(self, texts: list[str], prompt: str = "") -> list[Vector]:
+        return [(float(len(prompt + text)),) for text in texts]
+
+    @batched.dynamically(batch_size=4)
+    def called(self, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    @batched.aio.dynamically
+    async def fetch(self, keys: list[int]) -> list[str]:
+        return [str(key) for key in keys]
+
+    @batched.aio.dynamically(flush="eager")
+    def fetch_blocking(self, keys: list[int]) -> list[str]:
+        return [str(key) for key in keys]
+
+    @batched.dynamically
+    @classmethod
+    def of_class(cls, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    @batched.dynamically
+    @staticmethod
+    def inner(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    @staticmethod
+    @batched.dynamically
+    def outer(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+
+def functions() -> None:
+    assert_type(embed("x"), Vector)
+    assert_type(embed(["x"]), list[Vector])
+    assert_type(embed("x", prompt="p"), Vector)
+    assert_type(embed(["x"], "p"), list[Vector])
+    assert_type(embed_called("x"), Vector)
+    assert_type(embed.submit("x").result(), Vector)
+    assert_type(embed.map(["x"]), Generator[Vector, None, None])
+    assert_type(embed.map(["x"], buffersize=3, timeout=1.0, return_exceptions=True), Generator[Vector | Exception, None, None])
+    assert_type(embed.stats, Stats)
+    assert_type(embed.with_options(batch_size=3)("x"), Vector)
+    assert_type(encode("x"), Any)
+    assert_type(with_keywords("x", a=1), int)
+    with embed as opened:
+        assert_type(opened("x"), Vector)
+    embed.reset_stats()
+    embed.shutdown(wait=False, cancel_futures=True)
+
+
+async def coroutines() -> None:
+    assert_type(await embed.acall("x"), Vector)
+    assert_type(await embed.acall(["x"], prompt="p"), list[Vector])
+    assert_type(await fetch(1), str)
+    assert_type(await fetch([1]), list[str])
+    assert_type(await fetch.acall(1), str)
+    assert_type(await fetch_blocking(1, base=3), str)
+    assert_type(await fetch_blocking([1]), list[str])
+    assert_type(fetch.map([1]), AsyncGenerator[str, None])
+    assert_type(await asyncio.wrap_future(fetch.submit(1)), str)
+    assert_type(await asyncio.gather(fetch(1), fetch(2)), tuple[str, str])
+    async with fetch as opened:
+        assert_type(await opened(1), str)
+    await embed.aclose()
+
+
+async def methods(model: Model) -> None:
+    assert_type(model.embed("x"), Vector)
+    assert_type(model.embed(["x"], prompt="p"), list[Vector])
+    assert_type(await model.embed.acall("x"), Vector)
+    assert_type(model.embed.stats, Stats)
+    assert_type(model.embed.with_options(batch_size=3)("x"), Vector)
+    assert_type(model.called("x"), int)
+    assert_type(await model.fetch(1), str)
+    assert_type(await model.fetch_blocking([1]), list[str])
+    assert_type(Model.of_class("x"), int)
+    assert_type(model.of_class(["x"]), list[int])
+    assert_type(Model.inner("x"), int)
+    assert_type(Model.outer(["x"]), list[int])
+    Model.embed(model, "x")

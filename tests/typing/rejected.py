@@ -1,0 +1,54 @@
+"""What type checkers must reject: each line that ends in `# wrong`, and no other. Checked by test_typing.py, never run."""
+
+from __future__ import annotations
+
+import batched
+
+
+@batched.dynamically
+def embed(texts: list[str], prompt: str = "") -> list[float]:
+    return [float(len(prompt + text)) for text in texts]
+
+
+@batched.aio.dynamically
+async def fetch(keys: list[int]) -> list[str]:
+    return [str(key) for key in keys]
+
+
+class Model:
+    @batched.dynamically
+    def embed(self, texts: list[str]) -> list[float]:
+        return [float(len(text)) for text in texts]
+
+
+async def calls(model: Model) -> None:
+    embed(1)  # wrong
+    embed([1])  # wrong
+    embed("x", prompt=3)  # wrong
+    embed("x", unknown="y")  # wrong
+    embed.submit(1)  # wrong
+    embed.map([1])  # wrong
+    embed.map(["x"], buffersize="3")  # wrong
+    await embed.acall(1)  # wrong
+    await fetch("x")  # wrong
+    await fetch.acall(["x"])  # wrong
+    model.embed(1)  # wrong
+    model.embed("x", prompt="y")  # wrong
+    embed.with_options(batchsize=3)  # wrong
+    text: str = embed("x")  # wrong
+    print(text)
+
+
+batched.dynamically(batchsize=3)  # wrong
+batched.dynamically(batch_size="3")  # wrong
+batched.dynamically(flush="sometimes")  # wrong
+
+
+@batched.dynamically  # wrong
+def takes_no_list(text: str) -> list[float]:
+    return [float(len(text))]
+
+
+@batched.dynamically  # wrong
+async def coroutine(texts: list[str]) -> list[float]:
+    return [float(len(text)) for text in texts]
