@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
+
 import batched
 
 BOUND = 20.0
@@ -38,7 +39,7 @@ SCENARIOS = [
 ]
 
 
-def _done(items: list[Any]) -> list[tuple[str, Any]]:
+def _done(items: list[Any], tag: Any = None) -> list[tuple[str, Any]]:
     return [("done", item) for item in items]
 
 
@@ -109,7 +110,7 @@ class Stage:
     @staticmethod
     async def until(condition: Callable[[], bool]) -> None:
         with anyio.fail_after(BOUND):
-            while not condition():
+            while not condition():  # noqa: ASYNC110  # read from statistics, which ring no bell
                 await anyio.sleep(0.0005)
 
     @asynccontextmanager

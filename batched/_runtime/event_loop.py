@@ -27,7 +27,7 @@ class EventLoopRuntime(Runtime):
     def _start_worker(self) -> None:
         loop = current_loop()
         if isinstance(loop, asyncio.AbstractEventLoop):  # in a context of its own: a worker serves many callers
-            task = contextvars.Context().run(loop.create_task, self._work(), name=f"batched-{self.name}")
+            task = contextvars.Context().run(_WorkerTask, self._work(), loop=loop, name=f"batched-{self.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
@@ -45,20 +45,28 @@ class EventLoopRuntime(Runtime):
                 found = self._take(bell)
                 if isinstance(found, Batch):
                     self._finish(found, await self.execution.run_async(found))
-                    pause = 0.0  # callers who come straight back are to join the next batch
+                    await bell.nap(0)  # callers who come straight back are to join the next batch
                 elif found is None:
                     return
                 else:
-                    pause = max(found - time.monotonic(), 0.0)
-                try:
-                    await bell.nap(pause)
-                except GeneratorExit:
-                    raise
-                except BaseException:  # cancelled: the loop is about to end, so nothing is held back any more
-                    self._scheduler.close()
-        except GeneratorExit:  # the loop was closed
-            self.forsake("the event loop that ran it was closed")
+                    await bell.nap(max(found - time.monotonic(), 0.0))
+        except BaseException:  # cancelled or closed, as the tasks of a loop are at its end
+            self.forsake("its event loop has ended, or cancelled the task that ran it")
             raise
+
+
+class _WorkerTask(asyncio.Task[None]):
+    """A task that starts in its turn, whatever the loop's task factory does, and counts its cancellations on Python 3.10 too."""
+
+    if sys.version_info < (3, 11):
+        _cancellations = 0
+
+        def cancel(self, msg: Any | None = None) -> bool:
+            self._cancellations += 1
+            return super().cancel(msg)
+
+        def cancelling(self) -> int:
+            return self._cancellations
 
 
 class _Bell:

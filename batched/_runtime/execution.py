@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from .._core.scheduler import Batch, Request, Scheduler, Slice
 from .failures import told
-from .wakers import current_task
+from .wakers import current_task, ends_task
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one call of the batch function."""
@@ -51,7 +51,7 @@ class Execution:
             return outcomes
 
     async def run_async(self, batch: Batch) -> list[Outcome]:
-        """What each slice of `batch` came to, by awaiting the function here. Never raises, unless its coroutine is closed."""
+        """What each slice of `batch` came to, by awaiting the function here. Raises only what ends the task it runs in."""
         attempt = self._attempt(batch.slices)
         task = current_task()
         try:
@@ -60,8 +60,8 @@ class Execution:
                 try:
                     output, error = await self._func(*args, **kwargs), None
                 except BaseException as raised:
-                    if isinstance(raised, GeneratorExit) and current_task() is not task:
-                        raise  # not the function's: the loop is gone, and nothing can be awaited any more
+                    if ends_task(raised, task):
+                        raise
                     output, error = None, raised
                 args, kwargs = attempt.send((output, error))
         except StopIteration as end:

@@ -1,0 +1,334 @@
+"""One batcher, many event loops: at once, one after another, closed under waiting callers; and threads beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+import trio
+import uvloop
+
+import batched
+from stage import BOUND
+
+
+def plain(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+async def coroutine(items: list[int]) -> list[int]:
+    await asyncio.sleep(0)
+    return [2 * item for item in items]
+
+
+async def on_any_loop(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+async def gathered(fn: Any, count: int = 50) -> list[int]:
+    return list(await asyncio.gather(*(fn.acall(i) for i in range(count))))
+
+
+EXPECTED = [2 * i for i in range(50)]
+
+makers = pytest.mark.parametrize(
+    "make",
+    [lambda: batched.dynamically(plain), lambda: batched.aio.dynamically(plain), lambda: batched.aio.dynamically(coroutine)],
+    ids=["threads", "aio-sync", "aio-coroutine"],
+)
+runners = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+
+@makers
+@runners
+def test_one_loop_after_another(make: Callable[[], Any], run: Callable[[Coroutine[Any, Any, list[int]]], list[int]]) -> None:
+    fn = make()
+    for _ in range(5):
+        assert run(gathered(fn)) == EXPECTED
+    assert fn.stats.calls == 250
+    assert fn.stats.total_processed == 250
+
+
+@makers
+def test_many_loops_at_once_in_many_threads(make: Callable[[], Any]) -> None:
+    fn = make()
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(asyncio.run, gathered(fn)) for _ in range(16)]
+        done, not_done = wait(futures, BOUND)
+    assert not not_done
+    assert all(future.result() == EXPECTED for future in done)
+    assert fn.stats.total_processed == 16 * 50
+
+
+def test_threads_asyncio_uvloop_and_trio_share_one_batcher() -> None:
+    gate = threading.Event()
+    batches: list[list[int]] = []
+
+    @batched.dynamically(batch_size=32)
+    def fn(items: list[int]) -> list[int]:
+        batches.append(items.copy())
+        assert gate.wait(BOUND)
+        return [2 * item for item in items]
+
+    async def once(item: int) -> int:
+        return await fn.acall(item)
+
+    with ThreadPoolExecutor(5) as pool:
+        busy = pool.submit(fn, 0)
+        _until(lambda: len(batches) == 1)
+        futures: list[Future[int]] = [
+            pool.submit(fn, 1),
+            pool.submit(asyncio.run, once(2)),
+            pool.submit(uvloop.run, once(3)),
+            pool.submit(trio.run, once, 4),
+        ]
+        _until(lambda: fn.stats.queue_size == 4)
+        gate.set()
+        assert busy.result(BOUND) == 0
+        assert [future.result(BOUND) for future in futures] == [2, 4, 6, 8]
+    assert sorted(map(len, batches)) == [1, 4]
+
+
+def test_a_coroutine_function_has_one_queue_per_loop_which_goes_with_it() -> None:
+    fn = batched.aio.dynamically(on_any_loop)
+
+    async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
+        assert await fn(1) == 2
+        return weakref.ref(asyncio.get_running_loop())
+
+    refs = [asyncio.run(main()) for _ in range(3)]
+    trio.run(fn.acall, 1)
+    gc.collect()
+    assert not any(ref() for ref in refs)
+    runtimes: Any = fn._batcher.runtime
+    assert len(runtimes._runtimes) == 0
+    assert fn.stats.calls == 4
+
+
+def test_a_coroutine_function_cannot_be_called_where_no_loop_runs() -> None:
+    fn = batched.aio.dynamically(coroutine)
+    with pytest.raises(RuntimeError, match="event loop"):
+        fn.submit(1)
+    with pytest.raises(RuntimeError, match="event loop"):
+        fn(1).send(None)
+
+
+def test_blocking_the_loop_that_must_answer_raises_instead_of_hanging() -> None:
+    fn = batched.aio.dynamically(coroutine)
+
+    async def main() -> None:
+        future = fn.submit(1)
+        for blocking in (future.result, future.exception):
+            with pytest.raises(RuntimeError, match="await"):
+                blocking()
+        with pytest.raises(RuntimeError, match="aclose"):
+            fn.shutdown()
+        assert await asyncio.wrap_future(future) == 2
+        assert future.result() == 2
+        await fn.aclose()
+
+    asyncio.run(main())
+
+
+def test_another_thread_may_wait_for_what_a_loop_answers() -> None:
+    fn = batched.aio.dynamically(coroutine)
+
+    async def main() -> int:
+        return await asyncio.to_thread(fn.submit(4).result, BOUND)
+
+    assert asyncio.run(main()) == 8
+
+
+def test_a_loop_that_is_closed_ends_what_waited_on_it() -> None:
+    started = threading.Event()
+
+    @batched.aio.dynamically
+    async def never(items: list[int]) -> list[int]:
+        started.set()
+        await asyncio.Event().wait()
+        return items
+
+    futures: list[Future[int]] = []
+
+    async def main() -> None:
+        futures.append(never.submit(1))
+        while not started.is_set():
+            await asyncio.sleep(0)
+        futures.append(never.submit(2))
+
+    asyncio.run(main())  # cancels the worker, as it cancels every task
+    for future in futures:
+        assert isinstance(future.exception(BOUND), batched.BatchedError)
+
+    async def again() -> None:
+        with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+            await asyncio.wait_for(never(3), 0.01)
+
+    asyncio.run(again())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine")
+def test_a_loop_that_is_closed_without_cancelling_ends_what_waited_on_it() -> None:
+    @batched.aio.dynamically
+    async def never(items: list[int]) -> list[int]:
+        await asyncio.get_running_loop().create_future()
+        return items
+
+    futures: list[Future[int]] = []
+
+    async def main() -> None:
+        futures.append(never.submit(1))
+        await asyncio.sleep(0)
+        futures.append(never.submit(2))
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # the pending task is reported there
+    loop.run_until_complete(main())
+    loop.close()
+    del loop
+    gc.collect()
+    never.shutdown()
+    for future in futures:
+        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+
+
+def test_shutdown_does_not_wait_for_a_loop_that_has_stopped() -> None:
+    @batched.aio.dynamically
+    async def never(items: list[int]) -> list[int]:
+        await asyncio.get_running_loop().create_future()
+        return items
+
+    async def main() -> Future[int]:
+        future = never.submit(1)
+        await asyncio.sleep(0)
+        return future
+
+    loop = asyncio.new_event_loop()
+    try:
+        future = loop.run_until_complete(main())
+        never.shutdown()
+        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+def test_cancelling_every_task_of_a_loop_ends_its_calls_and_the_next_one_is_served() -> None:
+    @batched.aio.dynamically(batch_size=2, flush="window", timeout_ms=1e9)
+    async def held(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    async def main() -> Any:
+        me = asyncio.current_task()
+        future = held.submit(21)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks():
+            if task is not me:
+                task.cancel()
+        with pytest.raises(batched.BatcherClosed):
+            await asyncio.wait_for(asyncio.wrap_future(future), BOUND)
+        return await asyncio.wait_for(held([1, 2]), BOUND)
+
+    assert asyncio.run(main()) == [2, 4]
+
+
+def test_a_function_that_is_cancelled_within_harms_its_own_batch_only() -> None:
+    @batched.aio.dynamically(batch_size=1)
+    async def fn(items: list[str]) -> list[str]:
+        if items == ["cancelled"]:
+            inner = asyncio.get_running_loop().create_future()
+            inner.cancel()
+            await inner
+        if items == ["late"] and hasattr(asyncio, "timeout"):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await asyncio.Event().wait()
+        return items
+
+    async def main() -> Any:
+        return await asyncio.gather(*map(fn, ["late", "cancelled", "good", "late"]), return_exceptions=True)
+
+    late, cancelled, good, later = asyncio.run(main())
+    assert (late, good, later) == ("late", "good", "late")
+    assert isinstance(cancelled, batched.BatchFunctionError)
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="eager tasks came with Python 3.12")
+def test_coroutines_share_the_first_batch_under_an_eager_task_factory() -> None:
+    batches: list[int] = []
+
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        batches.append(len(items))
+        return items
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009  # newer than the oldest Python
+        await asyncio.gather(*(fn(i) for i in range(32)))
+
+    asyncio.run(main())
+    assert batches == [32]
+
+
+def test_coroutines_that_start_together_share_the_first_batch() -> None:
+    batches: list[int] = []
+
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        batches.append(len(items))
+        return items
+
+    async def main() -> None:
+        await asyncio.gather(*(fn(i) for i in range(32)))
+
+    asyncio.run(main())
+    assert batches == [32]
+
+
+def test_callers_who_come_straight_back_share_the_next_batch() -> None:
+    batches: list[int] = []
+
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        batches.append(len(items))
+        await asyncio.sleep(0)
+        return items
+
+    async def caller() -> None:
+        for i in range(5):
+            await fn(i)
+
+    async def main() -> None:
+        await asyncio.gather(*(caller() for _ in range(8)))
+
+    asyncio.run(main())
+    assert batches == [8] * 5
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("turn", range(3))
+async def test_a_module_level_function_serves_a_loop_per_test(turn: int) -> None:
+    assert await gathered(per_test) == EXPECTED
+    assert per_test.stats.calls == 50 * (turn + 1)
+
+
+per_test = batched.aio.dynamically(coroutine)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    waiting = threading.Condition()
+    with waiting:
+        for _ in range(int(BOUND / 0.001)):
+            if condition():
+                return
+            waiting.wait(0.001)
+    raise AssertionError("it did not happen in time")
