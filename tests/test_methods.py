@@ -9,16 +9,15 @@ import functools
 import gc
 import inspect
 import pickle
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from stage import BOUND
 
 import batched
-from stage import BOUND
 
 
 class Model:

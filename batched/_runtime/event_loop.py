@@ -12,7 +12,7 @@ from typing import Any
 
 from .._core.scheduler import Batch
 from .runtime import Runtime, serving
-from .wakers import AsyncWaker, BlockingWaker, async_waker, current_loop, is_over, wait, wake_all
+from .wakers import AsyncWaker, BlockingWaker, async_waker, current_loop, current_task, ends_task, is_over, logger, wait, wake_all
 
 
 class EventLoopRuntime(Runtime):
@@ -38,6 +38,7 @@ class EventLoopRuntime(Runtime):
 
     async def _work(self) -> None:
         serving.set(self.badge)
+        task = current_task()
         bell = _Bell()
         try:
             while True:
@@ -50,7 +51,11 @@ class EventLoopRuntime(Runtime):
                     return
                 else:
                     await bell.nap(max(found - time.monotonic(), 0.0))
-        except BaseException:  # cancelled or closed, as the tasks of a loop are at its end
+        except BaseException as error:
+            if not ends_task(error, task):  # ours; let out of a system task, it would end trio itself
+                logger.exception("the worker of %s failed", self.name)
+                self.forsake(f"its worker failed: {error!r}")
+                return
             self.forsake("its event loop has ended, or cancelled the task that ran it")
             raise
 

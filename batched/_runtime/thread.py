@@ -12,7 +12,7 @@ from typing import Any
 from .._core.linger import NEVER
 from .._core.scheduler import Batch
 from .runtime import Runtime, alive, serving
-from .wakers import BlockingWaker, async_waker
+from .wakers import BlockingWaker, async_waker, logger
 
 
 class ThreadRuntime(Runtime):
@@ -117,7 +117,14 @@ class _Bell:
 def _work(bell: _Bell) -> None:
     while True:
         runtime = bell.wait()
-        if runtime is None or not runtime.serve(bell):
+        if runtime is None:
+            return
+        try:
+            if not runtime.serve(bell):
+                return
+        except BaseException as error:
+            logger.exception("the worker of %s failed", runtime.name)
+            runtime.forsake(f"its worker failed: {error!r}")
             return
         del runtime
 

@@ -226,7 +226,7 @@ def ends_task(error: BaseException, task: Any) -> bool:
     """Whether `error`, raised where `task` awaited something, was sent to end the task, and not raised by what it awaited."""
     if isinstance(error, GeneratorExit):
         return current_task() is not task  # closed from outside: its loop is gone
-    if isinstance(error, asyncio.CancelledError):
+    if isinstance(error, asyncio.CancelledError) and asyncio.isfuture(task):
         return bool(task.cancelling())
     return "trio" in sys.modules and isinstance(error, sys.modules["trio"].Cancelled)
 
