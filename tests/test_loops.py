@@ -158,8 +158,7 @@ def test_a_loop_that_is_closed_ends_what_waited_on_it() -> None:
 
     async def main() -> None:
         futures.append(never.submit(1))
-        while not started.is_set():
-            await asyncio.sleep(0)
+        await asyncio.to_thread(started.wait, BOUND)
         futures.append(never.submit(2))
 
     asyncio.run(main())  # cancels the worker, as it cancels every task

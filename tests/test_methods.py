@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from stage import BOUND
 
 import batched
+from stage import BOUND
 
 
 class Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from .._core.scheduler import Request, Slice
@@ -19,10 +19,10 @@ class Items:
 
     def collate(self, slices: list[Slice]) -> list[Any]:
         """The items of all slices in order, in a list that belongs to the batch function."""
-        if len(slices) == 1:
-            request, start, stop = slices[0]
-            return list(request.items[start:stop])
-        return list(chain.from_iterable(request.items[start:stop] for request, start, stop in slices))
+        items: list[Any] = []
+        for request, start, stop in slices:
+            items += request.items[start:stop]
+        return items
 
     def split(self, output: Any, slices: list[Slice]) -> Sequence[list[Any] | Exception]:
         """One part per slice: its results in order, or the first of them that is an exception.
@@ -52,7 +52,10 @@ class Items:
         """What the caller gets: a list for a list call, else the one result."""
         if not request.listed:
             return parts[0][0]
-        return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
+        results: list[Any] = []
+        for part in parts:
+            results += part
+        return results
 
     def _listed(self, output: Any) -> list[Any]:
         if isinstance(output, (str, bytes, Mapping)) or not (isinstance(output, Sequence) or hasattr(output, "__dlpack__")):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from .linger import AT_ONCE, NEVER, FlushReason, linger
 from .policy import BatchPolicy
@@ -76,12 +76,8 @@ class Request:
             del error  # its traceback holds this frame
 
 
-class Slice(NamedTuple):
-    """Items `start` to `stop` of one request."""
-
-    request: Request
-    start: int
-    stop: int
+Slice = tuple[Request, int, int]
+"""A request, and the positions of the first and after the last of the items meant. Plain, for there is one per call in each batch."""
 
 
 class Batch:
@@ -237,7 +233,7 @@ class Scheduler:
                 continue
             start = request.taken
             stop = min(request.size, start + room)
-            slices.append(Slice(request, start, stop))
+            slices.append((request, start, stop))
             room -= stop - start
             if not room:
                 break

@@ -70,7 +70,7 @@ class Execution:
 
     def _attempt(self, slices: list[Slice]) -> Generator[Call, tuple[Any, BaseException | None], list[Outcome]]:
         """Yields each call that is to be made and is sent its output or error; returns the outcomes."""
-        leader = slices[0].request
+        leader = slices[0][0]
         arguments = leader.group
         owner = () if leader.owner is None else (leader.owner,)
         try:

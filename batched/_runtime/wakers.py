@@ -226,8 +226,8 @@ def ends_task(error: BaseException, task: Any) -> bool:
     """Whether `error`, raised where `task` awaited something, was sent to end the task, and not raised by what it awaited."""
     if isinstance(error, GeneratorExit):
         return current_task() is not task  # closed from outside: its loop is gone
-    if isinstance(error, asyncio.CancelledError) and asyncio.isfuture(task):
-        return bool(task.cancelling())
+    if isinstance(error, asyncio.CancelledError) and isinstance(task, asyncio.Task):
+        return task.cancelling() > 0  # type: ignore[attr-defined, no-any-return]  # a worker's has it on Python 3.10 too
     return "trio" in sys.modules and isinstance(error, sys.modules["trio"].Cancelled)
 
 

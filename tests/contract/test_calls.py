@@ -227,7 +227,7 @@ async def test_other_settings_make_another_batcher_of_the_same_function(stage: S
 async def test_the_undecorated_function_is_there(stage: Stage) -> None:
     fn = stage.decorate()
     result = fn.__wrapped__(["a", "b"])
-    assert [("done", "a"), ("done", "b")] == (await result if stage.kind == "aio-coroutine" else result)
+    assert (await result if stage.kind == "aio-coroutine" else result) == [("done", "a"), ("done", "b")]
     assert fn.stats.calls == 0
 
 

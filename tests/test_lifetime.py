@@ -1,0 +1,371 @@
+"""From the first call to the end of the process: threads, garbage, forks, exits, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import batched
+from batched._runtime.thread import ThreadRuntime
+from stage import BOUND
+
+
+def workers(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"batched-{name}-")]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    waiting = threading.Condition()
+    with waiting:
+        for _ in range(int(BOUND / 0.002)):
+            if condition():
+                return
+            waiting.wait(0.002)
+    raise AssertionError("it did not happen in time")
+
+
+def python(code: str, *, timeout: float = BOUND) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a process of its own, which must end by itself."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def test_no_thread_is_started_before_the_first_call() -> None:
+    fn: Any = batched.dynamically(name="lazy")(lambda items: items)
+    assert workers("lazy") == []
+    assert fn(1) == 1
+    assert len(workers("lazy")) == 1
+    assert workers("lazy")[0].daemon
+    fn.shutdown()
+    assert workers("lazy") == []
+
+
+def test_no_more_threads_are_started_than_batches_may_run() -> None:
+    gate = threading.Event()
+
+    @batched.dynamically(name="three", batch_size=1, max_concurrent_batches=3)
+    def fn(items: list[int]) -> list[int]:
+        assert gate.wait(BOUND)
+        return items
+
+    futures = [fn.submit(i) for i in range(10)]
+    wait_until(lambda: fn.stats.in_flight == 3)
+    assert len(workers("three")) == 3
+    gate.set()
+    assert [future.result(BOUND) for future in futures] == list(range(10))
+    fn.shutdown()
+    assert workers("three") == []
+
+
+def test_one_caller_needs_one_thread_however_many_are_allowed() -> None:
+    fn: Any = batched.dynamically(name="one", max_concurrent_batches=8)(lambda items: items)
+    for i in range(50):
+        assert fn(i) == i
+    assert len(workers("one")) == 1
+    fn.shutdown()
+
+
+def test_a_dropped_batcher_finishes_what_it_accepted_and_ends_its_thread() -> None:
+    gate = threading.Event()
+    done: list[int] = []
+
+    def slow(items: list[int]) -> list[int]:
+        assert gate.wait(BOUND)
+        done.extend(items)
+        return items
+
+    fn = batched.dynamically(name="dropped", batch_size=1)(slow)
+    for i in range(3):
+        fn.submit(i)
+    del fn
+    gc.collect()
+    gate.set()
+    wait_until(lambda: done == [0, 1, 2])
+    wait_until(lambda: workers("dropped") == [])
+
+
+def test_a_dropped_idle_batcher_frees_its_function() -> None:
+    def function(items: list[int]) -> list[int]:
+        return items
+
+    fn = batched.dynamically(name="idle")(function)
+    assert fn(1) == 1
+    ref = weakref.ref(function)
+    del fn, function
+    gc.collect()
+    wait_until(lambda: ref() is None and workers("idle") == [])
+
+
+def test_results_of_a_batch_are_not_kept_by_an_idle_worker() -> None:
+    class Thing:
+        pass
+
+    @batched.dynamically
+    def fn(items: list[int]) -> list[Thing]:
+        return [Thing() for _ in items]
+
+    thing = fn(1)
+    ref = weakref.ref(thing)
+    del thing
+    wait_until(lambda: ref() is None)
+
+
+def test_a_held_call_is_answered_although_nobody_holds_the_batcher() -> None:
+    future = batched.dynamically(flush="window", timeout_ms=20.0)(lambda items: items).submit(7)
+    gc.collect()
+    assert future.result(BOUND) == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts context switches in /proc")
+def test_idle_workers_do_not_wake_up() -> None:
+    fn: Any = batched.dynamically(name="still", max_concurrent_batches=4)(lambda items: items)
+    assert fn([1, 2, 3]) == [1, 2, 3]
+    (worker,) = workers("still")
+
+    def switches() -> int:
+        with open(f"/proc/self/task/{worker.native_id}/status") as status:
+            return sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
+
+    seen = [switches()]
+
+    for _ in range(50):  # one quiet stretch in which nothing that polls could keep still
+        threading.Event().wait(0.2)
+        seen.append(switches())
+        if seen[-1] == seen[-2]:
+            return
+    raise AssertionError(f"it went on waking up: {seen}")
+
+
+def test_a_signal_that_interrupts_a_waiting_caller_takes_its_call_out_of_the_queue() -> None:
+    gate, entered = threading.Event(), threading.Event()
+    batches: list[list[str]] = []
+
+    @batched.dynamically
+    def fn(items: list[str]) -> list[str]:
+        batches.append(items)
+        entered.set()
+        assert gate.wait(BOUND)
+        return items
+
+    busy = fn.submit("busy")
+    assert entered.wait(BOUND)
+
+    def interrupt() -> None:
+        wait_until(lambda: fn.stats.queue_size == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fn("interrupted")
+    thread.join(BOUND)
+    assert fn.stats.queue_size == 0
+    assert fn.stats.cancelled == 1
+    gate.set()
+    assert busy.result(BOUND) == "busy"
+    assert fn("next") == "next"
+    assert batches == [["busy"], ["next"]]
+
+
+def test_where_no_thread_can_be_started_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(name="threadless")(lambda items: items)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(batched.BatcherClosed, match="can't start new thread"):
+            fn(1)
+        with pytest.raises(batched.BatcherClosed, match="can't start new thread"):
+            fn([1, 2])
+    assert fn(3) == 3
+
+
+def test_a_worker_that_fails_within_the_library_ends_its_calls_and_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fn: Any = batched.dynamically(name="broken")(lambda items: items)
+    assert fn(1) == 1
+
+    def fail(*_: object) -> None:
+        raise MemoryError("here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadRuntime, "_finish", fail)
+        with pytest.raises(batched.BatcherClosed, match="its worker failed"):
+            fn(2)
+    assert "the worker of broken failed" in caplog.text
+    assert fn(3) == 3
+
+
+def test_interpreter_exit_finishes_what_was_accepted() -> None:
+    done = python(
+        """
+        import batched, os, threading
+        release = threading.Event()
+        @batched.dynamically(batch_size=1)
+        def fn(items):
+            release.wait(10)
+            os.write(1, f"ran {items[0]}\\n".encode())
+            return items
+        for i in range(3):
+            fn.submit(i)
+        held = batched.dynamically(flush="window", timeout_ms=1e9)(lambda items: [os.write(1, b"ran held\\n")])
+        held.submit("held")
+        threading.Timer(0.1, release.set).start()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:-1]) == ["ran 0", "ran 1", "ran 2", "ran held"]
+    assert done.stderr == ""
+
+
+def test_an_interrupt_at_exit_abandons_what_is_left() -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                """
+                import batched, threading
+                @batched.dynamically
+                def fn(items):
+                    print("running", flush=True)
+                    threading.Event().wait()
+                fn.submit(1)
+                """
+            ),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    while process.poll() is None:  # the interpreter may not have come to its exit yet
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    process.communicate(timeout=BOUND)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("decorator", ["batched.dynamically", "batched.aio.dynamically"])
+def test_after_a_fork_parent_and_child_serve_calls(decorator: str) -> None:
+    done = python(
+        f"""
+        import asyncio, os, threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what this is about
+        import batched
+        gate, entered = threading.Event(), threading.Event()
+        def function(items):
+            if items == ["slow"]:
+                entered.set()
+                assert gate.wait(10)
+            return [item * 2 for item in items]
+        fn = {decorator}(function)
+        assert asyncio.run(fn.acall(1)) == 2
+        running = fn.submit("slow")
+        assert entered.wait(10)
+        waiting = fn.submit("waits")
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for future in (running, waiting):
+                    error = future.exception(10)
+                    assert isinstance(error, batched.BatcherClosed), error
+                    assert "forked" in str(error)
+                assert asyncio.run(fn.acall(3)) == 6
+                assert fn.submit(4).result(10) == 8
+                fn.shutdown()
+                code = 0
+            finally:
+                os._exit(code)
+        gate.set()
+        assert running.result(10) == "slowslow"
+        assert waiting.result(10) == "waitswaits"
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert fn.submit(5).result(10) == 10
+        print("fine")
+        """
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_while_threads_are_calling_leaves_a_child_that_serves() -> None:
+    done = python(
+        """
+        import os, threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import batched
+        fn = batched.dynamically(lambda items: items)
+        stop = threading.Event()
+        def hammer():
+            while not stop.is_set():
+                fn(1)
+        threads = [threading.Thread(target=hammer) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            pid = os.fork()
+            if pid == 0:
+                threading.Timer(5, os._exit, (1,)).start()
+                os._exit(0 if fn([1, 2]) == [1, 2] and fn.stats.queue_size == 0 else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+        print("fine")
+        """,
+        timeout=60,
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_a_batcher_works_in_processes_that_multiprocessing_forks() -> None:
+    done = python(
+        """
+        import multiprocessing, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import batched
+        @batched.dynamically
+        def fn(items):
+            return [item + 1 for item in items]
+        if __name__ == "__main__":
+            assert fn(1) == 2
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                assert pool.map(fn, range(20)) == list(range(1, 21))
+            print("fine")
+        """,
+        timeout=60,
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_a_waiting_coroutine_does_not_keep_a_dead_loop_alive() -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+
+    async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await fn.acall(1)
+        return weakref.ref(asyncio.get_running_loop())
+
+    ref = asyncio.run(main())
+    gc.collect()
+    assert ref() is None

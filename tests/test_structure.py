@@ -1,0 +1,107 @@
+"""The plan of the house, read off the modules themselves."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import batched
+
+ROOT = Path(batched.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(ROOT.rglob("*.py"))
+}
+
+# Each module imports from its own row and from rows above it.
+LAYERS = [
+    ["batched.errors", "batched._core"],
+    ["batched.stats"],
+    ["batched._collate"],
+    ["batched._runtime"],
+    ["batched._batcher", "batched._map"],
+    ["batched._batched"],
+    ["batched._decorator"],
+    ["batched.aio"],
+    ["batched"],
+    ["batched._demo", "batched.cli"],
+    ["batched.__main__"],
+]
+
+
+def layer(module: str) -> int:
+    names = [(number, name) for number, row in enumerate(LAYERS) for name in row]
+    inside = [(len(name), number) for number, name in names if module == name or (module.startswith(f"{name}.") and name != "batched")]
+    assert inside, f"{module} has no place in LAYERS"
+    return max(inside)[1]
+
+
+def imports(module: str) -> set[str]:
+    """Every module that `module` imports, relative names resolved, those for type checkers too."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            origin = ".".join(filter(None, [base, node.module]))
+            found.update(full if (full := f"{origin}.{alias.name}") in MODULES else origin for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    for imported in imports(module):
+        if imported.split(".")[0] == "batched":
+            assert layer(imported) <= layer(module), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("batched._core")])
+def test_the_core_is_pure(module: str) -> None:
+    outside = {name.split(".")[0] for name in imports(module)} - {"batched"}
+    assert outside <= {"__future__", "collections", "dataclasses", "itertools", "math", "operator", "typing"}
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if name != "batched.__main__" and not any(part.startswith("_") for part in name.split("."))]
+)
+def test_public_modules_say_what_is_public(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert loaded.__doc__
+    if module == "batched.cli":
+        return
+    assert sorted(loaded.__all__) == sorted(set(loaded.__all__))
+    for name in loaded.__all__:
+        assert getattr(loaded, name) is not None
+    here = {name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == module and not name.startswith("_")}
+    assert here <= set(loaded.__all__) | {"Recorder"}
+
+
+def test_every_module_is_importable() -> None:
+    for info in pkgutil.walk_packages(batched.__path__, "batched."):
+        if not info.name.endswith("__main__"):
+            importlib.import_module(info.name)
+
+
+def test_importing_it_loads_none_of_what_it_works_with() -> None:
+    code = "import sys, batched, batched.aio; print(*(name for name in sys.modules if '.' not in name))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "torch", "trio", "uvloop", "transformers", "anyio", "rich", "matplotlib", "typing_extensions"} & set(loaded)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    assert version("batched") == batched.__version__
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_are_of_a_size_one_can_read(module: str) -> None:
+    assert len(MODULES[module].read_text().splitlines()) <= 330
