@@ -50,7 +50,7 @@ class Stats:
     errors: int
     """Calls that ended with an exception of the batch function."""
     cancelled: int
-    """Calls given up by their callers, or cancelled at shutdown, before they were answered."""
+    """Calls that ended unanswered: given up by their callers, cancelled at shutdown, or lost with their event loop."""
     rejected: int
     """Calls refused because the batcher was closed."""
     queue_wait: Percentiles
@@ -73,10 +73,12 @@ class Stats:
 
 
 def _duration(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1 or unit == "us":
-            return f"{seconds * scale:.3g} {unit}"
-    raise AssertionError
+    unit, value = "s", seconds
+    if seconds < 0.9995e-3:  # what three digits would still round up to the next unit
+        unit, value = "us", seconds * 1e6
+    elif seconds < 0.9995:
+        unit, value = "ms", seconds * 1e3
+    return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
 
 
 class _Histogram:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
+from numbers import Number
 from typing import Any, Final
 
 _PLACE: Final = object()  # stands for the instance and the items when a signature is bound
@@ -28,7 +29,12 @@ class Arguments:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Arguments) and self._key == other._key)
+        if self is other or not isinstance(other, Arguments):
+            return self is other
+        try:
+            return self._key == other._key
+        except Exception:  # of the arguments' own comparison: what cannot be compared does not share a batch
+            return False
 
 
 class Binder:
@@ -115,12 +121,12 @@ def _default_key(parameter: inspect.Parameter) -> Hashable:
 def _frozen(value: Any) -> Hashable:
     """A hashable key that equals another one if and only if type and content do."""
     kind = type(value)
-    if kind in (list, tuple):
+    if isinstance(value, (list, tuple)):
         return kind, tuple(map(_frozen, value))
-    if kind in (set, frozenset):
+    if isinstance(value, (set, frozenset)):
         return kind, frozenset(map(_frozen, value))
-    if kind is dict:
+    if isinstance(value, dict):
         return kind, frozenset((_frozen(key), _frozen(item)) for key, item in value.items())
-    if kind is float:
-        return kind, value.hex()  # tells -0.0 from 0.0, and lets nan equal itself
+    if isinstance(value, Number) and not isinstance(value, int):
+        return kind, repr(value)  # tells -0.0 from 0.0, and lets nan equal itself
     return kind, value

@@ -58,7 +58,9 @@ class Items:
         return results
 
     def _listed(self, output: Any) -> list[Any]:
-        if isinstance(output, (str, bytes, Mapping)) or not (isinstance(output, Sequence) or hasattr(output, "__dlpack__")):
+        if isinstance(output, (str, bytes, bytearray, memoryview, Mapping)) or not (
+            isinstance(output, Sequence) or hasattr(output, "__dlpack__")
+        ):
             raise BatchFunctionError(
                 f"{self._name} returned {type(output).__name__}; it must return a list, tuple, array or tensor with one entry per item"
             )
@@ -68,17 +70,24 @@ class Items:
 
 
 def _owned(rows: list[Any], kinds: set[type]) -> list[Any]:
-    """`rows` with every view of a larger array or tensor replaced by a copy."""
-    array = getattr(sys.modules.get("numpy"), "ndarray", ())  # a function that returns arrays has loaded their library
-    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
-    if not any(issubclass(kind, array) or issubclass(kind, tensor) for kind in kinds):
+    """`rows` with every array or tensor that shares its memory with more than itself replaced by a copy."""
+    numpy: Any = sys.modules.get("numpy")  # a function that returns arrays has loaded their library
+    torch: Any = sys.modules.get("torch")
+    arrays = (numpy.ndarray, numpy.void) if numpy else ()
+    tensors = (torch.Tensor,) if torch else ()
+    if not any(issubclass(kind, (*arrays, *tensors)) for kind in kinds):
         return rows
     owned: list[Any] = []
+    memories: set[int] = set()
     for row in rows:
-        if isinstance(row, array) and row.base is not None:
-            owned.append(row.copy())
-        elif isinstance(row, tensor) and row.untyped_storage().nbytes() > row.nbytes:
-            owned.append(row.clone())
+        if isinstance(row, arrays):
+            owned.append(row if row.base is None and isinstance(row, numpy.ndarray) else row.copy())
+        elif isinstance(row, tensors):
+            memory = row.untyped_storage() if row.layout is torch.strided else None
+            own = memory is not None and memory.nbytes() == row.nbytes and memory.data_ptr() not in memories
+            if memory is not None:
+                memories.add(memory.data_ptr())
+            owned.append(row if own else row.clone())
         else:
             owned.append(row)
     return owned

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from typing import Literal, get_args
 
 Flush = Literal["auto", "eager", "window"]
@@ -56,12 +58,12 @@ def _whole(name: str, value: object, least: int) -> int:
 
 
 def _duration(name: str, value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]  # a refusal is the point
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, (bool, str, bytes)):
+    if not isinstance(value, (Real, Decimal)) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number of milliseconds, at least 0 and finite, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
     return number

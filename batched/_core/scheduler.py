@@ -10,9 +10,11 @@ The rules, in the order they are applied:
    when its share is due, the oldest large one. A call is small if it has at most `small_batch_threshold` items.
 4. The batch takes the leader, then the group's small calls, then its large ones, each class first come, first served.
    A call that does not fit is split, and its rest goes first in its class next time.
-5. While large calls wait, the oldest of them earns a quarter of a batch with every batch of any group, and its share
-   is due once it has earned a whole batch or all that it still needs. So a call of m items that is the oldest large
-   one, and not held, is finished within ceil(4 * m / batch_size) + 1 batches, however many small calls arrive.
+5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch, of any group, after
+   which some of it still waits; its share is due once it has earned a whole batch or all that it still needs; what it
+   gets by leading is taken off, what it gets in room that small calls leave is not. So a call of m items is finished
+   within ceil(4 * m / batch_size) + 1 batches once it is the heir, however many small calls arrive. A new heir has earned
+   nothing, so small calls never wait for more than two batches in a row that large ones lead.
 
 Times are seconds on whichever clock the caller passes as `now`.
 """
@@ -125,7 +127,8 @@ class Scheduler:
         self._groups: dict[Hashable, _Group] = {}  # never an empty one
         self._small: _Queue = OrderedDict()  # small requests of all groups, oldest first
         self._large: _Queue = OrderedDict()  # large requests of all groups, oldest first
-        self._earned = 0  # by the oldest large request, in items / SHARE; at most one batch
+        self._heir: Request | None = None  # the large request that leads when its share is due
+        self._earned = 0  # by the heir so far, in items / SHARE
 
     def __iter__(self) -> Iterator[Request]:
         """The requests of which anything still waits."""
@@ -167,17 +170,24 @@ class Scheduler:
         """The next batch, or None while there is none to run yet: see `next_deadline`."""
         if not self.has_room:
             return None
-        heir = next(iter(self._large), None)
-        full = self.policy.batch_size
-        earned = 0 if heir is None else min(self._earned + full, SHARE * full)
-        due = heir is not None and earned >= SHARE * min(full, heir.size - heir.taken)
-        found = self._leader(now, (self._large, self._small) if due else (self._small, self._large))
-        if found is None:
+        small = self._first(self._small, now)
+        large = self._first(self._large, now)
+        if large is not self._heir:
+            self._heir, self._earned = large, 0
+        if large is None or (small is not None and self._earned < SHARE * min(large.size - large.taken, self.policy.batch_size)):
+            leader = small
+        else:
+            leader = large
+        if leader is None:
             return None
-        leader, group, reason = found
-        before = 0 if heir is None else heir.taken
+        group = leader.queues
+        assert group is not None
+        reason = self._departure(group)[1]
+        before = leader.taken
         batch = Batch(*self._fill(leader, group), reason, now)
-        self._earned = 0 if heir is None else max(0, earned - SHARE * (heir.taken - before))
+        if leader is large:
+            self._earned = max(0, self._earned - SHARE * (leader.taken - before))
+        self._earned += self.policy.batch_size
         self.running[batch] = None
         return batch
 
@@ -209,16 +219,16 @@ class Scheduler:
             return AT_ONCE, "eager"
         return self._linger.until(group.oldest), self._linger.reason
 
-    def _leader(self, now: float, classes: Iterable[_Queue]) -> tuple[Request, _Group, FlushReason] | None:
+    def _first(self, requests: _Queue, now: float) -> Request | None:
+        """The oldest of `requests` whose group may leave."""
         held: set[_Group] = set()
-        for request in chain.from_iterable(classes):
+        for request in requests:
             group = request.queues
             assert group is not None
             if group in held:
                 continue
-            moment, reason = self._departure(group)
-            if moment <= now:
-                return request, group, reason
+            if self._departure(group)[0] <= now:
+                return request
             held.add(group)
             if len(held) == len(self._groups):
                 break
@@ -257,5 +267,7 @@ class Scheduler:
         group.begun -= request.taken > 0
         self.waiting -= rest
         request.queues = None
+        if request is self._heir:
+            self._heir = None
         if not group.waiting:
             del self._groups[group.key]

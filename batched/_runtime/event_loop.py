@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .._core.scheduler import Batch
+from .._core.scheduler import Batch, Scheduler
 from .runtime import Runtime, serving
 from .wakers import AsyncWaker, BlockingWaker, async_waker, current_loop, current_task, ends_task, is_over, logger, wait, wake_all
 
@@ -27,19 +27,19 @@ class EventLoopRuntime(Runtime):
     def _start_worker(self) -> None:
         loop = current_loop()
         if isinstance(loop, asyncio.AbstractEventLoop):  # in a context of its own: a worker serves many callers
-            task = contextvars.Context().run(_WorkerTask, self._work(), loop=loop, name=f"batched-{self.name}")
+            task = contextvars.Context().run(_WorkerTask, self._work(self._scheduler), loop=loop, name=f"batched-{self.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            sys.modules["trio"].lowlevel.spawn_system_task(self._work, name=f"batched-{self.name}")
+            sys.modules["trio"].lowlevel.spawn_system_task(self._work, self._scheduler, name=f"batched-{self.name}")
 
     def _ring(self, bell: Any) -> None:
         bell.ring()
 
-    async def _work(self) -> None:
+    async def _work(self, scheduler: Scheduler) -> None:
         serving.set(self.badge)
         task = current_task()
-        bell = _Bell()
+        bell = _Bell(scheduler)
         try:
             while True:
                 bell.hang()
@@ -78,6 +78,9 @@ class _Bell:
     """What a worker rests on, renewed for each rest."""
 
     _waker: AsyncWaker
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler  # whose batches the worker runs
 
     def hang(self) -> None:
         self._waker = async_waker()

@@ -142,17 +142,20 @@ class Runtime(ABC):
             drained = self._drained()
         wake_all(drained, current_loop())
 
-    def forsake(self, why: str) -> None:
-        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh: the workers are gone."""
-        scheduler, drained = self._scheduler, self._until_drained
+    def forsake(self, why: str, *, forked: bool = False) -> None:
+        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh, with other workers."""
+        scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
         self._reset()
         running = [request for batch in scheduler.running for request, _, _ in batch.slices]
         ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
         for request in ended:
             request.error = BatcherClosed(f"{self.name}: {why}")
-            if isinstance(request.waker, Future):
+            self.recorder.cancelled()
+            if forked and isinstance(request.waker, Future):
                 request.waker.renew_lock()
         wake_all([*_end(ended), *drained], current_loop())
+        for bell in resting:
+            self._ring(bell)
 
     def call_worker(self) -> None:
         """Wakes a worker that rests, or starts one; all others are about to look for a batch anyway."""
@@ -181,6 +184,8 @@ class Runtime(ABC):
         """What a free worker does next: run a batch, rest until `bell` rings or a moment has come, or (None) end."""
         drained: list[Waker] = []
         with self._lock:
+            if bell.scheduler is not self._scheduler:  # it worked for what was forsaken
+                return None
             if bell in self._resting:  # it woke by itself
                 self._resting.remove(bell)
             batch = self._scheduler.take(time.monotonic())
@@ -238,7 +243,7 @@ def _end(requests: list[Request]) -> list[Any]:
 def _after_fork() -> None:
     for runtime in list(alive):
         runtime.recorder.renew_lock()
-        runtime.forsake("the process was forked; calls made before run in the parent only")
+        runtime.forsake("the process was forked; calls made before run in the parent only", forked=True)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from .._core.linger import NEVER
-from .._core.scheduler import Batch
+from .._core.scheduler import Batch, Scheduler
 from .runtime import Runtime, alive, serving
 from .wakers import BlockingWaker, async_waker, logger
 
@@ -50,7 +50,7 @@ class ThreadRuntime(Runtime):
             await drained
 
     def _start_worker(self) -> None:
-        bell = _Bell(self)
+        bell = _Bell(self, self._scheduler)
         thread = threading.Thread(target=_work, args=(bell,), name=f"batched-{self.name}-{next(self._numbers)}", daemon=True)
         with self._lock:
             self._threads.add(thread)
@@ -85,9 +85,10 @@ class ThreadRuntime(Runtime):
 class _Bell:
     """What a worker rests on. It brings the runtime along, so that one without work keeps no runtime alive."""
 
-    __slots__ = ("_caller", "_lock", "_widowed")
+    __slots__ = ("_caller", "_lock", "_widowed", "scheduler")
 
-    def __init__(self, runtime: ThreadRuntime) -> None:
+    def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler  # whose batches the worker runs
         self._lock = threading.Lock()  # locked while the worker may rest
         self._lock.acquire()
         self._caller: ThreadRuntime | None = None  # who rang last; None: nobody, or the runtime is gone

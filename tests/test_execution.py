@@ -1,0 +1,278 @@
+"""Corners of running a batch that no caller can reach on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+
+import batched
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Batch, Request, Scheduler, Slice
+from batched._runtime.event_loop import EventLoopRuntime
+from batched._runtime.execution import Execution, settle
+from batched._runtime.failures import told
+from batched._runtime.thread import ThreadRuntime
+from batched._runtime.wakers import Future, is_over
+from stage import BOUND
+
+
+class Parts:
+    """A collator that fails where it is told to."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+
+    def collate(self, slices: list[Slice]) -> list[Any]:
+        return self._do("collate", [request.items[0] for request, _, _ in slices])
+
+    def split(self, output: Any, slices: list[Slice]) -> Sequence[Any]:
+        return self._do("split", list(output))
+
+    def result(self, request: Request, parts: list[Any]) -> Any:
+        return self._do("result", parts)
+
+    def _do(self, step: str, outcome: list[Any]) -> list[Any]:
+        if step == self.failing:
+            raise SystemExit(f"{step} failed")
+        return outcome
+
+
+class Nobody:
+    args = ()
+    kwargs: dict[str, Any] = {}  # noqa: RUF012  # stands in for Arguments
+
+
+@pytest.mark.parametrize("step", ["collate", "split", "result"])
+def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str) -> None:
+    execution = Execution(lambda items: items, Parts(step), "fn")
+    scheduler = Scheduler(BatchPolicy())
+    requests = [Request([i], 1, Nobody, waker=object()) for i in range(2)]
+    for request in requests:
+        scheduler.submit(request, 0.0)
+    batch = scheduler.take(0.0)
+    assert batch is not None
+    outcomes = execution.run(batch)
+    scheduler.finished(batch, 1.0)
+    ended = settle(scheduler, batch, outcomes)
+    assert execution.conclude(ended) == 2
+    for request in requests:
+        assert isinstance(request.error, batched.BatchFunctionError)
+        assert isinstance(request.error.__cause__, SystemExit)
+
+
+def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    @batched.dynamically(name="lonely", batch_size=1, max_concurrent_batches=2)
+    def fn(items: list[int]) -> list[int]:
+        assert gate.wait(BOUND)
+        return items
+
+    first = fn.submit(0)
+    while not fn.stats.in_flight:
+        threading.Event().wait(0.001)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        others = [fn.submit(i) for i in (1, 2)]
+    gate.set()
+    assert [future.result(BOUND) for future in (first, *others)] == [0, 1, 2]
+    fn.shutdown()
+
+
+def test_an_interrupt_while_a_thread_is_started_reaches_the_caller_and_the_next_call_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+
+    def interrupt(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fn(1)
+    assert fn(2) == 2
+    fn.shutdown()
+
+
+def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = {name: threading.Event() for name in ("fails", "runs on")}
+
+    @batched.dynamically(name="crew", batch_size=1, max_concurrent_batches=3)
+    def fn(items: list[str]) -> list[str]:
+        if items[0] in gates:
+            assert gates[items[0]].wait(BOUND)
+        return items
+
+    assert [fn.submit(name).result(BOUND) for name in "abc"] == ["a", "b", "c"]
+    finish = ThreadRuntime._finish
+
+    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: list[Any]) -> None:
+        if batch.slices[0][0].items == ["fails"]:
+            raise MemoryError("here")
+        finish(runtime, batch, outcomes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadRuntime, "_finish", fail)
+        fails, runs_on = fn.submit("fails"), fn.submit("runs on")
+        while fn.stats.in_flight < 2:
+            threading.Event().wait(0.001)
+        gates["fails"].set()
+        for future in (fails, runs_on):
+            assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+        gates["runs on"].set()
+        assert fn(["still", "served"]) == ["still", "served"]
+    fn.shutdown()
+    for _ in range(2000):
+        if not any(thread.name.startswith("batched-crew-") for thread in threading.enumerate()):
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("a thread was left over")
+
+
+@pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)], ids=["asyncio", "trio"])
+def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @batched.aio.dynamically(name="broken")
+    async def fn(items: list[int]) -> list[int]:
+        return items
+
+    def fail(*_: object) -> None:
+        raise MemoryError("here")
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(EventLoopRuntime, "_finish", fail)
+            with pytest.raises(batched.BatcherClosed, match="its worker failed"):
+                await fn(1)
+        assert await fn(2) == 2
+
+    run(main())
+    assert "the worker of broken failed" in caplog.text
+
+
+def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        assert gate.wait(BOUND)
+        return items
+
+    def callback(future: object) -> None:
+        raise SystemExit("from a callback")
+
+    futures = [fn.submit(i) for i in range(3)]
+    futures[0].add_done_callback(callback)
+    gate.set()
+    assert [future.result(BOUND) for future in futures] == [0, 1, 2]
+    assert fn(4) == 4
+    assert "callback of a future" in caplog.text
+    fn.shutdown()
+
+
+def test_a_future_that_somebody_else_answered_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    future: Future[int] = Future()
+    future.bind(Request([1], 1, Nobody, waker=future), lambda request: False)
+    future.set_result(7)
+    future.wake()
+    future.wake()
+    assert future.result() == 7
+    assert not future.cancel()
+
+
+def test_an_answer_to_a_loop_that_is_closed_is_dropped() -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    @batched.dynamically(batch_size=1)
+    def fn(items: list[int]) -> list[int]:
+        entered.set()
+        assert gate.wait(BOUND)
+        return items
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(fn.acall(1))
+    loop.run_until_complete(asyncio.sleep(0))
+    assert entered.wait(BOUND)
+    loop.close()
+    gate.set()
+    assert fn(2) == 2
+    fn.shutdown()
+    del task
+    assert is_over(loop)
+
+
+def test_a_trio_loop_that_has_ended_is_over() -> None:
+    async def main() -> trio.lowlevel.TrioToken:
+        token = trio.lowlevel.current_trio_token()
+        assert not is_over(token)
+        return token
+
+    assert is_over(trio.run(main))
+
+
+def test_a_request_is_ended_once() -> None:
+    runtime = batched.dynamically(sorted)._batcher.runtime
+    assert isinstance(runtime, ThreadRuntime)
+    request = Request([1], 1, Nobody, waker=None)
+    assert not runtime.abandon(request)
+    assert not runtime.cancel(request)
+
+
+class Picky(Exception):
+    """Made again from its arguments, it says something else."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no {name}")
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+
+def test_copies_of_errors_are_faithful_or_not_made() -> None:
+    plain = ValueError("a", 1)
+    twin = told("fn", plain, alone=False)
+    assert twin is not plain
+    assert (type(twin), twin.args, twin.__cause__) == (ValueError, ("a", 1), plain)
+    assert told("fn", plain, alone=True) is plain
+
+    os_error = FileNotFoundError(2, "gone", "file")
+    copied = told("fn", os_error, alone=False)
+    assert isinstance(copied, FileNotFoundError)
+    assert copied is not os_error
+    assert (copied.errno, copied.filename) == (2, "file")
+
+    noted = ValueError("b")
+    noted.__dict__["extra"] = "kept"
+    assert vars(told("fn", noted, alone=False)) == {"extra": "kept"}
+
+    slotted: Any = Slotted("c")
+    slotted.code = object()
+    unreadable = type("Unreadable", (Exception,), {"__str__": lambda self: 1 / 0})("d")
+    for error in (Picky("e"), unreadable):
+        assert told("fn", error, alone=False) is error
+    copied_slotted: Any = told("fn", slotted, alone=False)
+    assert copied_slotted.code is slotted.code
+
+
+def test_a_cancellation_is_told_as_a_failure() -> None:
+    for error in (asyncio.CancelledError(), concurrent.futures.CancelledError(), GeneratorExit(), KeyboardInterrupt()):
+        wrapped = told("fn", error, alone=True)
+        assert isinstance(wrapped, batched.BatchFunctionError)
+        assert wrapped.__cause__ is error
+    caused = RuntimeError("coroutine raised StopIteration")
+    caused.__cause__ = StopIteration(3)
+    assert told("fn", caused, alone=True).__cause__ is caused.__cause__
+    ordinary = RuntimeError("fine")
+    ordinary.__cause__ = KeyError()
+    assert told("fn", ordinary, alone=True) is ordinary
