@@ -10,11 +10,12 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
-from ._batcher import MISSING, Batcher, BatchFunction, Settings
+from ._batcher import MISSING, UNDER_CLASSMETHOD, Batcher, BatchFunction, Settings
 from ._core.scheduler import Request
 from ._map import async_mapped, mapped
+from ._runtime.loops import current_loop
 from ._runtime.runtime import Runtime
-from ._runtime.wakers import AsyncWaker, BlockingWaker, Future, async_waker, current_loop
+from ._runtime.wakers import AsyncWaker, BlockingWaker, Future, async_waker
 from .stats import Stats
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class _Face(Generic[T, U, P]):
         elif instance is None:
             return cast("Self", self._of_class)  # checkers know a method as BatchedMethod from its decoration on
         elif instance is owner:
-            raise TypeError(f"{self._function.name}: put the batching decorator above @classmethod, not below it")
+            raise TypeError(UNDER_CLASSMETHOD.format(self._function.name))
         return type(self)(self._function, self._batcher_of(instance), instance)
 
     @functools.cached_property

@@ -21,6 +21,9 @@ MISSING: Final[Any] = object()
 """The items of a call that does not pass them by position."""
 
 
+UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"
+
+
 class Settings(TypedDict, total=False):
     """The settings of a decorator; each is explained in `BatchPolicy`, `name` below."""
 
@@ -121,6 +124,7 @@ class Batcher:
             else ThreadRuntime(policy, execution, recorder, name)
         )
         self._binder = binder
+        self._home = getattr(function.func, "__qualname__", "").rpartition(".")[0]  # the class that defines it, if one does
 
     def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:
         """The call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
@@ -133,6 +137,8 @@ class Batcher:
             if name is None or name not in kwargs:
                 raise TypeError(f"{self.name} needs an item, or a list of items")
             item = kwargs.pop(name)
+        if isinstance(item, type) and self._home and self._home in {kind.__qualname__ for kind in item.__mro__}:
+            raise TypeError(UNDER_CLASSMETHOD.format(self.name))  # Python 3.13 calls what is below @classmethod without binding it
         group = self._binder.bind(args, kwargs)
         if isinstance(item, list) and not single:
             return Request(item.copy(), len(item), group, waker=waker, listed=True, owner=owner)

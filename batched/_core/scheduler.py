@@ -22,7 +22,7 @@ Times are seconds on whichever clock the caller passes as `now`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Any, Final
 

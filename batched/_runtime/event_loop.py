@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
+from .loops import current_loop, current_task, ends_task, is_over
 from .runtime import Runtime, serving
-from .wakers import AsyncWaker, BlockingWaker, async_waker, current_loop, current_task, ends_task, is_over, logger, wait, wake_all
+from .wakers import AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
 
 
 class EventLoopRuntime(Runtime):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from .._core.scheduler import Batch, Request, Scheduler, Slice
 from .failures import told
-from .wakers import current_task, ends_task
+from .loops import current_task, ends_task
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one call of the batch function."""

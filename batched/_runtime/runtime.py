@@ -23,7 +23,8 @@ from .._core.scheduler import Batch, Request, Scheduler
 from ..errors import BatcherClosed
 from ..stats import Recorder
 from .execution import Execution, Outcome, settle
-from .wakers import Future, Waker, current_loop, wake_all
+from .loops import current_loop
+from .wakers import Future, Waker, wake_all
 
 AWAKE: Final = -math.inf
 """The alarm while a free worker is awake."""
