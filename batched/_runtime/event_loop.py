@@ -105,6 +105,7 @@ class EventLoops:
     def __init__(self, make: Callable[[], EventLoopRuntime]) -> None:
         self._make = make
         self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = weakref.WeakKeyDictionary()
+        self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None  # the last one found: a look-up less
         self._closed = False
 
     def here(self) -> EventLoopRuntime:
@@ -114,11 +115,15 @@ class EventLoops:
             RuntimeError: there is none.
         """
         loop = current_loop()
-        runtime = self._runtimes.get(loop) if loop is not None else None
-        if runtime is not None:
-            return runtime
         if loop is None:
             raise RuntimeError("a coroutine batch function runs on the event loop of its callers, and none is running here")
+        latest, runtime = self._latest
+        if runtime is None or latest() is not loop:
+            runtime = self._runtimes.get(loop) or self._settle_on(loop)
+            self._latest = weakref.ref(loop), runtime
+        return runtime
+
+    def _settle_on(self, loop: object) -> EventLoopRuntime:
         for other, runtime in self._all():
             if getattr(other, "is_closed", bool)():
                 runtime.forsake("the event loop that was to run it was closed")
