@@ -17,8 +17,9 @@ from batched._core.scheduler import Batch, Request, Scheduler, Slice
 from batched._runtime.event_loop import EventLoopRuntime
 from batched._runtime.execution import Execution, settle
 from batched._runtime.failures import told
+from batched._runtime.loops import is_over
 from batched._runtime.thread import ThreadRuntime
-from batched._runtime.wakers import Future, is_over
+from batched._runtime.wakers import Future
 from stage import BOUND
 
 
@@ -224,8 +225,9 @@ def test_a_request_is_ended_once() -> None:
     runtime = batched.dynamically(sorted)._batcher.runtime
     assert isinstance(runtime, ThreadRuntime)
     request = Request([1], 1, Nobody, waker=None)
-    assert not runtime.abandon(request)
+    runtime.abandon(request)
     assert not runtime.cancel(request)
+    assert runtime.recorder.snapshot(0, 0).cancelled == 0
 
 
 class Picky(Exception):

@@ -32,8 +32,12 @@ AWAKE: Final = -math.inf
 serving: ContextVar[object] = ContextVar("serving", default=None)
 """Inside a batch function: the `badge` of the runtime that runs it."""
 
-alive: weakref.WeakSet[Runtime] = weakref.WeakSet()
-"""Every runtime of this process."""
+_alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
+
+
+def alive() -> list[Runtime]:
+    """Every runtime of this process."""
+    return [runtime for ref in _alive.valuerefs() if (runtime := ref()) is not None]
 
 
 class Runtime(ABC):
@@ -48,16 +52,16 @@ class Runtime(ABC):
         self.recorder = recorder
         self.name = name  # of the batch function, for messages and thread names
         self.badge = object()  # what workers carry instead of a reference to this
+        self._lock = threading.Lock()  # guards what follows; never held while user code runs or callers are woken
+        self._closed = False  # no more calls are taken
         self._reset()
-        alive.add(self)
+        _alive[id(self)] = self
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()  # guards what follows; never held while user code runs or callers are woken
         self._scheduler = Scheduler(self.policy)
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._workers = 0  # started and not ended
         self._resting: list[Any] = []  # what rings each worker that rests
-        self._closed = False  # no more calls are taken
         self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
 
     @property
@@ -82,30 +86,39 @@ class Runtime(ABC):
         Raises:
             BatcherClosed: after `close`.
         """
-        with self._lock:
-            if self._closed:
-                self.recorder.rejected()
-                raise BatcherClosed(f"{self.name} was shut down; enter `with` it to open it again")
-            call = self._scheduler.submit(request, time.monotonic()) < self._alarm and self._scheduler.has_room
+        call = False
+        try:
+            with self._lock:
+                if self._closed:
+                    request.waker = None
+                    self.recorder.rejected()
+                    raise BatcherClosed(f"{self.name} was shut down; enter `with` it to open it again")
+                call = self._scheduler.submit(request, time.monotonic()) < self._alarm and self._scheduler.has_room
+                if call:
+                    self._alarm = AWAKE
+            self.recorder.accepted()
+        finally:  # also if a signal handler raises just here: from now on everyone relies on that worker
             if call:
-                self._alarm = AWAKE
-        self.recorder.accepted()
-        if call:
-            self.call_worker()
+                self.call_worker()
 
     def cancel(self, request: Request) -> bool:
-        """Takes a request out of the queue, never to be computed; False if any of it runs or has run."""
-        return request.taken == 0 and self.abandon(request)
-
-    def abandon(self, request: Request) -> bool:
-        """Drops what is left of a request that nobody waits for any more; False if part of it ran, or it has ended."""
+        """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
         with self._lock:
-            if request.waker is None:
+            if request.taken or request.waker is None:
                 return False
-            untouched = self._scheduler.cancel(request)
+            self._scheduler.cancel(request)
             request.waker = None
         self.recorder.cancelled()
-        return untouched
+        return True
+
+    def abandon(self, request: Request) -> None:
+        """Drops what is left of a request that nobody waits for any more."""
+        with self._lock:
+            if request.waker is None:
+                return
+            self._scheduler.cancel(request)
+            request.waker = None
+        self.recorder.cancelled()
 
     def close(self, cancel: bool) -> None:
         """Takes no more calls; what waits is run without being held back or, with `cancel`, ends now."""
@@ -145,16 +158,22 @@ class Runtime(ABC):
 
     def forsake(self, why: str, *, forked: bool = False) -> None:
         """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh, with other workers."""
-        scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
-        self._reset()
-        running = [request for batch in scheduler.running for request, _, _ in batch.slices]
-        ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
-        for request in ended:
+        if forked:  # whoever held the lock is gone
+            self._lock = threading.Lock()
+        with self._lock:
+            scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
+            self._reset()
+            if self._closed:
+                self._scheduler.close()
+            running = [request for batch in scheduler.running for request, _, _ in batch.slices]
+            ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
+            wakers = _end(ended)
+        for request, waker in zip(ended, wakers, strict=True):
             request.error = BatcherClosed(f"{self.name}: {why}")
             self.recorder.cancelled()
-            if forked and isinstance(request.waker, Future):
-                request.waker.renew_lock()
-        wake_all([*_end(ended), *drained], current_loop())
+            if forked and isinstance(waker, Future):
+                waker.renew_lock()
+        wake_all([*wakers, *drained], current_loop())
         for bell in resting:
             self._ring(bell)
 
@@ -242,9 +261,10 @@ def _end(requests: list[Request]) -> list[Any]:
 
 
 def _after_fork() -> None:
-    for runtime in list(alive):
+    for runtime in alive():
         runtime.recorder.renew_lock()
         runtime.forsake("the process was forked; calls made before run in the parent only", forked=True)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

@@ -132,7 +132,7 @@ def _work(bell: _Bell) -> None:
 
 def _at_exit() -> None:
     """Finishes what was accepted, as `ThreadPoolExecutor` does; interrupted, it leaves the rest undone."""
-    runtimes = [runtime for runtime in alive if isinstance(runtime, ThreadRuntime)]
+    runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
     for runtime in runtimes:
         runtime.close(cancel=False)
     for runtime in runtimes:
