@@ -1,0 +1,425 @@
+"""Plain objects: calls to the list that the batch function gets, and what it returns to one result per item."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from batched._collate.items import Items
+from batched._core.scheduler import Request, Slice
+from batched.errors import BatchFunctionError, BatchSizeMismatch
+
+
+@pytest.fixture
+def items() -> Items:
+    return Items("shop.embed")
+
+
+def request(*values: Any, listed: bool = True) -> Request:
+    return Request(list(values), len(values), "g", waker=None, listed=listed)
+
+
+def calls(*sizes: int) -> list[Slice]:
+    """Whole calls of these sizes; their items are the numbers from 0 on."""
+    slices: list[Slice] = []
+    first = 0
+    for size in sizes:
+        slices.append((request(*range(first, first + size)), 0, size))
+        first += size
+    return slices
+
+
+def parts_of(items: Items, output: Any, *sizes: int) -> list[list[Any]]:
+    parts: list[list[Any]] = []
+    for part in items.split(output, calls(*sizes)):
+        assert not isinstance(part, Exception)
+        parts.append(part)
+    return parts
+
+
+# ---------------------------------------------------------------- collate
+
+
+def test_the_function_gets_the_items_of_all_calls_in_order(items: Items) -> None:
+    assert items.collate(calls(2, 1, 3)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_of_a_call_that_was_split_it_gets_the_part_whose_turn_it_is(items: Items) -> None:
+    long, short = request(*"abcdefg"), request("x")
+    assert items.collate([(long, 2, 5)]) == ["c", "d", "e"]
+    assert items.collate([(short, 0, 1), (long, 5, 7)]) == ["x", "f", "g"]
+
+
+@pytest.mark.parametrize("sizes", [(3,), (1,), (2, 1)])
+def test_the_list_that_the_function_gets_is_its_own(items: Items, sizes: tuple[int, ...]) -> None:
+    slices = calls(*sizes)
+    given = items.collate(slices)
+    assert type(given) is list
+    given.clear()
+    assert [value for one, _, _ in slices for value in one.items] == list(range(sum(sizes)))
+
+
+def test_items_are_handed_over_as_they_are(items: Items) -> None:
+    values: list[Any] = [[1, 2], (3,), {"a": 4}, None]
+    given = items.collate([(request(*values[:2]), 0, 2), (request(*values[2:]), 0, 2)])
+    assert all(one is other for one, other in zip(given, values, strict=True))
+
+
+# ---------------------------------------------------------------- split: what may be returned
+
+
+class Rows(Sequence[str]):
+    """A sequence of an author's own."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= 3:
+            raise IndexError
+        return "abc"[index]
+
+
+class Listed(list[str]):
+    pass
+
+
+@pytest.mark.parametrize("output", [["a", "b", "c"], ("a", "b", "c"), deque("abc"), Rows(), Listed("abc")])
+def test_every_call_gets_its_own_results_in_order(items: Items, output: Any) -> None:
+    assert items.split(output, calls(2, 1)) == [["a", "b"], ["c"]]
+    assert items.split(output, calls(1, 1, 1)) == [["a"], ["b"], ["c"]]
+    assert items.split(output, calls(3)) == [["a", "b", "c"]]
+
+
+def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: Items) -> None:
+    long = request(*range(9))
+    assert items.split(list("abcdef"), [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)]) == [["a"], list("bcde"), ["f"]]
+
+
+@pytest.mark.parametrize("result", [None, False, 0, "", [], "text", {"a": 1}, BatchSizeMismatch, KeyboardInterrupt()])
+def test_any_object_but_an_exception_is_a_result(items: Items, result: Any) -> None:
+    (first,), (second,) = parts_of(items, [result, 1], 1, 1)
+    assert first is result
+    assert second == 1
+
+
+def test_a_range_is_a_sequence_too(items: Items) -> None:
+    assert items.split(range(3), calls(1, 2)) == [[0], [1, 2]]
+
+
+def test_results_of_different_types_stay_as_they_are(items: Items) -> None:
+    output = ["a", 1, None, 2.5, [3]]
+    assert items.split(output, calls(2, 3)) == [["a", 1], [None, 2.5, [3]]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "U3", "object"])
+def test_an_array_has_one_result_in_each_row(items: Items, dtype: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    output = numpy.arange(6).reshape(3, 2).astype(dtype)
+    first, second = parts_of(items, output, 2, 1)
+    assert [row.tolist() for row in (*first, *second)] == output.tolist()
+    assert all(row.dtype == output.dtype and row.shape == (2,) for row in (*first, *second))
+
+
+def test_a_flat_array_has_one_number_in_each_row(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    parts = parts_of(items, numpy.array([1.5, 2.5, 3.5], dtype=numpy.float32), 1, 2)
+    assert parts == [[1.5], [2.5, 3.5]]
+    assert type(parts[0][0]) is numpy.float32
+
+
+@pytest.mark.model
+def test_a_tensor_has_one_result_in_each_row(items: Items) -> None:
+    torch = pytest.importorskip("torch")
+    output = torch.arange(6.0).reshape(3, 2)
+    first, second = parts_of(items, output, 2, 1)
+    assert [row.tolist() for row in (*first, *second)] == output.tolist()
+    assert all(type(row) is torch.Tensor and row.dtype == output.dtype for row in (*first, *second))
+
+
+# ---------------------------------------------------------------- split: what may not be returned
+
+
+@pytest.mark.parametrize(("given", "returned"), [((3,), 2), ((3,), 4), ((3,), 0), ((1, 2), 2), ((1, 1), 3), ((1,), 0), ((1,), 100)])
+@pytest.mark.parametrize("make", [list, tuple, deque])
+def test_a_wrong_number_of_results_is_an_error_with_both_numbers(
+    items: Items, given: tuple[int, ...], returned: int, make: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(BatchSizeMismatch) as caught:
+        items.split(make(range(returned)), calls(*given))
+    assert (caught.value.expected, caught.value.actual) == (sum(given), returned)
+    assert str(caught.value) == (
+        f"shop.embed was given {sum(given)} items and returned {returned} results; it must return one per item, in order"
+    )
+
+
+def test_an_array_of_the_wrong_length_is_an_error_with_both_numbers(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(BatchSizeMismatch) as caught:
+        items.split(numpy.zeros((2, 7)), calls(1, 2))
+    assert (caught.value.expected, caught.value.actual) == (3, 2)
+
+
+@pytest.mark.model
+def test_a_tensor_of_the_wrong_length_is_an_error_with_both_numbers(items: Items) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BatchSizeMismatch) as caught:
+        items.split(torch.zeros(4, 7), calls(1, 2))
+    assert (caught.value.expected, caught.value.actual) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        None,
+        "ab",
+        b"ab",
+        bytearray(b"ab"),
+        memoryview(b"ab"),
+        {0: "a", 1: "b"},
+        {"a", "b"},
+        frozenset("ab"),
+        (letter for letter in "ab"),
+        iter("ab"),
+        {0: "a", 1: "b"}.values(),
+        map(str, "ab"),
+        2,
+        2.5,
+        object(),
+        list,
+    ],
+    ids=lambda output: type(output).__name__,
+)
+@pytest.mark.parametrize("sizes", [(2,), (1, 1)])
+def test_an_output_that_holds_no_results_in_order_is_an_error_that_names_its_type(
+    items: Items, output: Any, sizes: tuple[int, ...]
+) -> None:
+    with pytest.raises(BatchFunctionError) as caught:
+        items.split(output, calls(*sizes))
+    assert type(caught.value) is BatchFunctionError
+    assert str(caught.value) == (
+        f"shop.embed returned {type(output).__name__}; it must return a list, tuple, array or tensor with one entry per item"
+    )
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 1)])
+def test_an_array_without_rows_is_a_single_value(items: Items, sizes: tuple[int, ...]) -> None:
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(BatchFunctionError) as caught:
+        items.split(numpy.array(1.0), calls(*sizes))
+    assert str(caught.value) == "shop.embed returned a single value; it must return one per item"
+
+
+def test_a_number_of_numpy_is_no_output(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(BatchFunctionError, match=r"^shop\.embed returned (a single value|float64); it must return "):
+        items.split(numpy.float64(1.0), calls(1))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("sizes", [(1,), (1, 1)])
+def test_a_tensor_without_rows_is_a_single_value(items: Items, sizes: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BatchFunctionError) as caught:
+        items.split(torch.tensor(1.0), calls(*sizes))
+    assert str(caught.value) == "shop.embed returned a single value; it must return one per item"
+
+
+# ---------------------------------------------------------------- exceptions in place of results
+
+
+def test_an_exception_in_place_of_a_result_fails_that_call_alone(items: Items) -> None:
+    bad = ValueError("bad item")
+    assert items.split(["a", bad, "c"], calls(1, 1, 1)) == [["a"], bad, ["c"]]
+
+
+def test_a_call_with_several_failed_items_gets_the_first_exception(items: Items) -> None:
+    first, second = ValueError("first"), KeyError("second")
+    assert items.split(["a", first, second, "d"], calls(1, 3)) == [["a"], first]
+    assert items.split([second, "b", first, "d"], calls(1, 1, 2)) == [second, ["b"], first]
+
+
+def test_a_call_alone_in_its_batch_gets_its_exception_too(items: Items) -> None:
+    bad = ValueError("bad item")
+    assert items.split([bad], calls(1)) == [bad]
+    assert items.split(["a", bad], calls(2)) == [bad]
+
+
+def test_a_batch_of_nothing_but_exceptions_fails_every_call_with_its_own(items: Items) -> None:
+    errors = [ValueError(number) for number in range(3)]
+    assert items.split(errors, calls(1, 1, 1)) == errors
+
+
+def test_an_exception_is_found_among_arrays(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    bad = ValueError("bad item")
+    first, second = items.split([numpy.zeros(2), bad], calls(1, 1))
+    assert not isinstance(first, Exception)
+    assert first[0].tolist() == [0.0, 0.0]
+    assert second is bad
+
+
+# ---------------------------------------------------------------- what the caller gets
+
+
+def test_a_call_of_one_item_gets_its_result(items: Items) -> None:
+    assert items.result(request("x", listed=False), [["result"]]) == "result"
+
+
+def test_a_list_call_gets_a_list_of_all_its_parts_in_order(items: Items) -> None:
+    assert items.result(request(*"abcde"), [["A", "B"], ["C", "D"], ["E"]]) == ["A", "B", "C", "D", "E"]
+    assert items.result(request("a"), [["A"]]) == ["A"]
+
+
+@pytest.mark.parametrize("make", [list, tuple])
+def test_what_the_caller_gets_is_a_list_whatever_the_function_returned(items: Items, make: Callable[[Any], Any]) -> None:
+    (part,) = parts_of(items, make(["A", "B"]), 2)
+    assert type(items.result(request("a", "b"), [part])) is list
+
+
+# ---------------------------------------------------------------- results own their memory
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
+def test_rows_of_an_array_are_copies_when_calls_share_a_batch(items: Items, sizes: tuple[int, ...], as_list: bool) -> None:
+    numpy = pytest.importorskip("numpy")
+    output = numpy.arange(30.0).reshape(3, 10)
+    rows = [row for part in parts_of(items, list(output) if as_list else output, *sizes) for row in part]
+    assert all(row.base is None and row.nbytes == 80 for row in rows)
+    assert [row.tolist() for row in rows] == output.tolist()
+    output[:] = -1
+    assert rows[1].tolist() == [10.0 + number for number in range(10)]
+
+
+def test_a_caller_that_keeps_a_row_does_not_keep_the_output_of_the_batch(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    output = numpy.zeros((2, 10))
+    gone = weakref.ref(output)
+    gc.disable()
+    try:
+        (kept,), _ = parts_of(items, output, 1, 1)
+        del output
+        assert gone() is None
+        assert kept.tolist() == [0.0] * 10
+    finally:
+        gc.enable()
+
+
+def test_arrays_that_own_their_memory_are_not_copied(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    rows = [numpy.zeros(4) for _ in range(2)]
+    (first,), (second,) = parts_of(items, rows, 1, 1)
+    assert first is rows[0]
+    assert second is rows[1]
+
+
+def test_views_are_copied_among_results_of_other_types(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    whole = numpy.arange(8.0)
+    output = [whole[:2], "text", None, whole[2:4], numpy.float64(7.0)]
+    rows = [row for part in parts_of(items, output, 2, 3) for row in part]
+    assert rows[0].base is None
+    assert rows[3].base is None
+    assert (rows[0].tolist(), rows[1], rows[2], rows[3].tolist(), rows[4]) == ([0.0, 1.0], "text", None, [2.0, 3.0], 7.0)
+
+
+def test_callers_that_share_a_batch_do_not_see_what_another_writes(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    (first,), (second,) = parts_of(items, numpy.broadcast_to(numpy.zeros(3), (2, 3)), 1, 1)
+    first[:] = 7
+    assert second.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_rows_of_an_array_are_not_copied_when_one_call_is_the_batch(items: Items, as_list: bool) -> None:
+    numpy = pytest.importorskip("numpy")
+    output = numpy.zeros((3, 10))
+    (part,) = parts_of(items, list(output) if as_list else output, 3)
+    assert all(row.base is output for row in part)
+
+
+def test_records_of_an_array_are_copies_when_calls_share_a_batch(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    output = numpy.zeros(100, dtype=[("score", "f4"), ("label", "i4")])
+    for (row,) in parts_of(items, output, *[1] * 100):
+        assert row.dtype == output.dtype
+        assert row.base is None or row.base.nbytes == 8
+    (part,) = parts_of(items, output, 100)
+    assert part[0].base is output
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="a module is in sys.modules before it has its classes")
+def test_a_library_that_another_thread_is_just_importing_is_no_failure(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("numpy", "torch"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert items.split(["a", "b"], calls(1, 1)) == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("present", [[], ["numpy"]])
+def test_neither_numpy_nor_torch_is_needed(items: Items, monkeypatch: pytest.MonkeyPatch, present: list[str]) -> None:
+    for name in {"numpy", "torch"} - set(present):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert items.split(["a", "b"], calls(1, 1)) == [["a"], ["b"]]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
+def test_rows_of_a_tensor_own_their_storage_when_calls_share_a_batch(items: Items, sizes: tuple[int, ...], as_list: bool) -> None:
+    torch = pytest.importorskip("torch")
+    output = torch.arange(30.0).reshape(3, 10)
+    rows = [row for part in parts_of(items, list(output) if as_list else output, *sizes) for row in part]
+    assert all(row.untyped_storage().nbytes() == row.nbytes == 40 for row in rows)
+    assert [row.tolist() for row in rows] == output.tolist()
+    output.fill_(-1)
+    assert rows[1].tolist() == [10.0 + number for number in range(10)]
+
+
+@pytest.mark.model
+def test_columns_and_flat_tensors_own_their_storage_too(items: Items) -> None:
+    torch = pytest.importorskip("torch")
+    for output in (torch.arange(6.0).reshape(3, 2).T, torch.arange(2.0)):
+        rows = [row for part in parts_of(items, output, 1, 1) for row in part]
+        assert all(row.untyped_storage().nbytes() == row.nbytes for row in rows)
+        assert [row.tolist() for row in rows] == output.tolist()
+
+
+@pytest.mark.model
+def test_tensors_that_own_their_storage_are_not_copied(items: Items) -> None:
+    torch = pytest.importorskip("torch")
+    rows = [torch.zeros(4) for _ in range(2)]
+    (first,), (second,) = parts_of(items, rows, 1, 1)
+    assert first is rows[0]
+    assert second is rows[1]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("as_list", [False, True])
+def test_rows_of_a_tensor_are_not_copied_when_one_call_is_the_batch(items: Items, as_list: bool) -> None:
+    torch = pytest.importorskip("torch")
+    output = torch.zeros(3, 10)
+    (part,) = parts_of(items, list(output) if as_list else output, 3)
+    assert all(row.untyped_storage().data_ptr() == output.untyped_storage().data_ptr() for row in part)
+
+
+@pytest.mark.model
+def test_callers_that_share_a_batch_do_not_see_what_another_writes_into_a_tensor(items: Items) -> None:
+    torch = pytest.importorskip("torch")
+    (first,), (second,) = parts_of(items, torch.zeros(3).expand(2, 3), 1, 1)
+    first[:] = 7
+    assert second.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.model
+def test_rows_of_a_sparse_tensor_reach_their_callers(items: Items) -> None:
+    torch = pytest.importorskip("torch")
+    (first,), (second,) = parts_of(items, torch.eye(2).to_sparse(), 1, 1)
+    assert [first.to_dense().tolist(), second.to_dense().tolist()] == [[1.0, 0.0], [0.0, 1.0]]

@@ -1,0 +1,865 @@
+"""What the scheduler promises, by arithmetic: every `now` is a literal number of seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
+
+import pytest
+
+from batched._core.linger import AT_ONCE, NEVER
+from batched._core.policy import BatchPolicy, Flush
+from batched._core.scheduler import Batch, Request, Scheduler
+
+FLUSHES: tuple[Flush, ...] = ("auto", "eager", "window")
+
+
+def call(size: int = 1, group: Hashable = "g") -> Request:
+    return Request(list(range(size)), size, group, waker=None)
+
+
+def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
+    return Scheduler(BatchPolicy(batch_size=batch_size, **settings))
+
+
+def windowed(batch_size: int = 4, timeout_ms: float = 1000, **settings: Any) -> Scheduler:
+    return scheduler(batch_size, flush="window", timeout_ms=timeout_ms, **settings)
+
+
+def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
+    for request in requests:
+        to.submit(request, now)
+
+
+def taken(of: Scheduler, now: float = 0.0) -> Batch:
+    batch = of.take(now)
+    assert batch is not None
+    return batch
+
+
+def ran(of: Scheduler, now: float = 0.0) -> Batch:
+    """The next batch, after it has run."""
+    batch = taken(of, now)
+    of.finished(batch, now)
+    return batch
+
+
+def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
+    """All that can leave, one batch after another."""
+    batches: list[Batch] = []
+    while (batch := of.take(now)) is not None:
+        of.finished(batch, now)
+        batches.append(batch)
+    return batches
+
+
+def contents(batch: Batch) -> list[tuple[Request, int, int]]:
+    return [(request, start, stop) for request, start, stop in batch.slices]
+
+
+def requests_of(batch: Batch) -> list[Request]:
+    return [request for request, _, _ in batch.slices]
+
+
+# ---------------------------------------------------------------- nothing to do
+
+
+def test_without_calls_there_is_no_batch_and_nothing_to_wait_for() -> None:
+    idle = scheduler()
+    assert idle.take(0.0) is None
+    assert idle.next_deadline() == NEVER
+    assert (idle.waiting, idle.in_flight, list(idle)) == (0, 0, [])
+
+
+def test_looking_for_a_batch_too_early_changes_nothing() -> None:
+    held = windowed()
+    one = call()
+    held.submit(one, 0.0)
+    for moment in (0.0, 0.5, 0.999):
+        assert held.take(moment) is None
+    assert (held.waiting, held.in_flight, list(held), one.taken) == (1, 0, [one], 0)
+    assert contents(taken(held, 1.0)) == [(one, 0, 1)]
+
+
+# ---------------------------------------------------------------- when a batch leaves
+
+
+@pytest.mark.parametrize("flush", FLUSHES)
+@pytest.mark.parametrize("sizes", [(4,), (1, 1, 1, 1), (3, 1), (2, 3), (80,)])
+def test_a_full_batch_leaves_at_once_under_every_flush(flush: Flush, sizes: tuple[int, ...]) -> None:
+    busy = scheduler(flush=flush, timeout_ms=1e6)
+    submitted(busy, *map(call, sizes))
+    assert busy.next_deadline() == AT_ONCE
+    batch = taken(busy)
+    assert (batch.size, batch.reason) == (4, "full")
+
+
+@pytest.mark.parametrize("flush", ["auto", "eager"])
+def test_eager_and_for_now_auto_hold_nothing(flush: Literal["auto", "eager"]) -> None:
+    eager = scheduler(flush=flush, timeout_ms=1e6)
+    one = call()
+    assert eager.submit(one, 7.0) == AT_ONCE
+    assert eager.next_deadline() == AT_ONCE
+    batch = taken(eager, 7.0)
+    assert (contents(batch), batch.reason) == ([(one, 0, 1)], "eager")
+
+
+def test_a_window_holds_until_the_timeout_and_not_a_moment_longer() -> None:
+    held = windowed(timeout_ms=250)
+    one = call()
+    held.submit(one, 10.0)
+    assert held.next_deadline() == 10.25
+    assert held.take(math.nextafter(10.25, 0.0)) is None
+    batch = taken(held, 10.25)
+    assert (contents(batch), batch.reason, batch.started) == ([(one, 0, 1)], "timeout", 10.25)
+
+
+@pytest.mark.parametrize("threshold", [0, 2, 8])
+def test_a_window_counts_from_the_oldest_item_whatever_its_class(threshold: int) -> None:
+    """With a threshold of 2 the oldest is once the small call, once the large one."""
+    for sizes in ((1, 3), (3, 1)):
+        held = windowed(5, small_batch_threshold=threshold)
+        for size, arrival in zip(sizes, (2.0, 2.75), strict=True):
+            held.submit(call(size), arrival)
+        assert held.next_deadline() == 3.0
+        assert held.take(math.nextafter(3.0, 0.0)) is None
+        assert taken(held, 3.0).size == 4
+
+
+def test_a_window_of_nothing_holds_nothing() -> None:
+    held = windowed(timeout_ms=0)
+    assert held.submit(call(), 3.0) == 3.0
+    assert taken(held, 3.0).size == 1
+
+
+def test_time_behind_a_busy_worker_counts_for_the_window() -> None:
+    busy = windowed()
+    submitted(busy, call(4))
+    running = taken(busy)
+    late = call()
+    busy.submit(late, 0.25)
+    assert busy.take(5.0) is None
+    busy.finished(running, 5.0)
+    assert busy.next_deadline() == 1.25
+    assert contents(taken(busy, 5.0)) == [(late, 0, 1)]
+
+
+def test_a_window_starts_anew_for_those_who_stay_behind() -> None:
+    held = windowed()
+    first, second = call(3), call(1)
+    held.submit(first, 0.0)
+    held.submit(second, 0.25)
+    held.submit(call(1), 0.5)
+    assert requests_of(ran(held, 0.5)) == [first, second]
+    assert held.next_deadline() == 1.5
+    assert held.take(1.25) is None
+    assert ran(held, 1.5).size == 1
+
+
+def test_a_window_looks_at_the_next_call_when_the_oldest_is_cancelled() -> None:
+    held = windowed()
+    oldest = call()
+    held.submit(oldest, 0.0)
+    held.submit(call(), 0.5)
+    held.cancel(oldest)
+    assert held.next_deadline() == 1.5
+
+
+@pytest.mark.parametrize("size", [5, 6, 7])
+@pytest.mark.parametrize("threshold", [0, 8])
+def test_a_call_of_which_a_part_has_run_is_never_held(size: int, threshold: int) -> None:
+    held = windowed(small_batch_threshold=threshold)
+    begun = call(size)
+    submitted(held, begun)
+    assert contents(ran(held)) == [(begun, 0, 4)]
+    assert held.next_deadline() == AT_ONCE
+    rest = ran(held)
+    assert (contents(rest), rest.reason) == ([(begun, 4, size)], "eager")
+
+
+def test_calls_may_leave_with_a_call_of_which_a_part_has_run() -> None:
+    held = windowed()
+    begun, late = call(5), call()
+    submitted(held, begun)
+    ran(held)
+    assert held.submit(late, 0.0) == AT_ONCE
+    assert requests_of(ran(held)) == [begun, late]
+
+
+@pytest.mark.parametrize("how", ["ran", "cancelled"])
+def test_a_group_is_held_again_when_no_call_of_it_has_begun_any_more(how: str) -> None:
+    held = windowed()
+    begun, late = call(9), call()
+    submitted(held, begun)
+    ran(held)
+    if how == "ran":
+        ran(held)
+        ran(held)
+    else:
+        held.cancel(begun)
+    held.submit(late, 2.0)
+    assert held.next_deadline() == 3.0
+    assert held.take(2.5) is None
+
+
+def test_submit_tells_the_moment_from_which_the_group_may_leave() -> None:
+    held = windowed()
+    assert held.submit(call(), 0.5) == 1.5
+    assert held.submit(call(), 0.75) == 1.5
+    assert held.submit(call(1, "other"), 0.75) == 1.75
+    assert held.submit(call(2), 1.0) == AT_ONCE
+
+
+def test_submit_notes_the_arrival() -> None:
+    late = call()
+    scheduler().submit(late, 12.5)
+    assert late.arrived == 12.5
+
+
+def test_submit_tells_the_moment_even_while_all_workers_are_busy() -> None:
+    busy = windowed()
+    submitted(busy, call(4))
+    taken(busy)
+    assert busy.submit(call(), 2.0) == 3.0
+    assert busy.next_deadline() == NEVER
+
+
+def test_the_next_deadline_is_the_earliest_of_all_groups() -> None:
+    held = windowed()
+    held.submit(call(1, "a"), 1.0)
+    held.submit(call(1, "b"), 0.5)
+    held.submit(call(1, "c"), 2.0)
+    assert held.next_deadline() == 1.5
+    assert requests_of(taken(held, 1.5))[0].group == "b"
+
+
+def test_the_next_deadline_stays_when_it_has_passed() -> None:
+    held = windowed()
+    held.submit(call(), 0.0)
+    assert held.take(0.5) is None
+    assert held.next_deadline() == 1.0 <= 99.0
+    assert taken(held, 99.0).reason == "timeout"
+
+
+def test_each_batch_knows_when_it_was_formed_and_when_it_ended() -> None:
+    busy = scheduler()
+    submitted(busy, call())
+    batch = taken(busy, 2.0)
+    assert (batch.started, batch.ended) == (2.0, 2.0)
+    busy.finished(batch, 3.5)
+    assert (batch.started, batch.ended) == (2.0, 3.5)
+
+
+# ---------------------------------------------------------------- what is in a batch
+
+
+def test_single_calls_leave_in_the_order_in_which_they_came() -> None:
+    busy = scheduler()
+    calls = [call() for _ in range(24)]
+    submitted(busy, *calls)
+    batches = all_ran(busy)
+    assert [request for batch in batches for request in requests_of(batch)] == calls
+    assert [batch.size for batch in batches] == [4] * 6
+
+
+def test_a_call_that_does_not_fit_is_split_and_goes_on_where_it_stopped() -> None:
+    busy = scheduler()
+    first, long, last = call(3), call(6), call(2)
+    submitted(busy, first, long, last)
+    assert [contents(batch) for batch in all_ran(busy)] == [
+        [(first, 0, 3), (long, 0, 1)],
+        [(long, 1, 5)],
+        [(long, 5, 6), (last, 0, 2)],
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 24, 100])
+def test_batches_are_filled_as_far_as_they_can_be(batch_size: int) -> None:
+    busy = scheduler(batch_size, small_batch_threshold=2)
+    submitted(busy, *(call(size) for size in (1, 5, 2, 9, 1, 3, 3)))
+    sizes = [batch.size for batch in all_ran(busy)]
+    assert sizes == [batch_size] * (24 // batch_size) + [24 % batch_size] * (24 % batch_size > 0)
+
+
+def test_groups_never_mix() -> None:
+    busy = scheduler(batch_size=8)
+    submitted(busy, *(call(1, number % 3) for number in range(12)))
+    batches = all_ran(busy)
+    assert [{request.group for request in requests_of(batch)} for batch in batches] == [{0}, {1}, {2}]
+    assert [batch.size for batch in batches] == [4, 4, 4]
+
+
+def test_groups_compare_by_equality() -> None:
+    busy = scheduler()
+    first, second = call(1, ("prompt", "query")), call(1, ("prompt", "".join(["que", "ry"])))
+    submitted(busy, first, second)
+    assert requests_of(taken(busy)) == [first, second]
+
+
+def test_the_oldest_small_call_of_all_groups_leads() -> None:
+    busy = scheduler()
+    submitted(busy, call(1, "b"), call(1, "a"), call(1, "b"), call(1, "c"))
+    assert [(requests_of(batch)[0].group, batch.size) for batch in all_ran(busy)] == [("b", 2), ("a", 1), ("c", 1)]
+
+
+def test_the_group_with_the_most_items_does_not_go_first_on_that_account() -> None:
+    busy = scheduler()
+    first = call(1, "few")
+    submitted(busy, first, *(call(1, "many") for _ in range(40)))
+    assert requests_of(taken(busy)) == [first]
+
+
+def test_a_held_group_never_keeps_a_worker_from_another_group() -> None:
+    busy = windowed()
+    held, full = call(1, "held"), call(4, "full")
+    busy.submit(held, 0.0)
+    busy.submit(full, 0.5)
+    assert busy.next_deadline() == AT_ONCE
+    assert requests_of(ran(busy, 0.5)) == [full]
+    assert busy.take(0.5) is None
+    assert requests_of(ran(busy, 1.0)) == [held]
+
+
+def test_held_groups_of_either_class_are_passed_over_and_keep_their_place() -> None:
+    busy = windowed(batch_size=6, small_batch_threshold=2)
+    held = [call(1, "a"), call(1, "a"), call(3, "a"), call(2, "b"), call(3, "b"), call(4, "c")]
+    submitted(busy, *held)
+    full = call(6, "d")
+    busy.submit(full, 0.25)
+    assert requests_of(ran(busy, 0.25)) == [full]
+    assert busy.take(0.25) is None
+    assert [set(requests_of(batch)) for batch in all_ran(busy, 1.0)] == [set(held[:3]), set(held[3:5]), {held[5]}]
+
+
+# ---------------------------------------------------------------- small first
+
+
+@pytest.mark.parametrize("groups", [("g", "g"), ("g", "h")])
+@pytest.mark.parametrize(
+    ("batch_size", "size"),
+    [
+        (4, 9),
+        (9, 9),
+        (32, 9),
+        (32, 320),
+        (64, 9),
+    ],
+)
+def test_a_small_call_goes_before_a_large_one_that_came_first(batch_size: int, size: int, groups: tuple[str, str]) -> None:
+    busy = scheduler(batch_size)
+    large, small = call(size, groups[0]), call(1, groups[1])
+    submitted(busy, large, small)
+    assert requests_of(taken(busy))[0] is small
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 8])
+def test_a_call_of_exactly_the_threshold_is_small_and_one_item_more_is_not(threshold: int) -> None:
+    busy = scheduler(small_batch_threshold=threshold)
+    larger, exact = call(threshold + 1), call(max(1, threshold))
+    submitted(busy, larger, exact)
+    assert requests_of(taken(busy))[0] is (exact if threshold else larger)
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_each_class_is_served_first_come_first_served(size: int) -> None:
+    busy = scheduler(batch_size=size)
+    calls = [call(size, group) for group in "abcabacc"]
+    submitted(busy, *calls)
+    assert [requests_of(batch) for batch in all_ran(busy)] == [[one] for one in calls]
+
+
+def test_a_small_call_that_was_split_is_still_small_and_still_first_of_its_group() -> None:
+    busy = scheduler()
+    first, split, large, late = call(3), call(2), call(9), call(1)
+    submitted(busy, first, split, large)
+    assert contents(ran(busy)) == [(first, 0, 3), (split, 0, 1)]
+    busy.submit(late, 0.0)
+    assert contents(ran(busy)) == [(split, 1, 2), (late, 0, 1), (large, 0, 2)]
+
+
+def test_a_large_call_does_not_become_small_as_its_end_comes_near() -> None:
+    busy = scheduler(small_batch_threshold=2)
+    large, late, small = call(6), call(3), call(1)
+    submitted(busy, large, late)
+    assert contents(ran(busy)) == [(large, 0, 4)]
+    busy.submit(small, 0.0)
+    assert contents(ran(busy)) == [(small, 0, 1), (large, 4, 6), (late, 0, 1)]
+
+
+@pytest.mark.parametrize("before", range(20))
+def test_a_small_call_in_the_middle_of_a_call_of_80_is_in_the_very_next_batch(before: int) -> None:
+    busy = scheduler()
+    small, large = call(), call(80)
+    submitted(busy, large)
+    for _ in range(before):
+        assert requests_of(ran(busy)) == [large]
+    busy.submit(small, 0.0)
+    assert requests_of(ran(busy)) == [small, large]
+    assert sum(batch.size for batch in all_ran(busy)) == 80 - 4 * before - 3
+
+
+def test_a_small_call_in_the_middle_of_a_call_of_80_does_not_wait_because_a_third_call_is_held() -> None:
+    busy = windowed(small_batch_threshold=1, timeout_ms=1e6)
+    held, large, small = call(2, "held"), call(80), call()
+    submitted(busy, held, large)
+    for _ in range(8):
+        assert requests_of(ran(busy)) == [large]
+    busy.submit(small, 0.0)
+    assert small in requests_of(ran(busy))
+
+
+# ---------------------------------------------------------------- large calls get their share
+
+Traffic = Callable[[Scheduler, int], None]
+
+
+def steady(*groups: str) -> Traffic:
+    """Keeps more than two batches of small calls waiting in each of `groups`."""
+
+    def arrive(busy: Scheduler, _: int) -> None:
+        waiting = {group: sum(request.group == group and request.size == 1 for request in busy) for group in groups}
+        for group, count in waiting.items():
+            submitted(busy, *(call(1, group) for _ in range(2 * busy.policy.batch_size + 1 - count)))
+
+    return arrive
+
+
+def with_gaps(period: int, places: int) -> Traffic:
+    """Fills every batch with small calls, except one of every `period`, in which it leaves some places."""
+
+    def arrive(busy: Scheduler, number: int) -> None:
+        waiting = sum(request.size == 1 for request in busy)
+        room = busy.policy.batch_size - (places if number % period == 1 else 0)
+        submitted(busy, *(call() for _ in range(room - waiting)))
+
+    return arrive
+
+
+def batches_per_large_call(busy: Scheduler, larges: list[Request], arrive: Traffic) -> list[int]:
+    """In how many batches each of `larges` was finished, counted from when it was the oldest large one."""
+    submitted(busy, *larges)
+    counts: list[int] = []
+    number = 0
+    for large in larges:
+        count = 0
+        while large.taken < large.size:
+            arrive(busy, number)
+            ran(busy)
+            count += 1
+            number += 1
+            assert count <= 10 * large.size + 10, "starved"
+        counts.append(count)
+    return counts
+
+
+def bound(size: int, batch_size: int) -> int:
+    return math.ceil(4 * size / batch_size) + 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 8, 9, 10, 32, 64])
+@pytest.mark.parametrize("groups", [("g",), ("h",), ("h", "i", "j"), ("g", "h")])
+@pytest.mark.parametrize("sizes", [(9,), (9, 9, 9, 9), (80,), (80, 9, 33, 10, 64)])
+def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
+    batch_size: int, groups: tuple[str, ...], sizes: tuple[int, ...]
+) -> None:
+    counts = batches_per_large_call(scheduler(batch_size), [call(size) for size in sizes], steady(*groups))
+    for size, count in zip(sizes, counts, strict=True):
+        assert count <= bound(size, batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 9, 32])
+def test_large_calls_of_several_groups_are_finished_in_time_one_after_another(batch_size: int) -> None:
+    larges = [call(size, group) for size, group in ((9, "a"), (80, "b"), (10, "a"), (33, "c"))]
+    counts = batches_per_large_call(scheduler(batch_size), larges, steady("a", "x"))
+    for large, count in zip(larges, counts, strict=True):
+        assert count <= bound(large.size, batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 7, 9, 16, 32])
+def test_a_large_call_is_finished_in_time_also_when_it_fills_gaps_now_and_then(batch_size: int) -> None:
+    for period in range(2, 8):
+        for places in {1, batch_size // 2, batch_size - 1, batch_size} - {0}:
+            for size in {9, 80, 20 * batch_size}:
+                (count,) = batches_per_large_call(scheduler(batch_size), [call(size)], with_gaps(period, places))
+                assert count <= bound(size, batch_size), (period, places, size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 32])
+def test_a_large_call_gets_no_more_than_a_quarter_while_small_ones_fill_all_batches(batch_size: int) -> None:
+    busy = scheduler(batch_size)
+    large = call(10**6)
+    submitted(busy, large)
+    for number in range(1, 101):
+        steady("g", "h")(busy, number)
+        ran(busy)
+        assert large.taken <= number * batch_size / 4
+    assert large.taken >= 24 * batch_size
+
+
+def test_a_share_that_was_not_needed_is_not_saved_up() -> None:
+    """A large call that had all batches to itself for long has no claim on those that come."""
+    busy = scheduler()
+    large = call(400)
+    submitted(busy, large)
+    for _ in range(50):
+        assert requests_of(ran(busy)) == [large]
+    for number in range(3):
+        steady("g")(busy, number)
+        assert large not in requests_of(ran(busy))
+
+
+def test_a_call_that_comes_after_the_last_large_one_starts_without_earnings() -> None:
+    busy = scheduler()
+    first, second = call(400), call(400)
+    submitted(busy, first)
+    for _ in range(3):
+        steady("g")(busy, 0)
+        assert first not in requests_of(ran(busy))
+    busy.cancel(first)
+    ran(busy)
+    submitted(busy, second)
+    for _ in range(3):
+        steady("g")(busy, 0)
+        assert second not in requests_of(ran(busy))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8, 32, 36, 64, 1000])
+@pytest.mark.parametrize("sizes", [(9,), (16,), (17,), (80,), (9, 80), (33, 40, 65)])
+@pytest.mark.parametrize("groups", [("passage",), ("passage", "title", "query"), tuple("abcdefgh")])
+def test_small_calls_never_wait_for_more_than_two_batches_in_a_row_that_large_ones_lead(
+    batch_size: int, sizes: tuple[int, ...], groups: tuple[str, ...]
+) -> None:
+    busy = scheduler(batch_size)
+    in_a_row = 0
+    for number in range(60):
+        submitted(busy, *(call(size, groups[(number + index) % len(groups)]) for index, size in enumerate(sizes)))
+        if not any(request.size == 1 for request in busy):
+            submitted(busy, call(1, "query"))
+        in_a_row = 0 if requests_of(ran(busy))[0].size == 1 else in_a_row + 1
+        assert in_a_row <= 2
+
+
+def test_a_large_call_that_is_held_lets_others_pass_and_gets_its_share_once_it_is_not() -> None:
+    busy = windowed(batch_size=12)
+    held = call(9, "held")
+    submitted(busy, held)
+    for number in range(20):
+        steady("g")(busy, number)
+        assert {request.group for request in requests_of(ran(busy, 0.5))} == {"g"}
+    for number in range(bound(9, 12)):
+        steady("g")(busy, number)
+        ran(busy, 1.0)
+    assert held.taken == 9
+
+
+# ---------------------------------------------------------------- workers
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_no_more_batches_run_at_once_than_allowed(workers: int) -> None:
+    busy = scheduler(max_concurrent_batches=workers)
+    submitted(busy, call(80))
+    running = [taken(busy) for _ in range(workers)]
+    assert not busy.has_room
+    assert busy.take(0.0) is None
+    assert busy.next_deadline() == NEVER
+    busy.finished(running[-1], 1.0)
+    assert busy.has_room
+    assert busy.next_deadline() == AT_ONCE
+    taken(busy, 1.0)
+    assert busy.take(1.0) is None
+
+
+def test_the_parts_of_a_call_may_run_at_once() -> None:
+    busy = scheduler(max_concurrent_batches=3)
+    large = call(9)
+    submitted(busy, large)
+    assert [contents(taken(busy)) for _ in range(3)] == [[(large, 0, 4)], [(large, 4, 8)], [(large, 8, 9)]]
+
+
+def test_a_batch_that_could_not_be_formed_for_want_of_a_worker_still_counts_later_calls() -> None:
+    busy = scheduler()
+    submitted(busy, call())
+    running = taken(busy)
+    late = [call() for _ in range(4)]
+    for moment, one in enumerate(late):
+        busy.submit(one, float(moment))
+        assert busy.take(float(moment)) is None
+    busy.finished(running, 4.0)
+    assert requests_of(taken(busy, 4.0)) == late
+
+
+def test_running_batches_are_known_oldest_first() -> None:
+    busy = scheduler(max_concurrent_batches=3)
+    submitted(busy, call(12))
+    first, second, third = (taken(busy) for _ in range(3))
+    assert list(busy.running) == [first, second, third]
+    busy.finished(second, 1.0)
+    assert list(busy.running) == [first, third]
+
+
+# ---------------------------------------------------------------- cancelling
+
+
+def test_a_call_cancelled_while_it_waits_is_never_in_a_batch() -> None:
+    busy = scheduler()
+    kept, dropped = call(), call()
+    submitted(busy, dropped, kept)
+    assert busy.cancel(dropped) is True
+    assert [requests_of(batch) for batch in all_ran(busy)] == [[kept]]
+
+
+def test_a_call_of_which_a_part_was_handed_out_loses_its_rest() -> None:
+    busy = scheduler()
+    begun, late = call(9), call()
+    submitted(busy, begun)
+    running = taken(busy)
+    assert busy.cancel(begun) is False
+    assert (busy.waiting, busy.in_flight) == (0, 4)
+    busy.submit(late, 0.0)
+    busy.finished(running, 1.0)
+    assert [requests_of(batch) for batch in all_ran(busy, 1.0)] == [[late]]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_call_that_was_handed_out_whole_can_not_be_cancelled(finished: bool) -> None:
+    busy = scheduler()
+    one = call()
+    submitted(busy, one)
+    batch = taken(busy)
+    if finished:
+        busy.finished(batch, 1.0)
+    assert busy.cancel(one) is False
+    assert (busy.waiting, busy.in_flight) == (0, 0 if finished else 1)
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_cancelling_again_does_nothing(size: int) -> None:
+    busy = scheduler()
+    one, other = call(size), call(2)
+    submitted(busy, one, other)
+    assert busy.cancel(one) is True
+    assert busy.cancel(one) is False
+    assert busy.waiting == 2
+
+
+def test_cancelling_what_was_never_submitted_does_nothing() -> None:
+    busy = scheduler()
+    submitted(busy, call(2))
+    assert busy.cancel(call()) is False
+    assert busy.waiting == 2
+
+
+def test_the_others_of_a_group_are_held_again_when_a_cancelled_call_leaves_too_few() -> None:
+    busy = windowed()
+    kept, dropped = call(1), call(3)
+    busy.submit(kept, 0.5)
+    busy.submit(dropped, 0.75)
+    busy.cancel(dropped)
+    assert busy.next_deadline() == 1.5
+    assert busy.take(1.0) is None
+    assert requests_of(taken(busy, 1.5)) == [kept]
+
+
+def test_the_next_large_call_follows_when_the_oldest_is_cancelled() -> None:
+    busy = scheduler()
+    dropped, kept = call(80), call(9)
+    submitted(busy, dropped)
+    for number in range(2):
+        steady("g")(busy, number)
+        ran(busy)
+    busy.cancel(dropped)
+    (count,) = batches_per_large_call(busy, [kept], steady("g"))
+    assert count <= bound(9, 4)
+
+
+# ---------------------------------------------------------------- counts
+
+
+def test_waiting_and_in_flight_count_items_at_all_times() -> None:
+    busy = scheduler(max_concurrent_batches=2)
+
+    def counts() -> tuple[int, int]:
+        return busy.waiting, busy.in_flight
+
+    first, second, other = call(3), call(6), call(2, "other")
+    seen = [counts()]
+    submitted(busy, first, second, other)
+    seen.append(counts())
+    one = taken(busy)  # 3 + 1 items
+    seen.append(counts())
+    two = taken(busy)  # 4 items
+    seen.append(counts())
+    busy.finished(one, 1.0)
+    seen.append(counts())
+    three = taken(busy)  # 1 item
+    seen.append(counts())
+    busy.cancel(other)
+    seen.append(counts())
+    busy.finished(three, 2.0)
+    busy.finished(two, 2.0)
+    seen.append(counts())
+    assert seen == [(0, 0), (11, 0), (7, 4), (3, 8), (3, 4), (2, 5), (0, 5), (0, 0)]
+
+
+def test_iterating_gives_the_calls_of_which_anything_waits() -> None:
+    busy = scheduler()
+    first, begun, other = call(1), call(9), call(1, "other")
+    submitted(busy, first, begun, other)
+    assert set(busy) == {first, begun, other}
+    taken(busy)
+    assert set(busy) == {begun, other}
+    busy.cancel(begun)
+    assert list(busy) == [other]
+
+
+@pytest.mark.parametrize("how", ["ran", "cancelled", "part ran, rest cancelled"])
+def test_empty_groups_are_forgotten(how: str) -> None:
+    busy = scheduler()
+    calls = [call(6, group) for group in range(100)]
+    submitted(busy, *calls)
+    assert len(busy._groups) == 100
+    if how == "part ran, rest cancelled":
+        for _ in range(100):
+            ran(busy)
+    if how == "ran":
+        all_ran(busy)
+    else:
+        for one in calls:
+            busy.cancel(one)
+    assert busy._groups == {}
+    assert all(one.queues is None for one in calls)
+
+
+def test_a_group_that_was_forgotten_can_come_again() -> None:
+    busy = scheduler()
+    first, second = call(), call()
+    submitted(busy, first)
+    ran(busy)
+    submitted(busy, second)
+    assert requests_of(ran(busy)) == [second]
+
+
+# ---------------------------------------------------------------- failing keys
+
+
+class Key:
+    """A group whose comparison can be made to fail; all of them have the same hash."""
+
+    failing = False
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        if Key.failing:
+            raise RuntimeError("no comparison")
+        return self is other
+
+
+def test_a_key_that_can_not_be_compared_reaches_only_the_caller_who_brought_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = scheduler()
+    first, bad = call(1, Key()), call(1, Key())
+    submitted(busy, first)
+    monkeypatch.setattr(Key, "failing", True)
+    with pytest.raises(RuntimeError, match="no comparison"):
+        busy.submit(bad, 0.0)
+    assert (busy.waiting, list(busy)) == (1, [first])
+    assert requests_of(ran(busy)) == [first]
+    assert (busy.waiting, busy._groups) == (0, {})
+
+
+# ---------------------------------------------------------------- closing
+
+
+def test_closing_lets_held_groups_leave_at_once() -> None:
+    held = windowed()
+    first, second = call(1, "a"), call(9, "b")
+    submitted(held, first, second)
+    ran(held)
+    held.cancel(second)
+    assert held.take(0.0) is None
+    held.close()
+    assert held.draining
+    assert held.next_deadline() == AT_ONCE
+    batch = taken(held)
+    assert (requests_of(batch), batch.reason) == ([first], "drain")
+
+
+def test_closing_drains_everything_in_order() -> None:
+    held = windowed(batch_size=3)
+    calls = [call(1, group) for group in "abcabacab"]
+    submitted(held, *calls)
+    held.close()
+    batches = all_ran(held)
+    assert [(requests_of(batch)[0].group, batch.size, batch.reason) for batch in batches] == [
+        ("a", 3, "full"),
+        ("b", 3, "full"),
+        ("c", 2, "drain"),
+        ("a", 1, "drain"),
+    ]
+    assert (held.waiting, held._groups, list(held)) == (0, {}, [])
+
+
+def test_a_call_after_closing_is_not_held_either() -> None:
+    held = windowed()
+    held.close()
+    assert held.submit(call(), 0.0) == AT_ONCE
+    assert taken(held).reason == "drain"
+
+
+def test_closing_makes_no_room() -> None:
+    held = windowed()
+    submitted(held, call(5))
+    taken(held)
+    held.close()
+    assert held.take(0.0) is None
+    assert held.next_deadline() == NEVER
+
+
+def test_reopening_holds_again() -> None:
+    held = windowed()
+    held.close()
+    held.reopen()
+    assert not held.draining
+    assert held.submit(call(), 0.5) == 1.5
+    assert held.take(1.0) is None
+    assert taken(held, 1.5).reason == "timeout"
+
+
+# ---------------------------------------------------------------- the answer of a request
+
+
+def test_the_outcome_of_a_request_is_its_result() -> None:
+    answered = call()
+    answered.result = "done"
+    assert answered.outcome() == "done"
+
+
+def test_the_outcome_of_a_failed_request_is_its_error() -> None:
+    failed = call()
+    failed.result, failed.error = "ignored", ValueError("bad item")
+    with pytest.raises(ValueError, match=r"^bad item$"):
+        failed.outcome()
+
+
+def test_an_error_that_was_raised_is_gone_with_its_caller() -> None:
+    """Nothing of the request keeps it, and its traceback does not keep itself: no garbage collection is needed."""
+
+    class BadItem(Exception):
+        pass
+
+    failed = call()
+    failed.error = BadItem()
+    gone = weakref.ref(failed.error)
+    gc.disable()
+    try:
+        with contextlib.suppress(BadItem):
+            failed.outcome()
+        assert gone() is None
+    finally:
+        gc.enable()

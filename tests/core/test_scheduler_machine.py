@@ -1,0 +1,261 @@
+"""Random histories of the real scheduler, step by step beside a model so naive that it can be seen to be right.
+
+The model is a list of calls in the order in which they came. Whatever the scheduler answers is compared with what a scan of that
+list says, and after every step the counts are compared too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from batched._core.linger import AT_ONCE, NEVER, FlushReason
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Batch, Request, Scheduler
+
+SETTINGS = settings(max_examples=200, stateful_step_count=60, derandomize=True, deadline=None)
+"""The same histories in every run; a few seconds."""
+
+policies = st.builds(
+    BatchPolicy,
+    batch_size=st.sampled_from([32, 16, 12, 7, 4, 3, 2, 1]),
+    timeout_ms=st.sampled_from([1000, 5.5, 1, 0]),
+    small_batch_threshold=st.sampled_from([1, 3, 8, 0]),
+    flush=st.sampled_from(["window", "window", "auto", "eager"]),
+    max_concurrent_batches=st.integers(1, 3),
+)
+sizes = st.sampled_from([1, 1, 1, 2, 3, 4, 5, 9, 10, 17, 40])
+groups = st.sampled_from("abc")
+picks = st.integers(0, 10**6)  # any one of those there are, modulo their number
+
+
+@dataclass(eq=False)
+class Call:
+    """A call as the model knows it."""
+
+    request: Request
+    number: int  # in the order of arrival
+    arrived: float
+    small: bool
+    waiting: int  # items not handed out yet
+    handed_out: int = 0  # items so far, from the first on
+    cancelled: bool = False
+
+
+@dataclass
+class Watch:
+    """The oldest large call that may leave, and the batches since it became that."""
+
+    call: Call
+    owed: int  # items it still needed then
+    batches: int = 0
+
+
+@dataclass
+class Model:
+    policy: BatchPolicy
+    calls: list[Call] = field(default_factory=list)  # all there ever were
+    queue: list[Call] = field(default_factory=list)  # of which anything waits
+    running: list[Batch] = field(default_factory=list)
+    draining: bool = False
+
+    def hand_out(self, call: Call, items: int) -> None:
+        call.handed_out += items
+        call.waiting -= items
+        if not call.waiting:
+            self.queue.remove(call)
+
+    @property
+    def groups(self) -> set[Any]:
+        return {call.request.group for call in self.queue}
+
+    def departure(self, group: object) -> tuple[float, FlushReason]:
+        calls = [call for call in self.queue if call.request.group == group]
+        if sum(call.waiting for call in calls) >= self.policy.batch_size:
+            return AT_ONCE, "full"
+        if self.draining:
+            return AT_ONCE, "drain"
+        if self.policy.flush != "window" or any(call.handed_out for call in calls):
+            return AT_ONCE, "eager"
+        return min(call.arrived for call in calls) + self.policy.timeout, "timeout"
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.running) < self.policy.max_concurrent_batches
+
+    @property
+    def deadline(self) -> float:
+        return min((self.departure(group)[0] for group in self.groups), default=NEVER) if self.has_room else NEVER
+
+    def filled(self, leader: Call) -> list[tuple[Request, int, int]]:
+        """What a batch behind `leader` holds: the group's small calls, then its large ones, in the order in which they came."""
+        others = [call for call in self.queue if call.request.group == leader.request.group and call is not leader]
+        room = self.policy.batch_size
+        slices: list[tuple[Request, int, int]] = []
+        for call in (leader, *sorted(others, key=lambda call: (not call.small, call.number))):
+            items = min(room, call.waiting)
+            room -= items
+            if items:
+                slices.append((call.request, call.handed_out, call.handed_out + items))
+        return slices
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(policy=policies)
+    def begin(self, policy: BatchPolicy) -> None:
+        self.real = Scheduler(policy)
+        self.model = Model(policy)
+        self.now = 0.0
+        self.watch: Watch | None = None
+        self.overtaken = 0  # batches in a row that a large call led although a small one might have
+
+    # ------------------------------------------------------------ steps
+
+    @rule(size=sizes, group=groups)
+    def submit(self, size: int, group: str) -> None:
+        request = Request(list(range(size)), size, group, waker=None)
+        call = Call(request, len(self.model.calls), self.now, size <= self.model.policy.small_batch_threshold, waiting=size)
+        self.model.calls.append(call)
+        self.model.queue.append(call)
+        assert self.real.submit(request, self.now) == self.model.departure(group)[0]
+        assert request.arrived == self.now
+
+    @rule(count=st.sampled_from([2, 3, 5, 10, 40]), group=groups)
+    def submit_many(self, count: int, group: str) -> None:
+        for _ in range(count):
+            self.submit(1, group)
+
+    @precondition(lambda self: self.model.calls)
+    @rule(pick=picks)
+    def cancel(self, pick: int) -> None:
+        """Any call, whether it waits, runs, has ended or was cancelled before."""
+        call = self.model.calls[-1 - pick % len(self.model.calls)]
+        assert self.real.cancel(call.request) is (call.waiting == call.request.size)
+        if call.waiting:
+            self.model.queue.remove(call)
+            call.waiting, call.cancelled = 0, True
+
+    @rule(seconds=st.sampled_from([0.0, 0.0001, 0.001, 0.0055, 0.1, 1.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.now < self.model.deadline < NEVER)
+    @rule()
+    def wait_almost_until_the_deadline(self) -> None:
+        self.now = max(self.now, math.nextafter(self.model.deadline, -math.inf))
+        assert self.real.take(self.now) is None
+
+    @precondition(lambda self: self.now < self.model.deadline < NEVER)
+    @rule()
+    def wait_until_the_deadline(self) -> None:
+        self.now = self.model.deadline
+        self.take()
+
+    @rule()
+    def take(self) -> None:
+        deadline = self.real.next_deadline()
+        assert deadline == self.model.deadline
+        allowed = {group for group in self.model.groups if self.model.departure(group)[0] <= self.now}
+        batch = self.real.take(self.now)
+        assert (batch is not None) == (deadline <= self.now)
+        if batch is None:
+            return
+        by_request = {call.request: call for call in self.model.queue}
+        leader = by_request[batch.slices[0][0]]
+        assert leader.request.group in allowed
+        assert leader is next(
+            call for call in self.model.queue if call.request.group in allowed and call.small == leader.small
+        )  # first come, first served
+        assert batch.reason == self.model.departure(leader.request.group)[1]
+        assert [(request, start, stop) for request, start, stop in batch.slices] == self.model.filled(leader)
+        assert batch.size == sum(stop - start for _, start, stop in batch.slices) <= self.model.policy.batch_size
+        assert batch.started == self.now
+
+        small_might = any(call.small and call.request.group in allowed for call in self.model.queue)
+        self.overtaken = self.overtaken + 1 if small_might and not leader.small else 0
+        assert self.overtaken <= 2
+        self.look_at_the_oldest_large_call(allowed)
+        for request, start, stop in batch.slices:
+            assert start == by_request[request].handed_out
+            self.model.hand_out(by_request[request], stop - start)
+        self.model.running.append(batch)
+        if self.watch is not None and self.watch.call.waiting:
+            self.watch.batches += 1
+            assert self.watch.batches <= math.ceil(4 * self.watch.owed / self.model.policy.batch_size), "one more must finish it"
+
+    def look_at_the_oldest_large_call(self, allowed: set[Any]) -> None:
+        oldest = next((call for call in self.model.queue if not call.small and call.request.group in allowed), None)
+        if oldest is None:
+            self.watch = None
+        elif self.watch is None or self.watch.call is not oldest:
+            self.watch = Watch(oldest, owed=oldest.waiting)
+
+    @precondition(lambda self: self.model.running)
+    @rule(pick=picks, seconds=st.sampled_from([0.0, 0.001, 0.1]))
+    def finish(self, pick: int, seconds: float) -> None:
+        batch = self.model.running.pop(pick % len(self.model.running))
+        self.now += seconds
+        self.real.finished(batch, self.now)
+        assert batch.ended == self.now
+
+    @rule(batches=st.integers(1, 20))
+    def run(self, batches: int) -> None:
+        """A worker that is always there, so that long calls come to their end."""
+        for _ in range(batches):
+            if not self.model.has_room:
+                self.finish(0, 0.0)
+            if self.real.next_deadline() > self.now:
+                break
+            self.take()
+
+    @precondition(lambda self: not self.model.draining)
+    @rule()
+    def close(self) -> None:
+        self.real.close()
+        self.model.draining = True
+
+    @precondition(lambda self: self.model.draining)
+    @rule()
+    def reopen(self) -> None:
+        self.real.reopen()
+        self.model.draining = False
+
+    # ------------------------------------------------------------ what holds after every step
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.real.waiting == sum(call.waiting for call in self.model.queue)
+        assert self.real.in_flight == sum(batch.size for batch in self.model.running)
+        assert list(self.real) == [call.request for call in sorted(self.model.queue, key=lambda call: (not call.small, call.number))]
+        assert list(self.real.running) == self.model.running
+        assert set(self.real._groups) == self.model.groups
+
+    @invariant()
+    def deadlines_agree(self) -> None:
+        assert self.real.has_room == self.model.has_room
+        assert len(self.real.running) <= self.model.policy.max_concurrent_batches
+        assert self.real.next_deadline() == self.model.deadline
+
+    def teardown(self) -> None:
+        """After closing, whatever waits leaves, and then nothing is left."""
+        self.real.close()
+        self.model.draining = True
+        while self.model.running or self.model.queue:
+            while self.model.queue and self.model.has_room:
+                before = self.real.waiting
+                self.take()
+                assert self.real.waiting < before
+            self.finish(0, 0.0)
+            self.counts_agree()
+        assert (self.real.waiting, self.real.in_flight, self.real._groups, list(self.real)) == (0, 0, {}, [])
+        assert self.real.next_deadline() == NEVER
+        assert all(call.cancelled or call.handed_out == call.request.size for call in self.model.calls)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = SETTINGS

@@ -1,0 +1,316 @@
+"""The counts of a batcher, and the snapshot that shows them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import pickle
+import random
+import statistics
+
+import pytest
+
+from batched._core.linger import FlushReason
+from batched._core.scheduler import Batch, Request
+from batched.stats import Percentiles, Recorder, Stats, _Histogram
+
+DAY = 24 * 3600.0
+
+
+def ended_batch(
+    *requests: Request, started: float, ended: float, reason: FlushReason = "eager", part: tuple[int, int] | None = None
+) -> Batch:
+    """A batch of whole requests, or of one part of each."""
+    slices = [(request, *(part or (0, request.size))) for request in requests]
+    batch = Batch(slices, sum(stop - start for _, start, stop in slices), reason, started)
+    batch.ended = ended
+    return batch
+
+
+def request(size: int = 1, arrived: float = 0.0) -> Request:
+    made = Request(list(range(size)), size, "g", waker=None)
+    made.arrived = arrived
+    return made
+
+
+def snapshot(recorder: Recorder) -> Stats:
+    return recorder.snapshot(queue_size=0, in_flight=0)
+
+
+def recorded(*durations: float) -> Percentiles:
+    histogram = _Histogram()
+    for duration in durations:
+        histogram.add(duration)
+    return histogram.percentiles()
+
+
+def exact(durations: list[float], share: float) -> float:
+    """The smallest duration that `share` of all do not exceed."""
+    return sorted(durations)[math.ceil(share * len(durations)) - 1]
+
+
+# ---------------------------------------------------------------- percentiles
+
+
+def test_percentiles_of_nothing_are_zero() -> None:
+    assert recorded() == Percentiles(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("duration", [1e-6, 1.0001e-6, 3.3e-6, 1e-5, 0.00123, 0.005, 0.999, 1.0, 60.0, 3600.0, DAY])
+def test_percentiles_of_a_single_duration_are_that_duration_within_3_percent(duration: float) -> None:
+    single = recorded(duration)
+    assert single.p50 == single.p95 == single.p99 == pytest.approx(duration, rel=0.03)
+
+
+def test_every_duration_from_a_microsecond_to_a_day_is_known_within_3_percent() -> None:
+    steps = 3_000  # seven in each bucket
+    for step in range(steps + 1):
+        duration = 1e-6 * (DAY / 1e-6) ** (step / steps)
+        assert recorded(duration).p50 == pytest.approx(duration, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "durations",
+    [
+        [number * 1e-3 for number in range(1, 101)],
+        [number * 1e-3 for number in range(1, 21)],
+        [0.001] * 94 + [0.1] * 5 + [10.0],
+        [0.001] * 95 + [0.1] * 4 + [10.0],
+        [0.001] * 98 + [7.0] * 2,
+        [0.001] * 99 + [7.0],
+        [0.001, 1000.0],
+        [0.001, 1.0, 1000.0],
+    ],
+)
+def test_percentiles_of_known_durations_are_exact_within_3_percent(durations: list[float]) -> None:
+    shuffled = random.Random(0).sample(durations, len(durations))
+    found = recorded(*shuffled)
+    for value, share in ((found.p50, 0.50), (found.p95, 0.95), (found.p99, 0.99)):
+        assert value == pytest.approx(exact(durations, share), rel=0.03)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_percentiles_of_random_durations_are_exact_within_3_percent(seed: int) -> None:
+    rng = random.Random(seed)
+    durations = [rng.lognormvariate(-6, 2) for _ in range(rng.randint(1, 3000))]
+    found = recorded(*durations)
+    for value, share in ((found.p50, 0.50), (found.p95, 0.95), (found.p99, 0.99)):
+        assert value == pytest.approx(exact(durations, share), rel=0.03)
+
+
+@pytest.mark.parametrize("duration", [0.0, 1e-12, 4e-7, 9.99e-7, -1e-9])
+def test_what_is_shorter_than_a_microsecond_counts_as_a_microsecond(duration: float) -> None:
+    """A clock that steps back a little does no harm either."""
+    assert recorded(duration).p99 == pytest.approx(1e-6, rel=0.03)
+
+
+@pytest.mark.parametrize("duration", [2 * DAY, 1e9, 1e300])
+def test_what_is_longer_than_a_day_counts_as_more_than_a_day(duration: float) -> None:
+    assert DAY < recorded(duration).p50 < 2 * DAY
+    assert recorded(0.5, 0.5, duration).p50 == pytest.approx(0.5, rel=0.03)
+
+
+def test_percentiles_read_as_durations() -> None:
+    assert str(Percentiles(0.0000123, 0.00456, 7.0)) == "p50 12.3 us, p95 4.56 ms, p99 7 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (1e-9, "0.001 us"),
+        (1e-6, "1 us"),
+        (0.0009994, "999 us"),
+        (0.0009996, "1 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (1.0, "1 s"),
+        (999.4, "999 s"),
+        (999.6, "1,000 s"),
+        (123456.7, "123,457 s"),
+    ],
+)
+def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) -> None:
+    assert str(Percentiles(seconds, seconds, seconds)) == f"p50 {text}, p95 {text}, p99 {text}"
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+def test_nothing_is_counted_at_first() -> None:
+    nothing = Percentiles(0.0, 0.0, 0.0)
+    assert Recorder().snapshot(queue_size=3, in_flight=2) == Stats(
+        queue_size=3,
+        in_flight=2,
+        total_processed=0,
+        total_batches=0,
+        avg_batch_size=0.0,
+        avg_processing_time=0.0,
+        calls=0,
+        errors=0,
+        cancelled=0,
+        rejected=0,
+        queue_wait=nothing,
+        processing_time=nothing,
+        batch_sizes={},
+        flush_reasons={},
+    )
+
+
+def test_calls_are_counted_by_what_became_of_them() -> None:
+    recorder = Recorder()
+    for what, times in ((recorder.accepted, 5), (recorder.cancelled, 2), (recorder.rejected, 3)):
+        for _ in range(times):
+            what()
+    counted = snapshot(recorder)
+    assert (counted.calls, counted.cancelled, counted.rejected, counted.errors) == (5, 2, 3, 0)
+
+
+def test_batches_are_counted_by_size_and_by_reason() -> None:
+    recorder = Recorder()
+    batches: list[tuple[int, FlushReason]] = [(4, "full"), (4, "full"), (1, "eager"), (2, "timeout"), (1, "drain")]
+    for size, reason in batches:
+        recorder.ended(ended_batch(request(size), started=0.0, ended=0.0, reason=reason), errors=0)
+    counted = snapshot(recorder)
+    assert (counted.total_batches, counted.total_processed, counted.avg_batch_size) == (5, 12, 2.4)
+    assert list(counted.batch_sizes.items()) == [(1, 2), (2, 1), (4, 2)]
+    assert counted.flush_reasons == {"full": 2, "eager": 1, "timeout": 1, "drain": 1}
+
+
+def test_errors_are_counted_by_call() -> None:
+    recorder = Recorder()
+    recorder.ended(ended_batch(request(), request(), request(), started=0.0, ended=0.0), errors=2)
+    recorder.ended(ended_batch(request(), started=0.0, ended=0.0), errors=1)
+    recorder.ended(ended_batch(request(), started=0.0, ended=0.0), errors=0)
+    assert snapshot(recorder).errors == 3
+
+
+def test_the_processing_time_is_that_of_batches() -> None:
+    recorder = Recorder()
+    durations = [0.5, 1.0, 3.0]
+    for duration in durations:
+        recorder.ended(ended_batch(request(9), request(9), started=10.0, ended=10.0 + duration), errors=0)
+    counted = snapshot(recorder)
+    assert counted.avg_processing_time == statistics.mean(durations)
+    assert counted.processing_time.p50 == pytest.approx(1.0, rel=0.03)
+    assert counted.processing_time.p99 == pytest.approx(3.0, rel=0.03)
+
+
+def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
+    """A call of many items counts once, and its later parts do not count again."""
+    recorder = Recorder()
+    quick, slow = request(1, arrived=9.0), request(9, arrived=6.0)
+    recorder.ended(ended_batch(quick, started=10.0, ended=10.5), errors=0)
+    recorder.ended(ended_batch(slow, started=10.0, ended=10.5, part=(0, 4)), errors=0)
+    for start in (4, 8):
+        recorder.ended(ended_batch(slow, started=500.0, ended=500.5, part=(start, min(9, start + 4))), errors=0)
+    wait = snapshot(recorder).queue_wait
+    assert wait.p50 == pytest.approx(1.0, rel=0.03)
+    assert wait.p99 == pytest.approx(4.0, rel=0.03)
+
+
+def test_reset_starts_from_zero_and_goes_on_counting() -> None:
+    recorder = Recorder()
+
+    def use() -> None:
+        recorder.accepted()
+        recorder.cancelled()
+        recorder.rejected()
+        recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=1)
+
+    use()
+    once = snapshot(recorder)
+    recorder.reset()
+    assert snapshot(recorder) == snapshot(Recorder())
+    use()
+    assert snapshot(recorder) == once
+
+
+def test_a_recorder_goes_on_counting_with_a_new_lock() -> None:
+    recorder = Recorder()
+    recorder.accepted()
+    recorder._lock.acquire()  # whoever holds it is gone
+    recorder.renew_lock()
+    recorder.accepted()
+    assert snapshot(recorder).calls == 2
+
+
+# ---------------------------------------------------------------- the snapshot
+
+
+@pytest.fixture
+def busy() -> Stats:
+    recorder = Recorder()
+    for _ in range(1234):
+        recorder.accepted()
+    recorder.cancelled()
+    recorder.cancelled()
+    for _ in range(11):
+        recorder.rejected()
+    for number in range(40):
+        waiting = [request(arrived=0.75) for _ in range(30)]
+        recorder.ended(ended_batch(*waiting, started=1.0, ended=1.0625, reason="full" if number else "timeout"), errors=number == 0)
+    return recorder.snapshot(queue_size=5678, in_flight=32)
+
+
+def test_a_snapshot_is_frozen(busy: Stats) -> None:
+    for field in dataclasses.fields(Stats):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(busy, field.name, getattr(busy, field.name))
+    for field in dataclasses.fields(Percentiles):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(busy.queue_wait, field.name, 1.0)
+
+
+def test_a_snapshot_does_not_change_afterwards() -> None:
+    recorder = Recorder()
+    recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=0)
+    before = snapshot(recorder)
+    kept = copy.deepcopy(before)
+    recorder.accepted()
+    recorder.ended(ended_batch(request(3), started=1.0, ended=9.0), errors=0)
+    recorder.ended(ended_batch(request(2), started=1.0, ended=9.0, reason="full"), errors=0)
+    assert before == kept
+    recorder.reset()
+    assert before == kept
+
+
+def test_a_snapshot_survives_pickling(busy: Stats) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(busy, protocol)) == busy
+
+
+def test_a_snapshot_becomes_a_plain_dict(busy: Stats) -> None:
+    plain = dataclasses.asdict(busy)
+    assert plain["batch_sizes"] == {30: 40}
+    assert plain["queue_wait"]["p50"] == busy.queue_wait.p50
+
+
+def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats) -> None:
+    assert repr(busy) == (
+        "Stats(1,200 items in 40 batches of 30.0 on average, 62.5 ms each; 5,678 waiting, 32 in flight; "
+        "calls 1,234, errors 1, cancelled 2, rejected 11; "
+        f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because timeout 1, full 39)"
+    )
+
+
+def test_the_text_of_a_snapshot_of_nothing_is_readable_too() -> None:
+    text = repr(snapshot(Recorder()))
+    assert text.startswith("Stats(0 items in 0 batches of 0.0 on average, 0 us each; 0 waiting, 0 in flight; calls 0, ")
+    assert text.endswith("left because none)")
+
+
+@pytest.mark.parametrize("cls", [Stats, Percentiles])
+def test_every_number_says_what_it_counts(cls: type) -> None:
+    """Docstrings of fields are gone at run time, so this reads the source."""
+    import ast
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(definition, ast.ClassDef)
+    for index, node in enumerate(definition.body):
+        if isinstance(node, ast.AnnAssign):
+            following = definition.body[index + 1]
+            assert isinstance(following, ast.Expr)
+            assert isinstance(following.value, ast.Constant)
