@@ -127,6 +127,9 @@ def _frozen(value: Any) -> Hashable:
         return kind, frozenset(map(_frozen, value))
     if isinstance(value, dict):
         return kind, frozenset((_frozen(key), _frozen(item)) for key, item in value.items())
-    if isinstance(value, Number) and not isinstance(value, int):
-        return kind, repr(value)  # tells -0.0 from 0.0, and lets nan equal itself
+    for real in (float, complex):
+        if isinstance(value, real):
+            return kind, real.__repr__(value)  # tells -0.0 from 0.0, and lets nan equal itself
+    if isinstance(value, Number) and kind.__module__ in ("decimal", "numpy"):  # whose repr says all there is
+        return kind, repr(value)
     return kind, value

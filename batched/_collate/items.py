@@ -71,19 +71,17 @@ class Items:
 
 def _owned(rows: list[Any], kinds: set[type]) -> list[Any]:
     """`rows` with every array or tensor that shares its memory with more than itself replaced by a copy."""
-    numpy: Any = sys.modules.get("numpy")  # a function that returns arrays has loaded their library
-    torch: Any = sys.modules.get("torch")
-    arrays = (numpy.ndarray, numpy.void) if numpy else ()
-    tensors = (torch.Tensor,) if torch else ()
+    records = _loaded("numpy", "void")  # of structured arrays: views that do not say so
+    arrays, tensors = (*_loaded("numpy", "ndarray"), *records), _loaded("torch", "Tensor")
     if not any(issubclass(kind, (*arrays, *tensors)) for kind in kinds):
         return rows
     owned: list[Any] = []
     memories: set[int] = set()
     for row in rows:
         if isinstance(row, arrays):
-            owned.append(row if row.base is None and isinstance(row, numpy.ndarray) else row.copy())
+            owned.append(row if row.base is None and not isinstance(row, records) else row.copy())
         elif isinstance(row, tensors):
-            memory = row.untyped_storage() if row.layout is torch.strided else None
+            memory = row.untyped_storage() if row.layout is sys.modules["torch"].strided else None
             own = memory is not None and memory.nbytes() == row.nbytes and memory.data_ptr() not in memories
             if memory is not None:
                 memories.add(memory.data_ptr())
@@ -91,3 +89,9 @@ def _owned(rows: list[Any], kinds: set[type]) -> list[Any]:
         else:
             owned.append(row)
     return owned
+
+
+def _loaded(module: str, name: str) -> tuple[Any, ...]:
+    """The class of that name, if the module has been imported: a function that returns its instances has done so."""
+    found = getattr(sys.modules.get(module), name, None)
+    return () if found is None else (found,)

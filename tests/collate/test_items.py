@@ -356,7 +356,6 @@ def test_records_of_an_array_are_copies_when_calls_share_a_batch(items: Items) -
     assert part[0].base is output
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="a module is in sys.modules before it has its classes")
 def test_a_library_that_another_thread_is_just_importing_is_no_failure(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("numpy", "torch"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
