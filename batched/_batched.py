@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -43,6 +44,8 @@ class _Face(Generic[T, U, P]):
         self.__doc__ = function.func.__doc__
         self.__module__ = getattr(function.func, "__module__", __name__)
         self.__wrapped__ = function.func if owner is None else types.MethodType(function.func, owner)
+        with contextlib.suppress(Exception):  # annotations that are evaluated late may not be there yet
+            self.__annotations__ = function.func.__annotations__
 
     @overload
     async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
@@ -82,7 +85,7 @@ class _Face(Generic[T, U, P]):
         runtime = self._batcher.runtime.here()
         future: Future[U] = Future(loop=current_loop() if self._function.coroutine else None)
         request = self._batcher.request(item, args, kwargs, owner=self._owner, waker=future, single=True)
-        future.bind(request, runtime.cancel)
+        future.bind(request, runtime)
         runtime.submit(request)
         return future
 
@@ -154,7 +157,8 @@ class _Face(Generic[T, U, P]):
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
                 raise TypeError(
-                    f"{self._function.name} must see its instance go: add '__weakref__' to the __slots__ of {type(instance).__name__}"
+                    f"{self._function.name} must see its instance go: add '__weakref__' to the __slots__ of {type(instance).__name__}, "
+                    "or, if this is no method of it, wrap the function in staticmethod"
                 ) from None
             # Of several threads that come here at once, one wins; the other batchers have started nothing yet.
             entry = instances.setdefault(key, (ref, self._function.batcher(bound=True)))
@@ -209,7 +213,6 @@ class Batched(_Face[T, U, P]):
             waker.wait()
         except BaseException:  # a signal handler raised, wherever the call was just then
             runtime.abandon(request)
-            runtime.call_worker()
             raise
         return request.outcome()
 
@@ -286,6 +289,7 @@ class BatchedMethod(Generic[S, F]):
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
         self.__wrapped__ = function.__wrapped__
+        self.__annotations__ = function.__annotations__
 
     @overload
     def __get__(

@@ -137,11 +137,12 @@ class Batcher:
             if name is None or name not in kwargs:
                 raise TypeError(f"{self.name} needs an item, or a list of items")
             item = kwargs.pop(name)
-        if isinstance(item, type) and self._home and self._home in {kind.__qualname__ for kind in item.__mro__}:
+        if args and isinstance(item, type) and self._home in {kind.__qualname__ for kind in item.__mro__}:
             raise TypeError(UNDER_CLASSMETHOD.format(self.name))  # Python 3.13 calls what is below @classmethod without binding it
         group = self._binder.bind(args, kwargs)
         if isinstance(item, list) and not single:
-            return Request(item.copy(), len(item), group, waker=waker, listed=True, owner=owner)
+            items = list(item)
+            return Request(items, len(items), group, waker=waker, listed=True, owner=owner)
         return Request([item], 1, group, waker=waker, owner=owner)
 
     def stats(self) -> Stats:

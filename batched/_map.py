@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from ._core.scheduler import Request
 from ._runtime.runtime import Runtime
 from ._runtime.wakers import AsyncWaker, Future, wait
+from .errors import BatcherClosed
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ def mapped(
                 break
             try:
                 failure = ahead[0].exception(_left(deadline))
+            except concurrent.futures.CancelledError:
+                failure = BatcherClosed("map: the batcher was shut down before this item ran")
             except concurrent.futures.TimeoutError:  # the builtin one only since Python 3.11
                 raise _late() from None
             if failure is not None and not return_exceptions:

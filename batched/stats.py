@@ -115,7 +115,7 @@ class Recorder:
     """Counts what happens to one batcher, from any thread; a few operations per call and per batch, none per item."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # so that a signal handler may look at statistics wherever it comes in
         self.reset()
 
     def reset(self) -> None:
@@ -131,7 +131,7 @@ class Recorder:
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held the lock is gone."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def accepted(self) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import batched
+from batched._collate.arguments import Arguments
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler, Slice
 from batched._runtime.event_loop import EventLoopRuntime
@@ -44,9 +45,7 @@ class Parts:
         return outcome
 
 
-class Nobody:
-    args = ()
-    kwargs: dict[str, Any] = {}  # noqa: RUF012  # stands in for Arguments
+Nobody = Arguments((), {})
 
 
 @pytest.mark.parametrize("step", ["collate", "split", "result"])
@@ -183,7 +182,7 @@ def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_future_that_somebody_else_answered_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     future: Future[int] = Future()
-    future.bind(Request([1], 1, Nobody, waker=future), lambda request: False)
+    future.bind(Request([1], 1, Nobody, waker=future), batched.dynamically(sorted)._batcher.runtime.here())
     future.set_result(7)
     future.wake()
     future.wake()

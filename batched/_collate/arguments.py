@@ -1,40 +1,32 @@
 """Extra arguments of a call, and the key by which calls with the same ones share a batch.
 
 Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`; a list, dict or set counts as what
-it holds. An argument left out equals its default passed explicitly.
+it holds, in its order if it has one. An argument left out equals its default passed explicitly. Containers are copied when a call
+comes in, and for each batch: neither a caller that changes its own nor a function that changes what it gets is seen by others.
 """
 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Hashable
-from numbers import Number
 from typing import Any, Final
 
 _PLACE: Final = object()  # stands for the instance and the items when a signature is bound
 
 
 class Arguments:
-    """The extra arguments of a call; equal, as a group key, to those of every call that may share its batch."""
+    """The extra arguments of a call. Calls with equal ones have the same object, as long as any of them waits or runs."""
 
-    __slots__ = ("_hash", "_key", "args", "kwargs")
+    __slots__ = ("__weakref__", "_args", "_kwargs")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable) -> None:
-        self.args = args
-        self.kwargs = kwargs
-        self._key = key
-        self._hash = hash(key)
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._args = _fresh(args)
+        self._kwargs = _fresh(kwargs)
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, Arguments):
-            return self is other
-        try:
-            return self._key == other._key
-        except Exception:  # of the arguments' own comparison: what cannot be compared does not share a batch
-            return False
+    def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of one batch, whose containers the function may change."""
+        return _fresh(self._args), _fresh(self._kwargs)
 
 
 class Binder:
@@ -58,8 +50,12 @@ class Binder:
         first = parameters[leading - 1] if len(parameters) >= leading else None
         self.items_name = first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
         """The keyword by which the items may be passed, if any."""
-        self._defaults = {parameter.name: _default_key(parameter) for parameter in parameters}
-        self._none = None if self._required(parameters[leading:]) else Arguments((), {}, self._key((), {}))
+        self._gathered = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
+        self._defaults = {parameter.name: _default_key(parameter) for parameter in parameters if parameter.name != self._gathered}
+        self._known: weakref.WeakValueDictionary[Hashable, Arguments] = weakref.WeakValueDictionary()
+        self._none: Arguments | None = None
+        if not self._required(parameters[leading:]):
+            self._none = self._known[self._key((), {})] = Arguments((), {})
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The extra arguments of one call.
@@ -69,7 +65,12 @@ class Binder:
         """
         if not args and not kwargs and self._none is not None:
             return self._none
-        return Arguments(args, kwargs, self._key(args, kwargs))
+        key = self._key(args, kwargs)
+        arguments = Arguments(args, kwargs)
+        try:
+            return self._known.setdefault(key, arguments)
+        except Exception:  # of a comparison: what cannot be compared shares no batch
+            return arguments
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         if self._signature is None:
@@ -78,7 +79,8 @@ class Binder:
             bound = self._signature.bind(*self._leading, *args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self._name}: {error}") from None
-        given = {name: self._frozen(name, value) for name, value in bound.items() if value is not _PLACE}
+        gathered = bound.pop(self._gathered, {}).items()  # keywords have no order
+        given = {name: self._frozen(name, value) for name, value in (*bound.items(), *gathered) if value is not _PLACE}
         return frozenset({**self._defaults, **given}.items())
 
     def _frozen(self, name: str, value: Any) -> Hashable:
@@ -108,8 +110,6 @@ def _default_key(parameter: inspect.Parameter) -> Hashable:
     """The key of a parameter left out: that of its default, or, where that has none, a key of its own."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         return _frozen(())
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return _frozen({})
     try:
         key = _frozen(parameter.default)
         hash(key)
@@ -119,17 +119,30 @@ def _default_key(parameter: inspect.Parameter) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """A hashable key that equals another one if and only if type and content do."""
+    """A hashable key that equals another one only if type and content do, as far as they can be told."""
     kind = type(value)
-    if isinstance(value, (list, tuple)):
+    if value is None or kind in (str, bytes, int, bool):
+        return kind, value
+    if kind in (list, tuple) or _is_named(value):
         return kind, tuple(map(_frozen, value))
-    if isinstance(value, (set, frozenset)):
+    if kind in (set, frozenset):
         return kind, frozenset(map(_frozen, value))
-    if isinstance(value, dict):
-        return kind, frozenset((_frozen(key), _frozen(item)) for key, item in value.items())
-    for real in (float, complex):
-        if isinstance(value, real):
-            return kind, real.__repr__(value)  # tells -0.0 from 0.0, and lets nan equal itself
-    if isinstance(value, Number) and kind.__module__ in ("decimal", "numpy"):  # whose repr says all there is
-        return kind, repr(value)
-    return kind, value
+    if kind is dict:
+        return kind, tuple((_frozen(key), _frozen(item)) for key, item in value.items())
+    if kind is float:
+        return kind, value.hex()  # tells -0.0 from 0.0, and lets nan equal itself
+    return kind, value, repr(value)  # equal is not alike: 0j and -0j, one moment in two time zones
+
+
+def _fresh(value: Any) -> Any:
+    """`value` with the built-in containers in it made anew, and everything else as it is."""
+    kind = type(value)
+    if kind in (list, set, frozenset, tuple):
+        return kind(map(_fresh, value))
+    if kind is dict:
+        return {key: _fresh(item) for key, item in value.items()}
+    return kind._make(map(_fresh, value)) if _is_named(value) else value
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_make")

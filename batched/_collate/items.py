@@ -32,16 +32,18 @@ class Items:
             BatchFunctionError: `output` is not a list, tuple, array or tensor.
         """
         rows = output if type(output) is list else self._listed(output)
+        request, start, stop = slices[0]
+        whole = len(slices) == 1 and stop - start == request.size
         size = sum(stop - start for _, start, stop in slices)
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))
         kinds = {type(rows[0])}
         if list(map(type, rows)).count(type(rows[0])) != size:  # twice as fast as a set where all are alike
             kinds = set(map(type, rows))
-        if len(slices) == 1:
-            parts = [rows]
+        if whole:
+            parts = [rows]  # as returned
         else:
-            rows = _owned(rows, kinds)  # a neighbour's row must not live as long as this one
+            rows = _owned(rows, kinds)  # what lies beside a row, and what the next batch writes there, is none of its caller's business
             ends = list(accumulate(stop - start for _, start, stop in slices))
             parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         if any(issubclass(kind, Exception) for kind in kinds):
@@ -81,7 +83,7 @@ def _owned(rows: list[Any], kinds: set[type]) -> list[Any]:
         if isinstance(row, arrays):
             owned.append(row if row.base is None and not isinstance(row, records) else row.copy())
         elif isinstance(row, tensors):
-            memory = row.untyped_storage() if row.layout is sys.modules["torch"].strided else None
+            memory = row.untyped_storage() if row.layout is getattr(sys.modules["torch"], "strided", None) else None
             own = memory is not None and memory.nbytes() == row.nbytes and memory.data_ptr() not in memories
             if memory is not None:
                 memories.add(memory.data_ptr())
@@ -94,4 +96,4 @@ def _owned(rows: list[Any], kinds: set[type]) -> list[Any]:
 def _loaded(module: str, name: str) -> tuple[Any, ...]:
     """The class of that name, if the module has been imported: a function that returns its instances has done so."""
     found = getattr(sys.modules.get(module), name, None)
-    return () if found is None else (found,)
+    return (found,) if isinstance(found, type) else ()

@@ -137,7 +137,7 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Items in batches that are running."""
-        return sum(batch.size for batch in self.running)
+        return sum(batch.size for batch in list(self.running))
 
     @property
     def has_room(self) -> bool:

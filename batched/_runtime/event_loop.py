@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
-from .loops import current_loop, current_task, ends_task, is_over
-from .runtime import Runtime, serving
-from .wakers import AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
+from .loops import current_loop, current_task, ends_task, is_gone, is_over
+from .runtime import Runtime
+from .wakers import GLANCE, AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
 
 
 class EventLoopRuntime(Runtime):
@@ -38,7 +38,6 @@ class EventLoopRuntime(Runtime):
         bell.ring()
 
     async def _work(self, scheduler: Scheduler) -> None:
-        serving.set(self.badge)
         task = current_task()
         bell = _Bell(scheduler)
         try:
@@ -46,7 +45,9 @@ class EventLoopRuntime(Runtime):
                 bell.hang()
                 found = self._take(bell)
                 if isinstance(found, Batch):
-                    self._finish(found, await self.execution.run_async(found))
+                    with self._on_shift():
+                        outcomes = await self.execution.run_async(found)
+                    self._finish(found, outcomes)
                     await bell.nap(0)  # callers who come straight back are to join the next batch
                 elif found is None:
                     return
@@ -55,7 +56,7 @@ class EventLoopRuntime(Runtime):
         except BaseException as error:
             if not ends_task(error, task):  # ours; let out of a system task, it would end trio itself
                 logger.exception("the worker of %s failed", self.name)
-                self.forsake(f"its worker failed: {error!r}")
+                self.forsake(f"its worker failed with a {type(error).__name__}")
                 return
             self.forsake("its event loop has ended, or cancelled the task that ran it")
             raise
@@ -125,7 +126,7 @@ class EventLoops:
 
     def _settle_on(self, loop: object) -> EventLoopRuntime:
         for other, runtime in self._all():
-            if getattr(other, "is_closed", bool)():
+            if is_gone(other):
                 runtime.forsake("the event loop that was to run it was closed")
                 self._runtimes.pop(other, None)
         runtime = self._runtimes[loop] = self._make()
@@ -161,7 +162,9 @@ class EventLoops:
                     raise RuntimeError("waiting here would block the event loop that has to finish the calls; use `await fn.aclose()`")
                 drained = BlockingWaker()
                 runtime.when_drained(drained)
-                drained.wait()
+                while not drained.wait(GLANCE):
+                    if is_over(loop):
+                        runtime.forsake("the event loop that was to run it has stopped")
 
     async def aclose(self, *, cancel: bool) -> None:
         """Closes, and returns once every accepted call has ended."""
@@ -182,7 +185,7 @@ class EventLoops:
         """Whether `runtime` has calls to finish, and neither runs this code nor lives on a loop that has stopped."""
         if is_over(loop):
             runtime.forsake("the event loop that was to run it has stopped")
-        return runtime.busy and serving.get() is not runtime.badge
+        return runtime.busy and not runtime.within
 
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
         loops = [ref() for ref in self._runtimes.keyrefs()]

@@ -44,7 +44,7 @@ class Execution:
                 try:
                     output, error = self._func(*args, **kwargs), None
                 except BaseException as raised:
-                    output, error = None, raised
+                    output, error = None, _as_raised(raised)
                 args, kwargs = attempt.send((output, error))
         except StopIteration as end:
             outcomes: list[Outcome] = end.value
@@ -62,7 +62,7 @@ class Execution:
                 except BaseException as raised:
                     if ends_task(raised, task):
                         raise
-                    output, error = None, raised
+                    output, error = None, _as_raised(raised)
                 args, kwargs = attempt.send((output, error))
         except StopIteration as end:
             outcomes: list[Outcome] = end.value
@@ -74,12 +74,12 @@ class Execution:
         arguments = leader.group
         owner = () if leader.owner is None else (leader.owner,)
         try:
-            items = self._collator.collate(slices)
-            output, error = yield (*owner, items, *arguments.args), arguments.kwargs  # type: ignore[attr-defined]
+            args, kwargs = arguments.fresh()  # type: ignore[attr-defined]
+            output, error = yield (*owner, self._collator.collate(slices), *args), kwargs
             if error is None:
                 return list(self._collator.split(output, slices))
         except BaseException as raised:
-            error = raised
+            error = _as_raised(raised)
         return [error] * len(slices)
 
     def conclude(self, ended: list[Request]) -> int:
@@ -96,14 +96,18 @@ class Execution:
                     request.error = raised
             if request.error is not None:
                 failed.append(request)
-            request.items = request.owner = None  # not to live as long as a future that somebody keeps
-            request.parts = []
         if failed:
             sharers = Counter(id(request.error) for request in failed)
             for request in failed:
                 assert request.error is not None
                 request.error = told(self._name, request.error, alone=sharers[id(request.error)] == 1)
         return len(failed)
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """`error` without the frame that caught it, which holds it in turn: nothing but the garbage collector would free either."""
+    traceback = error.__traceback__
+    return error.with_traceback(traceback.tb_next if traceback is not None else None)
 
 
 def _position(part: tuple[int, Any]) -> int:

@@ -24,7 +24,7 @@ def told(name: str, error: BaseException, *, alone: bool) -> BaseException:
     if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):  # what a coroutine makes of it
         error = error.__cause__
     if isinstance(error, _MISLEADING) or not isinstance(error, Exception):
-        wrapped = BatchFunctionError(f"{name} raised {type(error).__name__}: {error}")
+        wrapped = BatchFunctionError(f"{name} raised {_described(error)}")
         wrapped.__cause__ = error
         return wrapped
     if alone:
@@ -34,6 +34,13 @@ def told(name: str, error: BaseException, *, alone: bool) -> BaseException:
         return error
     twin.__cause__ = error
     return twin
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # of its __str__
+        return type(error).__name__
 
 
 def _copy(error: Exception) -> Exception | None:

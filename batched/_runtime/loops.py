@@ -7,15 +7,21 @@ import sys
 from typing import Any
 
 
+def _trio(name: str) -> Any:
+    """What trio calls `name` at its low level; None while nobody has imported it, or somebody is just doing so."""
+    return getattr(getattr(sys.modules.get("trio"), "lowlevel", None), name, None)
+
+
 def current_loop() -> object:
     """The asyncio loop, or the token of the trio loop, that runs this code; None outside any."""
     loop = asyncio._get_running_loop()
-    if loop is None and "trio" in sys.modules:
-        try:
-            return sys.modules["trio"].lowlevel.current_trio_token()
-        except RuntimeError:
-            return None
-    return loop
+    token = None if loop is not None else _trio("current_trio_token")
+    if token is None:
+        return loop
+    try:
+        return token()
+    except RuntimeError:
+        return None
 
 
 def current_task() -> object:
@@ -23,7 +29,7 @@ def current_task() -> object:
     loop = current_loop()
     if loop is None or isinstance(loop, asyncio.AbstractEventLoop):
         return asyncio.current_task() if loop is not None else None
-    return sys.modules["trio"].lowlevel.current_task()
+    return _trio("current_task")()
 
 
 def ends_task(error: BaseException, task: Any) -> bool:
@@ -32,15 +38,20 @@ def ends_task(error: BaseException, task: Any) -> bool:
         return current_task() is not task  # closed from outside: its loop is gone
     if isinstance(error, asyncio.CancelledError) and isinstance(task, asyncio.Task):
         return task.cancelling() > 0  # type: ignore[attr-defined, no-any-return]  # a worker's has it on Python 3.10 too
-    return "trio" in sys.modules and isinstance(error, sys.modules["trio"].Cancelled)
+    return isinstance(error, getattr(sys.modules.get("trio"), "Cancelled", ()))
 
 
-def is_over(loop: object) -> bool:
-    """Whether nothing will run on `loop` any more, or nothing does at present."""
+def is_gone(loop: object) -> bool:
+    """Whether `loop` is closed, so that nothing will run on it any more."""
     if isinstance(loop, asyncio.AbstractEventLoop):
-        return not loop.is_running()
+        return loop.is_closed()
     try:
         loop.run_sync_soon(lambda: None)  # type: ignore[attr-defined]  # a trio token
     except RuntimeError:
         return True
     return False
+
+
+def is_over(loop: object) -> bool:
+    """Whether nothing runs on `loop`, at least at present."""
+    return is_gone(loop) or (isinstance(loop, asyncio.AbstractEventLoop) and not loop.is_running())

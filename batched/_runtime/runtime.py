@@ -13,7 +13,9 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -29,8 +31,19 @@ from .wakers import Future, Waker, wake_all
 AWAKE: Final = -math.inf
 """The alarm while a free worker is awake."""
 
-serving: ContextVar[object] = ContextVar("serving", default=None)
-"""Inside a batch function: the `badge` of the runtime that runs it."""
+
+class Shift:
+    """One run of a batch function, to be seen from within: by whose order, and whether it goes on."""
+
+    __slots__ = ("badge", "on")
+
+    def __init__(self, badge: object) -> None:
+        self.badge = badge
+        self.on = True
+
+
+_shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
+"""Inside a batch function, and in tasks that it started: its run."""
 
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
@@ -62,6 +75,7 @@ class Runtime(ABC):
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._workers = 0  # started and not ended
         self._resting: list[Any] = []  # what rings each worker that rests
+        self._answering: dict[Batch, list[tuple[Request, Any]]] = {}  # requests that have ended, with wakers not yet woken
         self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
 
     @property
@@ -72,13 +86,18 @@ class Runtime(ABC):
     @property
     def in_flight(self) -> int:
         """Items in batches that are running."""
-        with self._lock:
-            return self._scheduler.in_flight
+        return self._scheduler.in_flight
 
     @property
     def busy(self) -> bool:
         """Whether any worker has not ended."""
         return self._workers > 0
+
+    @property
+    def within(self) -> bool:
+        """Whether this code is part of a batch that this runtime is running, and so must not wait for its end."""
+        shift = _shift.get()
+        return shift is not None and shift.on and shift.badge is self.badge
 
     def submit(self, request: Request) -> None:
         """Accepts `request`, whose waker will be woken once.
@@ -97,9 +116,9 @@ class Runtime(ABC):
                 if call:
                     self._alarm = AWAKE
             self.recorder.accepted()
-        finally:  # also if a signal handler raises just here: from now on everyone relies on that worker
+        finally:  # also if a signal handler raises just here: everyone relies on that worker now
             if call:
-                self.call_worker()
+                self._call_worker()
 
     def cancel(self, request: Request) -> bool:
         """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
@@ -137,9 +156,9 @@ class Runtime(ABC):
                 CancelledError() if isinstance(waker, Future) else BatcherClosed(f"{self.name} was shut down before this call ran")
             )
             self.recorder.cancelled()
-        wake_all(wakers, current_loop())
-        for bell in resting:
+        for bell in resting:  # before the wakers: callbacks of futures may wait for what these workers do
             self._ring(bell)
+        wake_all(wakers, current_loop())
 
     def open(self) -> None:
         """Takes calls again."""
@@ -161,43 +180,48 @@ class Runtime(ABC):
         if forked:  # whoever held the lock is gone
             self._lock = threading.Lock()
         with self._lock:
-            scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
+            scheduler, answering = self._scheduler, self._answering
+            drained, resting = self._until_drained, self._resting
             self._reset()
             if self._closed:
                 self._scheduler.close()
             running = [request for batch in scheduler.running for request, _, _ in batch.slices]
             ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
-            wakers = _end(ended)
-        for request, waker in zip(ended, wakers, strict=True):
+            orphans = list(zip(ended, _end(ended), strict=True))
+        if forked:  # the thread that was about to wake them is gone
+            orphans += [pair for pairs in answering.values() for pair in pairs]
+        for request, waker in orphans:
             request.error = BatcherClosed(f"{self.name}: {why}")
             self.recorder.cancelled()
             if forked and isinstance(waker, Future):
                 waker.renew_lock()
-        wake_all([*wakers, *drained], current_loop())
         for bell in resting:
             self._ring(bell)
+        wake_all([*(waker for _, waker in orphans), *drained], current_loop())
 
-    def call_worker(self) -> None:
+    def _call_worker(self) -> None:
         """Wakes a worker that rests, or starts one; all others are about to look for a batch anyway."""
-        with self._lock:
-            bell = self._resting.pop() if self._resting else None
-            if bell is None:
-                if self._workers == self.policy.max_concurrent_batches:
-                    return
-                self._workers += 1
-        if bell is not None:
-            self._ring(bell)
-            return
+        bell, starting = None, False
         try:
-            self._start_worker()
-        except BaseException as error:  # no more threads: whoever is left does the work
             with self._lock:
+                if self._resting:
+                    bell = self._resting[-1]  # it takes itself off the list
+                elif self._workers < self.policy.max_concurrent_batches:
+                    starting = True
+                    self._workers += 1
+            if bell is not None:
+                self._ring(bell)
+            elif starting:
+                self._start_worker()
+        except BaseException as error:  # no more threads, or a signal, or a full stack: only plain stores are sure to work now
+            self._alarm = NEVER
+            if starting:
                 self._workers -= 1
-                self._alarm = NEVER
-                alone = not self._workers
-            if alone:
-                self.forsake(f"no worker could be started: {error}")
-            if not isinstance(error, Exception):
+                if not self._workers:
+                    self.forsake(f"no worker could be started: {error}")
+            elif bell is not None:
+                self._ring(bell)
+            if not starting or not isinstance(error, Exception):
                 raise
 
     def _take(self, bell: Any) -> Batch | float | None:
@@ -219,7 +243,7 @@ class Runtime(ABC):
             elif batch is None:
                 self._resting.append(bell)
         if more:
-            self.call_worker()
+            self._call_worker()
         if drained:
             wake_all(drained, current_loop())
         return None if end else batch or deadline
@@ -232,9 +256,27 @@ class Runtime(ABC):
             self._scheduler.finished(batch, time.monotonic())
             ended = settle(self._scheduler, batch, outcomes)
             wakers = _end(ended)
-        self.recorder.ended(batch, self.execution.conclude(ended))
-        if wakers:
-            wake_all(wakers, current_loop())
+            self._answering[batch] = list(zip(ended, wakers, strict=True))
+        try:
+            self.recorder.ended(batch, self.execution.conclude(ended))
+        except BaseException:
+            for request in ended:
+                request.error = request.error or BatcherClosed(f"{self.name}: its results were lost to a failure")
+            raise
+        finally:
+            if wakers:
+                wake_all(wakers, current_loop())
+            self._answering.pop(batch, None)
+
+    @contextmanager
+    def _on_shift(self) -> Iterator[None]:
+        """Within, the batch function runs."""
+        shift = Shift(self.badge)
+        _shift.set(shift)
+        try:
+            yield
+        finally:
+            shift.on = False
 
     def _drained(self) -> list[Waker]:
         """Those to be told that nothing is left to do, if so."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._core.linger import NEVER
 from .._core.scheduler import Batch, Scheduler
-from .runtime import Runtime, alive, serving
+from .runtime import Runtime, alive
 from .wakers import BlockingWaker, async_waker, logger
 
 
@@ -33,7 +33,7 @@ class ThreadRuntime(Runtime):
         """Closes; with `wait`, returns once every accepted call has ended and the threads have."""
         threads = set(self._threads)
         self.close(cancel)
-        if not wait or serving.get() is self.badge:
+        if not wait or self.within:
             return
         drained = BlockingWaker()
         self.when_drained(drained)
@@ -44,7 +44,7 @@ class ThreadRuntime(Runtime):
     async def aclose(self, *, cancel: bool) -> None:
         """Closes, and returns once every accepted call has ended."""
         self.close(cancel)
-        if serving.get() is not self.badge:
+        if not self.within:
             drained = async_waker()
             self.when_drained(drained)
             await drained
@@ -67,11 +67,12 @@ class ThreadRuntime(Runtime):
 
     def serve(self, bell: _Bell) -> bool:
         """Runs batches until there is none; False if the worker is to end."""
-        serving.set(self.badge)
         while True:
             found = self._take(bell)
             if isinstance(found, Batch):
-                self._finish(found, self.execution.run(found))
+                with self._on_shift():
+                    outcomes = self.execution.run(found)
+                self._finish(found, outcomes)
             elif found is None:
                 with self._lock:
                     self._threads.discard(threading.current_thread())
@@ -125,7 +126,7 @@ def _work(bell: _Bell) -> None:
                 return
         except BaseException as error:
             logger.exception("the worker of %s failed", runtime.name)
-            runtime.forsake(f"its worker failed: {error!r}")
+            runtime.forsake(f"its worker failed with a {type(error).__name__}")
             return
         del runtime
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import math
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+import time
+from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core.scheduler import Request
-from .loops import current_loop
+from .loops import current_loop, is_gone
 
 if TYPE_CHECKING:
     import trio
@@ -23,6 +25,18 @@ if TYPE_CHECKING:
 U = TypeVar("U")
 
 logger = logging.getLogger("batched")
+
+
+GLANCE = 0.1
+"""How often a thread that waits for an event loop looks whether there still is one (s): nothing tells it."""
+
+
+class Server(Protocol):
+    """What a future needs of the runtime that answers it."""
+
+    def cancel(self, request: Request) -> bool: ...
+
+    def forsake(self, why: str) -> None: ...
 
 
 class Waker(Protocol):
@@ -64,9 +78,9 @@ class BlockingWaker:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def wait(self) -> None:
-        """Blocks until woken; signal handlers may raise from here."""
-        self._lock.acquire()
+    def wait(self, seconds: float = -1) -> bool:
+        """Blocks until woken, or for `seconds`; False if they are over. Signal handlers may raise from here."""
+        return self._lock.acquire(timeout=seconds)
 
     def wake(self) -> None:
         self._lock.release()
@@ -84,12 +98,12 @@ class Future(concurrent.futures.Future[U]):
         super().__init__()
         self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
         self._request: Request | None = None  # while unanswered
-        self._cancel_request: Callable[[Request], bool] | None = None  # while unanswered
+        self._server: Server | None = None  # while unanswered
 
-    def bind(self, request: Request, cancel: Callable[[Request], bool]) -> None:
-        """Makes this the future of `request`, which `cancel` takes out of its queue."""
+    def bind(self, request: Request, server: Server) -> None:
+        """Makes this the future of `request`, which `server` has in its queue."""
         self._request = request
-        self._cancel_request = cancel
+        self._server = server
 
     def wake(self) -> None:
         request = self._request
@@ -108,8 +122,8 @@ class Future(concurrent.futures.Future[U]):
 
     def cancel(self) -> bool:
         """Takes the item out of the queue; False if it is running or answered already."""
-        request, cancel = self._request, self._cancel_request
-        if request is not None and cancel is not None and cancel(request):
+        request, server = self._request, self._server
+        if request is not None and server is not None and server.cancel(request):
             self._release()
             self._set_cancelled()
         return self.cancelled()
@@ -120,29 +134,39 @@ class Future(concurrent.futures.Future[U]):
         return request is not None and request.taken > 0
 
     def result(self, timeout: float | None = None) -> U:
-        self._refuse_to_block_home()
-        return super().result(timeout)
+        return super().result(self._waited(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._refuse_to_block_home()
-        return super().exception(timeout)
+        return super().exception(self._waited(timeout))
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held its lock is gone."""
         self._condition = threading.Condition()
 
     def _set_cancelled(self) -> None:
-        super().cancel()
-        self.set_running_or_notify_cancel()
+        try:
+            super().cancel()
+        finally:  # done-callbacks run in there
+            self.set_running_or_notify_cancel()
 
     def _release(self) -> None:
-        self._request = self._cancel_request = None
+        self._request = self._server = None
 
-    def _refuse_to_block_home(self) -> None:
-        if self._loop is not None and not self.done() and current_loop() is self._loop:
+    def _waited(self, timeout: float | None) -> float | None:
+        """What is left of `timeout` after waiting for a loop to answer, as long as there is that loop."""
+        if self._loop is None or self.done():
+            return timeout
+        if current_loop() is self._loop:
             raise RuntimeError(
                 "the event loop that would wait for this future here is the one that answers it; await asyncio.wrap_future(it)"
             )
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.done() and (left := deadline - time.monotonic()) > 0:
+            server = self._server
+            if server is not None and is_gone(self._loop):
+                server.forsake("the event loop that was to run it was closed")
+            concurrent.futures.wait([self], min(left, GLANCE))
+        return 0
 
 
 class AsyncioWaker:
@@ -246,8 +270,11 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
 def wake_all(wakers: Iterable[Waker], here: object = None) -> None:
     """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs this code, at once."""
     away: dict[object, list[Any]] = {}
+    futures: list[Waker] = []
     for waker in wakers:
-        if waker.home is None or waker.home is here:
+        if isinstance(waker, Future):
+            futures.append(waker)
+        elif waker.home is None or waker.home is here:
             waker.wake()
         else:
             away.setdefault(waker.home, []).append(waker)
@@ -256,6 +283,8 @@ def wake_all(wakers: Iterable[Waker], here: object = None) -> None:
             sleepers[0].post(sleepers)
         except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
             pass
+    for future in futures:  # last, because their callbacks take as long as they take
+        future.wake()
 
 
 def _wake_each(wakers: Sequence[Waker]) -> None:

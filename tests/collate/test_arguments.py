@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Number
@@ -21,9 +23,12 @@ def embed(texts: list[str], prompt: Any = "", *more: Any, scale: Any = 1.0, **op
     return texts
 
 
+BINDER = Binder(embed, "embed", leading=1)
+
+
 def bound(*args: Any, **kwargs: Any) -> Arguments:
     """The extra arguments of one call of `embed`, as its binder sees them."""
-    return Binder(embed, "embed", leading=1).bind(args, kwargs)
+    return BINDER.bind(args, kwargs)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -73,6 +78,7 @@ def same(one: Any, other: Any) -> bool:
         ([0.0], [-0.0]),
         ([[1], 2], [[1, 2]]),
         ((1, (2,)), ((1, 2),)),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     ],
 )
 def test_values_of_different_types_or_contents_do_not_share_a_batch(one: Any, other: Any) -> None:
@@ -88,7 +94,7 @@ def test_values_of_different_types_or_contents_do_not_share_a_batch(one: Any, ot
         ("query", "".join(["que", "ry"])),
         (None, None),
         ([1, [2, {"a": {3}}]], [1, [2, {"a": {3}}]]),
-        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}),
+        ({"a": 1, "b": [2]}, {"a": 1, "b": [2]}),
         ({1, 2, 3}, {3, 2, 1}),
         (frozenset({1}), frozenset({1})),
         ([math.nan], [float("nan")]),
@@ -118,6 +124,16 @@ class Names(list[str]):
     pass
 
 
+class Temperature(float):
+    def __repr__(self) -> str:
+        return f"{float(self):.1f} degrees"
+
+
+@dataclass(frozen=True)
+class Option:
+    value: int
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -127,20 +143,24 @@ class Names(list[str]):
         (Decimal(1), Fraction(1)),
         (Point(1), Point(True)),
         (Point(1), (1,)),
-        (Names("a"), ["a"]),
-        (OrderedDict(a=1), {"a": 1}),
-        (OrderedDict(a=1), OrderedDict(a=True)),
+        (Temperature(1.01), Temperature(1.04)),
+        (datetime(2026, 1, 1, 12, tzinfo=timezone.utc), datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))),
+        (Option(1), Option(True)),
     ],
 )
-def test_types_count_in_other_numbers_and_in_containers_of_the_users_own_too(one: Any, other: Any) -> None:
+def test_what_is_equal_but_not_alike_does_not_share_a_batch(one: Any, other: Any) -> None:
     assert not same(one, other)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Decimal("nan"), lambda: complex("nan"), lambda: Point([1]), lambda: Names("ab"), lambda: Counter("aab")]
-)
-def test_other_numbers_and_containers_of_the_users_own_share_a_batch_by_content(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("make", [lambda: Decimal("1.0"), lambda: 1 + 2j, lambda: Point([1]), lambda: Option(1), lambda: Temperature(1.01)])
+def test_other_values_that_are_alike_share_a_batch(make: Callable[[], Any]) -> None:
     assert same(make(), make())
+
+
+@pytest.mark.parametrize("value", [Names("ab"), Counter("aab"), OrderedDict(a=1)], ids=lambda value: type(value).__name__)
+def test_containers_of_the_users_own_are_not_taken_apart(value: Any) -> None:
+    with pytest.raises(TypeError, match="unhashable"):
+        bound(value)
 
 
 def test_numbers_of_numpy_are_told_apart_by_type_and_sign() -> None:
@@ -150,7 +170,6 @@ def test_numbers_of_numpy_are_told_apart_by_type_and_sign() -> None:
         for other in values[:index]:
             assert not same(one, other)
         assert same(one, type(one)(one))
-    assert same(numpy.float64("nan"), numpy.float64("nan"))
 
 
 def test_numbers_of_the_users_own_are_not_mistaken_for_each_other_when_they_look_alike() -> None:
@@ -177,11 +196,6 @@ def test_what_a_caller_changes_after_the_call_does_not_change_the_key() -> None:
     stop.append("b")
     assert before == bound(["a"])
     assert before != bound(["a", "b"])
-
-
-def test_a_key_is_equal_to_no_other_kind_of_object() -> None:
-    assert bound() != ()
-    assert bound() != hash(bound())
 
 
 # ---------------------------------------------------------------- how a call passes its arguments
@@ -244,12 +258,21 @@ def test_surplus_arguments_count() -> None:
 
 
 def test_the_function_gets_the_arguments_as_they_were_given() -> None:
-    stop = ["a"]
-    given = bound("query", stop, scale=2.0, beam=stop)
-    assert given.args == ("query", stop)
-    assert given.args[1] is stop
-    assert given.kwargs == {"scale": 2.0, "beam": stop}
-    assert (bound().args, bound().kwargs) == ((), {})
+    thing = object()
+    args, kwargs = bound("query", ["a"], scale=2.0, beam={"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}).fresh()
+    assert args == ("query", ["a"])
+    assert kwargs == {"scale": 2.0, "beam": {"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}}
+    assert type(kwargs["beam"]["b"][4]) is Point
+    assert bound().fresh() == ((), {})
+
+
+def test_neither_caller_nor_function_changes_what_a_batch_gets() -> None:
+    mine = {"stop": ["a"]}
+    given = bound(mine)
+    mine["stop"].append("b")
+    first, _ = given.fresh()
+    first[0]["stop"].clear()
+    assert given.fresh() == (({"stop": ["a"]},), {})
 
 
 def test_a_method_is_bound_without_its_instance() -> None:
@@ -390,5 +413,5 @@ def test_calls_whose_arguments_can_not_be_compared_are_answered_in_batches_of_th
 def test_calls_that_pass_the_same_object_do_not_compare_it() -> None:
     shared = Incomparable()
     assert bound(shared) == bound(shared)
-    groups = {bound(shared): "first"}
-    assert groups[bound(shared)] == "first"
+    kept = bound(shared)
+    assert {kept: "first"}[bound(shared)] == "first"

@@ -193,15 +193,17 @@ def test_calls_may_leave_with_a_call_of_which_a_part_has_run() -> None:
 @pytest.mark.parametrize("how", ["ran", "cancelled"])
 def test_a_group_is_held_again_when_no_call_of_it_has_begun_any_more(how: str) -> None:
     held = windowed()
-    begun, late = call(9), call()
+    begun = call(5)
     submitted(held, begun)
     ran(held)
     if how == "ran":
-        ran(held)
-        ran(held)
+        submitted(held, *(call() for _ in range(4)), now=2.0)  # one more than there is room for beside the rest
+        assert requests_of(ran(held, 2.0))[0] is begun
     else:
+        held.submit(call(), 2.0)
+        assert held.next_deadline() == AT_ONCE
         held.cancel(begun)
-    held.submit(late, 2.0)
+    assert held.waiting == 1
     assert held.next_deadline() == 3.0
     assert held.take(2.5) is None
 
@@ -512,6 +514,18 @@ def test_a_share_that_was_not_needed_is_not_saved_up() -> None:
         assert large not in requests_of(ran(busy))
 
 
+def test_a_large_call_does_not_pay_for_batches_that_it_had_to_itself() -> None:
+    busy = scheduler()
+    large = call(400)
+    submitted(busy, large)
+    for _ in range(90):
+        assert requests_of(ran(busy)) == [large]
+    for number in range(bound(40, 4)):
+        steady("g")(busy, number)
+        ran(busy)
+    assert large.taken == 400
+
+
 def test_a_call_that_comes_after_the_last_large_one_starts_without_earnings() -> None:
     busy = scheduler()
     first, second = call(400), call(400)
@@ -733,6 +747,32 @@ def test_empty_groups_are_forgotten(how: str) -> None:
             busy.cancel(one)
     assert busy._groups == {}
     assert all(one.queues is None for one in calls)
+
+
+@pytest.mark.parametrize("size", [1, 9])
+@pytest.mark.parametrize("how", ["ran", "cancelled", "part ran, rest cancelled"])
+def test_a_call_that_has_ended_is_not_kept_alive(how: str, size: int) -> None:
+    class Owner:
+        pass
+
+    busy = scheduler()
+    owner = Owner()
+    gone = weakref.ref(owner)
+    ending = Request([0] * size, size, "g", waker=None, owner=owner)
+    submitted(busy, ending, call(9), call(1))
+    if how == "ran":
+        all_ran(busy)
+    elif how == "cancelled":
+        busy.cancel(ending)
+    else:
+        ran(busy)
+        busy.cancel(ending)
+    gc.disable()
+    try:
+        del owner, ending
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_group_that_was_forgotten_can_come_again() -> None:
