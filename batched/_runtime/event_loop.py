@@ -48,6 +48,7 @@ class EventLoopRuntime(Runtime):
                     with self._on_shift():
                         outcomes = await self.execution.run_async(found)
                     self._finish(found, outcomes)
+                    del outcomes  # an error among them holds this frame
                     await bell.nap(0)  # callers who come straight back are to join the next batch
                 elif found is None:
                     return
@@ -57,7 +58,9 @@ class EventLoopRuntime(Runtime):
             if not ends_task(error, task):  # ours; let out of a system task, it would end trio itself
                 logger.exception("the worker of %s failed", self.name)
                 self.forsake(f"its worker failed with a {type(error).__name__}")
-                return
+                if isinstance(error, Exception):
+                    return
+                raise
             self.forsake("its event loop has ended, or cancelled the task that ran it")
             raise
 

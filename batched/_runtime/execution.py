@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from .._core.scheduler import Batch, Request, Scheduler, Slice
 from .failures import told
@@ -38,6 +38,7 @@ class Execution:
     def run(self, batch: Batch) -> list[Outcome]:
         """What each slice of `batch` came to, by calling the function here. Never raises."""
         attempt = self._attempt(batch.slices)
+        output = error = None
         try:
             args, kwargs = next(attempt)
             while True:
@@ -47,12 +48,14 @@ class Execution:
                     output, error = None, _as_raised(raised)
                 args, kwargs = attempt.send((output, error))
         except StopIteration as end:
-            outcomes: list[Outcome] = end.value
-            return outcomes
+            return cast("list[Outcome]", end.value)
+        finally:  # an error holds the frame that it was raised below, and must not be held by it
+            del output, error
 
     async def run_async(self, batch: Batch) -> list[Outcome]:
         """What each slice of `batch` came to, by awaiting the function here. Raises only what ends the task it runs in."""
         attempt = self._attempt(batch.slices)
+        output = error = None
         task = current_task()
         try:
             args, kwargs = next(attempt)
@@ -65,8 +68,9 @@ class Execution:
                     output, error = None, _as_raised(raised)
                 args, kwargs = attempt.send((output, error))
         except StopIteration as end:
-            outcomes: list[Outcome] = end.value
-            return outcomes
+            return cast("list[Outcome]", end.value)
+        finally:  # an error holds the frame that it was raised below, and must not be held by it
+            del output, error
 
     def _attempt(self, slices: list[Slice]) -> Generator[Call, tuple[Any, BaseException | None], list[Outcome]]:
         """Yields each call that is to be made and is sent its output or error; returns the outcomes."""
@@ -105,7 +109,7 @@ class Execution:
 
 
 def _as_raised(error: BaseException) -> BaseException:
-    """`error` without the frame that caught it, which holds it in turn: nothing but the garbage collector would free either."""
+    """`error` with a traceback that begins in the user's code."""
     traceback = error.__traceback__
     return error.with_traceback(traceback.tb_next if traceback is not None else None)
 

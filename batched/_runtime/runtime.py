@@ -105,17 +105,23 @@ class Runtime(ABC):
         Raises:
             BatcherClosed: after `close`.
         """
-        call = False
+        call = torn = False
         try:
             with self._lock:
                 if self._closed:
                     request.waker = None
                     self.recorder.rejected()
                     raise BatcherClosed(f"{self.name} was shut down; enter `with` it to open it again")
+                torn = True
                 call = self._scheduler.submit(request, time.monotonic()) < self._alarm and self._scheduler.has_room
                 if call:
                     self._alarm = AWAKE
+                torn = False
             self.recorder.accepted()
+        except BaseException:
+            if torn:  # a signal handler raised, or the stack is full: the queue may be half changed
+                self.forsake("a signal or a full stack broke in on a call that was being queued")
+            raise
         finally:  # also if a signal handler raises just here: everyone relies on that worker now
             if call:
                 self._call_worker()

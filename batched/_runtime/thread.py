@@ -73,6 +73,7 @@ class ThreadRuntime(Runtime):
                 with self._on_shift():
                     outcomes = self.execution.run(found)
                 self._finish(found, outcomes)
+                del outcomes  # an error among them holds this frame
             elif found is None:
                 with self._lock:
                     self._threads.discard(threading.current_thread())

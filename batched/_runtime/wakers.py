@@ -110,15 +110,18 @@ class Future(concurrent.futures.Future[U]):
         self._release()
         if request is None:
             return
+        error, request.error = request.error, None
         try:  # done-callbacks run in here
-            if request.error is None:
+            if error is None:
                 self.set_result(request.result)
-            elif isinstance(request.error, concurrent.futures.CancelledError):  # at shutdown
+            elif isinstance(error, concurrent.futures.CancelledError):  # at shutdown
                 self._set_cancelled()
             else:
-                self.set_exception(request.error)
+                self.set_exception(error)
         except BaseException:
             logger.exception("a callback of a future raised")
+        finally:
+            del error  # its traceback may hold this frame
 
     def cancel(self) -> bool:
         """Takes the item out of the queue; False if it is running or answered already."""
@@ -134,7 +137,10 @@ class Future(concurrent.futures.Future[U]):
         return request is not None and request.taken > 0
 
     def result(self, timeout: float | None = None) -> U:
-        return super().result(self._waited(timeout))
+        try:
+            return super().result(self._waited(timeout))
+        finally:
+            del self  # what it raises holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         return super().exception(self._waited(timeout))

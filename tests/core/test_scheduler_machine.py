@@ -156,7 +156,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def wait_almost_until_the_deadline(self) -> None:
         self.now = max(self.now, math.nextafter(self.model.deadline, -math.inf))
-        assert self.real.take(self.now) is None
+        self.take()
+        assert self.now < self.model.deadline
 
     @precondition(lambda self: self.now < self.model.deadline < NEVER)
     @rule()
@@ -169,6 +170,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         deadline = self.real.next_deadline()
         assert deadline == self.model.deadline
         allowed = {group for group in self.model.groups if self.model.departure(group)[0] <= self.now}
+        if self.model.has_room:
+            self.look_at_the_oldest_large_call(allowed)
         batch = self.real.take(self.now)
         assert (batch is not None) == (deadline <= self.now)
         if batch is None:
@@ -187,7 +190,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         small_might = any(call.small and call.request.group in allowed for call in self.model.queue)
         self.overtaken = self.overtaken + 1 if small_might and not leader.small else 0
         assert self.overtaken <= 2
-        self.look_at_the_oldest_large_call(allowed)
         for request, start, stop in batch.slices:
             assert start == by_request[request].handed_out
             self.model.hand_out(by_request[request], stop - start)

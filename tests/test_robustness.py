@@ -1,0 +1,427 @@
+"""What hostile but plausible code did to earlier versions, and must not do again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import batched
+from batched._runtime.thread import ThreadRuntime
+from stage import BOUND
+
+
+def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+class Gate:
+    """A batch function that waits to be let through, and tells that it was entered."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.entered = threading.Event()
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.entered.set()
+        assert self.opened.wait(BOUND)
+        return items
+
+
+@pytest.mark.parametrize("module", [None, types.ModuleType("trio")], ids=["blocked", "half imported"])
+def test_a_trio_that_is_not_there_yet_harms_nobody(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trio", module)
+    fn: Any = batched.dynamically(echo)
+    afn: Any = batched.aio.dynamically(echo)
+    assert fn(1) == 1
+    assert asyncio.run(fn.acall(2)) == 2
+    assert asyncio.run(afn(3)) == 3
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("attribute", [None, object()], ids=["half imported", "mocked"])
+def test_a_library_of_arrays_that_is_not_there_yet_harms_nobody(name: str, attribute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(name)
+    if attribute is not None:
+        vars(module).update(ndarray=attribute, void=attribute, Tensor=attribute)
+    monkeypatch.setitem(sys.modules, name, module)
+    gate = Gate()
+    fn: Any = batched.dynamically(gate)
+    futures = [fn.submit(i) for i in range(4)]
+    gate.opened.set()
+    assert [future.result(BOUND) for future in futures] == [0, 1, 2, 3]
+
+
+def test_an_exception_that_cannot_be_printed_reaches_its_callers() -> None:
+    class Unprintable(BaseException):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail(items: list[int]) -> list[int]:
+        raise Unprintable
+
+    fn = batched.dynamically(fail)
+    for _ in range(2):
+        with pytest.raises(batched.BatchFunctionError, match="Unprintable"):
+            fn(1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError])
+def test_a_ring_that_is_interrupted_leaves_a_batcher_that_serves(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(echo)
+    assert fn(1) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadRuntime, "_ring", _raising(error))
+        with pytest.raises(error):
+            fn(2)
+    assert fn.submit(3).result(BOUND) == 3
+    fn.shutdown()
+
+
+def _raising(error: type[BaseException]) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_an_interrupt_in_the_middle_of_queuing_ends_what_waits_and_the_next_call_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    fn: Any = batched.dynamically(batch_size=1)(gate)
+    running = fn.submit(1)
+    assert gate.entered.wait(BOUND)
+    waiting = fn.submit(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(fn._batcher.runtime._scheduler), "submit", _raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fn(3)
+    for future in (running, waiting):
+        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+    gate.opened.set()
+    assert fn(4) == 4
+    fn.shutdown()
+
+
+def test_calls_at_the_end_of_the_stack_leave_a_batcher_that_serves() -> None:
+    fn: Any = batched.dynamically(echo)
+    assert fn(1) == 1
+
+    def deep(frames: int) -> Any:
+        return deep(frames - 1) if frames else fn(2)
+
+    for spare in range(2, 40):
+        depth, frame = 0, sys._getframe()
+        while frame is not None:
+            depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
+        try:
+            assert deep(sys.getrecursionlimit() - depth - spare) == 2
+        except (RecursionError, batched.BatcherClosed):
+            pass
+        assert fn.submit(3).result(BOUND) == 3
+    fn.shutdown()
+
+
+def test_a_callback_may_wait_for_a_shutdown() -> None:
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9)(echo)
+    future = fn.submit(1)
+    future.add_done_callback(lambda _: fn.shutdown())
+    thread = threading.Thread(target=lambda: fn.shutdown(cancel_futures=True), daemon=True)
+    thread.start()
+    thread.join(BOUND)
+    assert not thread.is_alive()
+    assert future.cancelled()
+
+
+def test_a_slow_callback_delays_no_other_caller_of_its_batch() -> None:
+    gate, release = Gate(), threading.Event()
+    fn: Any = batched.dynamically(gate)
+    busy = fn.submit("busy")
+    assert gate.entered.wait(BOUND)
+    slow = fn.submit("slow")
+    slow.add_done_callback(lambda _: release.wait(BOUND))
+    answers: list[str] = []
+    caller = threading.Thread(target=lambda: answers.append(fn("plain")))
+    caller.start()
+    while fn.stats.queue_size < 2:
+        threading.Event().wait(0.001)
+    gate.opened.set()
+    caller.join(BOUND)
+    assert answers == ["plain"]
+    release.set()
+    assert busy.result(BOUND) == "busy"
+    fn.shutdown()
+
+
+def test_an_argument_may_use_the_batcher_while_it_is_compared() -> None:
+    class Nosy:
+        def __hash__(self) -> int:
+            return 7
+
+        def __eq__(self, other: object) -> bool:
+            assert fn.stats.queue_size >= 0
+            return isinstance(other, Nosy)
+
+        def __repr__(self) -> str:
+            return "Nosy()"
+
+    gate = Gate()
+
+    @batched.dynamically
+    def fn(items: list[int], option: Any = None) -> list[int]:
+        return gate(items)
+
+    futures = [fn.submit(i, Nosy()) for i in range(3)]
+    gate.opened.set()
+    assert [future.result(BOUND) for future in futures] == [0, 1, 2]
+
+
+def test_an_argument_whose_comparison_fails_is_answered_in_a_batch_of_its_own() -> None:
+    class Hostile:
+        def __hash__(self) -> int:
+            return 7
+
+        def __eq__(self, other: object) -> bool:
+            raise OSError
+
+        def __repr__(self) -> str:
+            return "Hostile()"
+
+    @batched.dynamically
+    def fn(items: list[int], option: Any = None) -> list[int]:
+        return items
+
+    first, second = Hostile(), Hostile()
+    futures = [fn.submit(1, first), fn.submit(2, second), fn.submit(3)]
+    assert [future.result(BOUND) for future in futures] == [1, 2, 3]
+
+
+def test_a_function_that_changes_its_arguments_changes_them_for_nobody_else() -> None:
+    @batched.dynamically(batch_size=1)
+    def fn(items: list[int], options: dict[str, list[int]]) -> list[int]:
+        return [item + options.pop("plus").pop() for item in items]
+
+    assert fn([1, 2, 3], {"plus": [10]}) == [11, 12, 13]
+
+
+@pytest.mark.parametrize("make", [list, lambda: np.zeros((2, 3))], ids=["list", "array"])
+def test_a_function_that_reuses_its_output_gives_a_split_call_the_right_results(make: Any) -> None:
+    buffer = make()
+
+    @batched.dynamically(batch_size=2)
+    def fn(items: list[int]) -> Any:
+        if isinstance(buffer, list):
+            buffer.clear()
+            buffer.extend(10 * item for item in items)
+            return buffer
+        buffer[: len(items)] = np.asarray(items)[:, None]
+        return buffer[: len(items)]
+
+    results = fn([1, 2, 3, 4])
+    if isinstance(buffer, list):
+        assert results == [10, 20, 30, 40]
+    else:
+        assert [list(row) for row in results] == [[i] * 3 for i in (1, 2, 3, 4)]
+
+
+def test_a_part_that_fails_harms_no_call_that_shares_a_batch_with_another_part() -> None:
+    @batched.dynamically(batch_size=3, max_concurrent_batches=3)
+    def fn(items: list[Any]) -> list[Any]:
+        if "bad" in items:
+            raise LookupError
+        return items
+
+    for _ in range(100):
+        with ThreadPoolExecutor(1) as pool:
+            bad = pool.submit(fn, ["bad", *range(10)])
+            for future in [fn.submit(i) for i in range(6)]:
+                error = future.exception(BOUND)
+                assert error is None or isinstance(error, LookupError)
+            assert isinstance(bad.exception(BOUND), LookupError)
+    fn.shutdown()
+
+
+def test_a_list_whose_length_lies_is_the_items_it_holds() -> None:
+    class Liar(list[int]):
+        def __len__(self) -> int:
+            return 7
+
+    fn: Any = batched.dynamically(echo)
+    assert fn(Liar([1, 2])) == [1, 2]
+
+
+def test_a_class_may_be_an_item_of_its_own_static_method() -> None:
+    class Registry:
+        @staticmethod
+        @batched.dynamically
+        def name(items: list[type]) -> list[str]:
+            return [item.__name__ for item in items]
+
+    assert Registry.name(Registry) == "Registry"
+
+
+def test_a_refused_call_starts_no_thread() -> None:
+    fn: Any = batched.dynamically(name="refused")(echo)
+    fn.shutdown()
+    for _ in range(3):
+        with pytest.raises(batched.BatcherClosed):
+            fn(1)
+    assert not any("refused" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("way", ["call", "submit", "acall", "aio"])
+def test_a_failed_call_leaves_no_garbage(way: str) -> None:
+    class Item:
+        pass
+
+    def fail(items: list[Any]) -> list[Any]:
+        raise ValueError
+
+    async def fail_async(items: list[Any]) -> list[Any]:
+        raise ValueError
+
+    fn: Any = batched.aio.dynamically(fail_async) if way == "aio" else batched.dynamically(fail)
+
+    def attempt() -> weakref.ref[Item]:
+        item = Item()
+
+        async def awaited() -> None:
+            with pytest.raises(ValueError):
+                await fn.acall(item)
+
+        if way in ("acall", "aio"):
+            asyncio.run(awaited())
+        else:
+            with pytest.raises(ValueError):
+                fn(item) if way == "call" else fn.submit(item).result(BOUND)
+        return weakref.ref(item)
+
+    gc.collect()
+    gc.disable()
+    try:
+        ref = attempt()
+        for _ in range(1000):
+            if ref() is None:
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError("only the garbage collector would free it")
+    finally:
+        gc.enable()
+
+
+def test_type_hints_are_those_of_the_function() -> None:
+    @batched.dynamically
+    def fn(texts: list[str], prompt: str = "") -> list[int]:
+        return [len(prompt + text) for text in texts]
+
+    class Model:
+        @batched.dynamically
+        def method(self, texts: list[str]) -> list[int]:
+            return [len(text) for text in texts]
+
+    assert typing.get_type_hints(fn) == {"texts": list[str], "prompt": str, "return": list[int]}
+    for method in (Model.method, Model().method):
+        assert typing.get_type_hints(method) == {"texts": list[str], "return": list[int]}
+
+
+def test_map_tells_of_a_shutdown_as_a_shutdown() -> None:
+    gate = Gate()
+    fn: Any = batched.dynamically(batch_size=1)(gate)
+    results: Iterator[Any] = fn.map(range(3), return_exceptions=True)
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.extend(results))
+    thread.start()
+    while fn.stats.queue_size < 2:
+        threading.Event().wait(0.001)
+    fn.shutdown(wait=False, cancel_futures=True)
+    gate.opened.set()
+    thread.join(BOUND)
+    assert seen[0] == 0
+    assert [type(each) for each in seen[1:]] == [batched.BatcherClosed] * 2
+
+
+def test_a_callback_that_raises_at_cancellation_leaves_a_future_that_is_done() -> None:
+    import concurrent.futures
+
+    gate = Gate()
+    fn: Any = batched.dynamically(batch_size=1)(gate)
+    running = fn.submit(1)
+    assert gate.entered.wait(BOUND)
+    future = fn.submit(2)
+    future.add_done_callback(_raising(SystemExit))
+    with pytest.raises(SystemExit):
+        future.cancel()
+    assert concurrent.futures.wait([future], timeout=0).done == {future}
+    gate.opened.set()
+    assert running.result(BOUND) == 1
+
+
+def test_shutdown_and_futures_see_a_loop_that_stops_while_they_wait() -> None:
+    started = threading.Event()
+
+    @batched.aio.dynamically
+    async def never(items: list[int]) -> list[int]:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+        return items
+
+    loop = asyncio.new_event_loop()
+    futures: list[Any] = []
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        futures.append(never.submit(1))
+        await stop.wait()
+
+    runner = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    runner.start()
+    assert started.wait(BOUND)
+    closer = threading.Thread(target=never.shutdown)
+    closer.start()
+    loop.call_soon_threadsafe(stop.set)
+    for thread in (runner, closer):
+        thread.join(BOUND)
+        assert not thread.is_alive()
+    assert isinstance(futures[0].exception(BOUND), batched.BatcherClosed)
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+def test_a_future_sees_a_loop_that_is_closed_while_it_waits() -> None:
+    started = threading.Event()
+
+    @batched.aio.dynamically
+    async def held(items: list[int]) -> list[int]:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+        return items
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+
+    async def main() -> Any:
+        future = held.submit(1)
+        await asyncio.to_thread(started.wait, BOUND)
+        return future
+
+    future = loop.run_until_complete(main())
+    with pytest.raises(TimeoutError if sys.version_info >= (3, 11) else Exception):
+        future.result(0.01)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    tasks = asyncio.all_tasks(loop)
+    loop.close()
+    assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is, on purpose
+    del tasks
