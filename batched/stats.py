@@ -16,7 +16,7 @@ __all__ = ["Percentiles", "Stats"]
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Three percentiles of a duration, in seconds, each within 3 % of the exact one; 0.0 while there is none."""
+    """Three percentiles of a duration, in seconds, each within 3 % of the exact one between 1 us and a day; 0.0 while there is none."""
 
     p50: float
     """Half were at most this long (s)."""

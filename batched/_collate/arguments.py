@@ -79,9 +79,10 @@ class Binder:
             bound = self._signature.bind(*self._leading, *args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self._name}: {error}") from None
-        gathered = bound.pop(self._gathered, {}).items()  # keywords have no order
-        given = {name: self._frozen(name, value) for name, value in (*bound.items(), *gathered) if value is not _PLACE}
-        return frozenset({**self._defaults, **given}.items())
+        gathered = bound.pop(self._gathered, {})  # which have no order
+        given = {name: self._frozen(name, value) for name, value in bound.items() if value is not _PLACE}
+        others = [(name, None, self._frozen(name, value)) for name, value in gathered.items()]
+        return frozenset([*{**self._defaults, **given}.items(), *others])
 
     def _frozen(self, name: str, value: Any) -> Hashable:
         try:

@@ -73,15 +73,15 @@ class Items:
 
 def _owned(rows: list[Any], kinds: set[type]) -> list[Any]:
     """`rows` with every array or tensor that shares its memory with more than itself replaced by a copy."""
-    records = _loaded("numpy", "void")  # of structured arrays: views that do not say so
-    arrays, tensors = (*_loaded("numpy", "ndarray"), *records), _loaded("torch", "Tensor")
+    arrays = (*_loaded("numpy", "ndarray"), *_loaded("numpy", "void"))  # the latter are records of structured arrays
+    tensors = _loaded("torch", "Tensor")
     if not any(issubclass(kind, (*arrays, *tensors)) for kind in kinds):
         return rows
     owned: list[Any] = []
     memories: set[int] = set()
     for row in rows:
         if isinstance(row, arrays):
-            owned.append(row if row.base is None and not isinstance(row, records) else row.copy())
+            owned.append(row if row.base is None else row.copy())
         elif isinstance(row, tensors):
             memory = row.untyped_storage() if row.layout is getattr(sys.modules["torch"], "strided", None) else None
             own = memory is not None and memory.nbytes() == row.nbytes and memory.data_ptr() not in memories

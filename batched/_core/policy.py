@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from decimal import Decimal
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 Flush = Literal["auto", "eager", "window"]
@@ -46,15 +45,11 @@ class BatchPolicy:
 
 
 def _whole(name: str, value: object, least: int) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # a refusal is the point
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if number < least:
+    if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r}")
-    return number
+    return int(value)
 
 
 def _duration(name: str, value: object) -> float:

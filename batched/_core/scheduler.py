@@ -11,9 +11,9 @@ The rules, in the order they are applied:
 4. The batch takes the leader, then the group's small calls, then its large ones, each class first come, first served.
    A call that does not fit is split, and its rest goes first in its class next time.
 5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch, of any group, after
-   which some of it still waits; its share is due once it has earned a whole batch or all that it still needs; what it
-   gets by leading is taken off, what it gets in room that small calls leave is not. So a call of m items is finished
-   within ceil(4 * m / batch_size) + 1 batches once it is the heir, however many small calls arrive. A new heir has earned
+   which some of it still waits; its share is due once it has earned a whole batch or all that it still needs. Leading
+   spends all it has earned, filling room that small calls leave spends nothing. So a call of m items is finished within
+   ceil(4 * m / batch_size) + 1 batches once it is the heir, however many small calls arrive. A new heir has earned
    nothing, so small calls never wait for more than two batches in a row that large ones lead.
 
 Times are seconds on whichever clock the caller passes as `now`.
@@ -183,11 +183,8 @@ class Scheduler:
         group = leader.queues
         assert group is not None
         reason = self._departure(group)[1]
-        before = leader.taken
         batch = Batch(*self._fill(leader, group), reason, now)
-        if leader is large:
-            self._earned = max(0, self._earned - SHARE * (leader.taken - before))
-        self._earned += self.policy.batch_size
+        self._earned = self.policy.batch_size + (0 if leader is large else self._earned)
         self.running[batch] = None
         return batch
 

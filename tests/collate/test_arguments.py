@@ -257,6 +257,14 @@ def test_surplus_arguments_count() -> None:
     assert bound(beam=3) != bound()
 
 
+def test_a_gathered_keyword_is_not_mistaken_for_the_positional_argument_of_its_name() -> None:
+    def rank(texts: list[str], prompt: str = "", /, **more: str) -> list[str]:
+        return texts
+
+    binder = Binder(rank, "rank", leading=1)
+    assert binder.bind(("a",), {"prompt": "z"}) != binder.bind(("b",), {"prompt": "z"})
+
+
 def test_the_function_gets_the_arguments_as_they_were_given() -> None:
     thing = object()
     args, kwargs = bound("query", ["a"], scale=2.0, beam={"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}).fresh()
