@@ -26,6 +26,8 @@ class Arguments:
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of one batch, whose containers the function may change."""
+        if not self._args and not self._kwargs:
+            return (), {}
         return _fresh(self._args), _fresh(self._kwargs)
 
 

@@ -19,8 +19,9 @@ class Items:
 
     def collate(self, slices: list[Slice]) -> list[Any]:
         """The items of all slices in order, in a list that belongs to the batch function."""
-        items: list[Any] = []
-        for request, start, stop in slices:
+        request, start, stop = slices[0]
+        items: list[Any] = request.items[start:stop]
+        for request, start, stop in slices[1:]:
             items += request.items[start:stop]
         return items
 
@@ -33,20 +34,21 @@ class Items:
         """
         rows = output if type(output) is list else self._listed(output)
         request, start, stop = slices[0]
-        whole = len(slices) == 1 and stop - start == request.size
-        size = sum(stop - start for _, start, stop in slices)
+        alone = len(slices) == 1
+        size = stop - start if alone else sum(stop - start for _, start, stop in slices)
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))
         kinds = {type(rows[0])}
         if list(map(type, rows)).count(type(rows[0])) != size:  # twice as fast as a set where all are alike
             kinds = set(map(type, rows))
-        if whole:
-            parts = [rows]  # as returned
+        if not (alone and size == request.size):  # what lies beside a row, or is written there later, is none of its caller's business
+            rows = rows.copy() if kinds <= _PLAIN else _owned(rows)
+        if alone:
+            parts = [rows]
         else:
-            rows = _owned(rows, kinds)  # what lies beside a row, and what the next batch writes there, is none of its caller's business
             ends = list(accumulate(stop - start for _, start, stop in slices))
             parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        if any(issubclass(kind, Exception) for kind in kinds):
+        if not kinds <= _PLAIN and any(issubclass(kind, Exception) for kind in kinds):
             return [next((row for row in part if isinstance(row, Exception)), part) for part in parts]
         return parts
 
@@ -71,12 +73,14 @@ class Items:
         return list(output)
 
 
-def _owned(rows: list[Any], kinds: set[type]) -> list[Any]:
+_PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
+"""Types of results that are neither exceptions nor views of arrays."""
+
+
+def _owned(rows: list[Any]) -> list[Any]:
     """`rows` with every array or tensor that shares its memory with more than itself replaced by a copy."""
     arrays = (*_loaded("numpy", "ndarray"), *_loaded("numpy", "void"))  # the latter are records of structured arrays
     tensors = _loaded("torch", "Tensor")
-    if not any(issubclass(kind, (*arrays, *tensors)) for kind in kinds):
-        return rows
     owned: list[Any] = []
     memories: set[int] = set()
     for row in rows:

@@ -218,6 +218,8 @@ class Scheduler:
 
     def _first(self, requests: _Queue, now: float) -> Request | None:
         """The oldest of `requests` whose group may leave."""
+        if not requests:
+            return None
         held: set[_Group] = set()
         for request in requests:
             group = request.queues

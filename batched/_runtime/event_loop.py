@@ -12,7 +12,7 @@ from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
 from .loops import current_loop, current_task, ends_task, is_gone, is_over
-from .runtime import Runtime
+from .runtime import Runtime, Shift
 from .wakers import GLANCE, AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
 
 
@@ -45,7 +45,7 @@ class EventLoopRuntime(Runtime):
                 bell.hang()
                 found = self._take(bell)
                 if isinstance(found, Batch):
-                    with self._on_shift():
+                    with Shift(self.badge):
                         outcomes = await self.execution.run_async(found)
                     self._finish(found, outcomes)
                     del outcomes  # an error among them holds this frame

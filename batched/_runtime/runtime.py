@@ -13,9 +13,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -40,6 +38,12 @@ class Shift:
     def __init__(self, badge: object) -> None:
         self.badge = badge
         self.on = True
+
+    def __enter__(self) -> None:
+        _shift.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.on = False
 
 
 _shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
@@ -75,7 +79,7 @@ class Runtime(ABC):
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._workers = 0  # started and not ended
         self._resting: list[Any] = []  # what rings each worker that rests
-        self._answering: dict[Batch, list[tuple[Request, Any]]] = {}  # requests that have ended, with wakers not yet woken
+        self._answering: dict[Batch, tuple[list[Request], list[Any]]] = {}  # requests that have ended, and wakers not yet woken
         self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
 
     @property
@@ -195,7 +199,7 @@ class Runtime(ABC):
             ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
             orphans = list(zip(ended, _end(ended), strict=True))
         if forked:  # the thread that was about to wake them is gone
-            orphans += [pair for pairs in answering.values() for pair in pairs]
+            orphans += [pair for ended, wakers in answering.values() for pair in zip(ended, wakers, strict=True)]
         for request, waker in orphans:
             request.error = BatcherClosed(f"{self.name}: {why}")
             self.recorder.cancelled()
@@ -261,8 +265,16 @@ class Runtime(ABC):
                 return
             self._scheduler.finished(batch, time.monotonic())
             ended = settle(self._scheduler, batch, outcomes)
-            wakers = _end(ended)
-            self._answering[batch] = list(zip(ended, wakers, strict=True))
+            if ended:
+                wakers = _end(ended)
+                self._answering[batch] = ended, wakers
+        if ended:
+            self._answer(batch, ended, wakers)
+        else:
+            self.recorder.ended(batch, 0)
+
+    def _answer(self, batch: Batch, ended: list[Request], wakers: list[Any]) -> None:
+        """Wakes the callers whose requests have ended with `batch`."""
         try:
             self.recorder.ended(batch, self.execution.conclude(ended))
         except BaseException:
@@ -270,19 +282,8 @@ class Runtime(ABC):
                 request.error = request.error or BatcherClosed(f"{self.name}: its results were lost to a failure")
             raise
         finally:
-            if wakers:
-                wake_all(wakers, current_loop())
+            wake_all(wakers, current_loop())
             self._answering.pop(batch, None)
-
-    @contextmanager
-    def _on_shift(self) -> Iterator[None]:
-        """Within, the batch function runs."""
-        shift = Shift(self.badge)
-        _shift.set(shift)
-        try:
-            yield
-        finally:
-            shift.on = False
 
     def _drained(self) -> list[Waker]:
         """Those to be told that nothing is left to do, if so."""

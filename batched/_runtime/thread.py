@@ -11,7 +11,7 @@ from typing import Any
 
 from .._core.linger import NEVER
 from .._core.scheduler import Batch, Scheduler
-from .runtime import Runtime, alive
+from .runtime import Runtime, Shift, alive
 from .wakers import BlockingWaker, async_waker, logger
 
 
@@ -70,7 +70,7 @@ class ThreadRuntime(Runtime):
         while True:
             found = self._take(bell)
             if isinstance(found, Batch):
-                with self._on_shift():
+                with Shift(self.badge):
                     outcomes = self.execution.run(found)
                 self._finish(found, outcomes)
                 del outcomes  # an error among them holds this frame
