@@ -27,7 +27,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
 F = TypeVar("F")
-Row_co = TypeVar("Row_co", covariant=True)
 
 
 class _Face(Generic[T, U, P]):

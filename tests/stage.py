@@ -19,6 +19,16 @@ BOUND = 20.0
 """Seconds after which a wait counts as a hang."""
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Returns once `condition` holds, for what ends in another thread and rings no bell there."""
+    never = threading.Event()
+    for _ in range(int(BOUND / 0.002)):
+        if condition():
+            return
+        never.wait(0.002)
+    raise AssertionError("it did not happen in time")
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Who calls, what kind of function, on which loop."""

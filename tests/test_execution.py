@@ -21,7 +21,7 @@ from batched._runtime.failures import told
 from batched._runtime.loops import is_over
 from batched._runtime.thread import ThreadRuntime
 from batched._runtime.wakers import Future
-from stage import BOUND
+from stage import BOUND, wait_until
 
 
 class Parts:
@@ -75,8 +75,7 @@ def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(m
         return items
 
     first = fn.submit(0)
-    while not fn.stats.in_flight:
-        threading.Event().wait(0.001)
+    wait_until(lambda: fn.stats.in_flight > 0)
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -123,19 +122,14 @@ def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(ThreadRuntime, "_finish", fail)
         fails, runs_on = fn.submit("fails"), fn.submit("runs on")
-        while fn.stats.in_flight < 2:
-            threading.Event().wait(0.001)
+        wait_until(lambda: fn.stats.in_flight == 2)
         gates["fails"].set()
         for future in (fails, runs_on):
             assert isinstance(future.exception(BOUND), batched.BatcherClosed)
         gates["runs on"].set()
         assert fn(["still", "served"]) == ["still", "served"]
     fn.shutdown()
-    for _ in range(2000):
-        if not any(thread.name.startswith("batched-crew-") for thread in threading.enumerate()):
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("a thread was left over")
+    wait_until(lambda: not any(thread.name.startswith("batched-crew-") for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)], ids=["asyncio", "trio"])

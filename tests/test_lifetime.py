@@ -11,28 +11,17 @@ import sys
 import textwrap
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import batched
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND
+from stage import BOUND, wait_until
 
 
 def workers(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(f"batched-{name}-")]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    waiting = threading.Condition()
-    with waiting:
-        for _ in range(int(BOUND / 0.002)):
-            if condition():
-                return
-            waiting.wait(0.002)
-    raise AssertionError("it did not happen in time")
 
 
 def python(code: str, *, timeout: float = BOUND) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ import trio
 import uvloop
 
 import batched
-from stage import BOUND
+from stage import BOUND, wait_until
 
 
 def plain(items: list[int]) -> list[int]:
@@ -81,14 +81,14 @@ def test_threads_asyncio_uvloop_and_trio_share_one_batcher() -> None:
 
     with ThreadPoolExecutor(5) as pool:
         busy = pool.submit(fn, 0)
-        _until(lambda: len(batches) == 1)
+        wait_until(lambda: len(batches) == 1)
         futures: list[Future[int]] = [
             pool.submit(fn, 1),
             pool.submit(asyncio.run, once(2)),
             pool.submit(uvloop.run, once(3)),
             pool.submit(trio.run, once, 4),
         ]
-        _until(lambda: fn.stats.queue_size == 4)
+        wait_until(lambda: fn.stats.queue_size == 4)
         gate.set()
         assert busy.result(BOUND) == 0
         assert [future.result(BOUND) for future in futures] == [2, 4, 6, 8]
@@ -321,13 +321,3 @@ async def test_a_module_level_function_serves_a_loop_per_test(turn: int) -> None
 
 
 per_test = batched.aio.dynamically(coroutine)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    waiting = threading.Condition()
-    with waiting:
-        for _ in range(int(BOUND / 0.001)):
-            if condition():
-                return
-            waiting.wait(0.001)
-    raise AssertionError("it did not happen in time")

@@ -11,13 +11,12 @@ import inspect
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import batched
-from stage import BOUND
+from stage import BOUND, wait_until
 
 
 class Model:
@@ -63,17 +62,6 @@ class Overriding(Model):
 
 def workers(name: str) -> int:
     return sum(thread.name.startswith(f"batched-{name}-") for thread in threading.enumerate())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Bounded, for what ends in another thread."""
-    waiting = threading.Condition()
-    with waiting:
-        for _ in range(int(BOUND / 0.005)):
-            if condition():
-                return
-            waiting.wait(0.005)
-    raise AssertionError("it did not happen in time")
 
 
 def test_each_instance_is_served_with_itself() -> None:

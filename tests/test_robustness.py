@@ -18,7 +18,7 @@ import pytest
 
 import batched
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND
+from stage import BOUND, wait_until
 
 
 def echo(items: list[Any]) -> list[Any]:
@@ -152,8 +152,7 @@ def test_a_slow_callback_delays_no_other_caller_of_its_batch() -> None:
     answers: list[str] = []
     caller = threading.Thread(target=lambda: answers.append(fn("plain")))
     caller.start()
-    while fn.stats.queue_size < 2:
-        threading.Event().wait(0.001)
+    wait_until(lambda: fn.stats.queue_size == 2)
     gate.opened.set()
     caller.join(BOUND)
     assert answers == ["plain"]
@@ -309,11 +308,7 @@ def test_a_failed_call_leaves_no_garbage(way: str) -> None:
     gc.disable()
     try:
         ref = attempt()
-        for _ in range(1000):
-            if ref() is None:
-                return
-            threading.Event().wait(0.005)
-        raise AssertionError("only the garbage collector would free it")
+        wait_until(lambda: ref() is None)  # without the garbage collector
     finally:
         gc.enable()
 
@@ -340,8 +335,7 @@ def test_map_tells_of_a_shutdown_as_a_shutdown() -> None:
     seen: list[Any] = []
     thread = threading.Thread(target=lambda: seen.extend(results))
     thread.start()
-    while fn.stats.queue_size < 2:
-        threading.Event().wait(0.001)
+    wait_until(lambda: fn.stats.queue_size == 2)
     fn.shutdown(wait=False, cancel_futures=True)
     gate.opened.set()
     thread.join(BOUND)
