@@ -128,7 +128,11 @@ class Runtime(ABC):
             raise
         finally:  # also if a signal handler raises just here: everyone relies on that worker now
             if call:
-                self._call_worker()
+                try:
+                    self._call_worker()
+                except BaseException:
+                    self._alarm = NEVER  # so that the next call tries again
+                    raise
 
     def cancel(self, request: Request) -> bool:
         """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
