@@ -269,8 +269,8 @@ class Runtime(ABC):
                 return
             self._scheduler.finished(batch, time.monotonic())
             ended = settle(self._scheduler, batch, outcomes)
+            wakers = _end(ended)
             if ended:
-                wakers = _end(ended)
                 self._answering[batch] = ended, wakers
         if ended:
             self._answer(batch, ended, wakers)
