@@ -57,6 +57,7 @@ class _Face(Generic[T, U, P]):
 
         Raises:
             BatcherClosed: the batcher was shut down.
+            RuntimeError: the batch function called itself, which would wait for ever.
             Exception: whatever the batch function raised.
         """
         waker = async_waker()
@@ -64,6 +65,7 @@ class _Face(Generic[T, U, P]):
         if not request.size:
             return []
         runtime = self._batcher.runtime.here()
+        runtime.refuse_to_wait()
         runtime.submit(request)
         try:
             await waker
@@ -156,7 +158,8 @@ class _Face(Generic[T, U, P]):
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
                 raise TypeError(
-                    f"{self._function.name} must see its instance go: add '__weakref__' to the __slots__ of {type(instance).__name__}, "
+                    f"{self._function.name} was looked up on an object of type {type(instance).__name__}, to which no weak reference "
+                    f"can be made: add '__weakref__' to the __slots__ of {type(instance).__name__} (a dataclass: weakref_slot=True), "
                     "or, if this is no method of it, wrap the function in staticmethod"
                 ) from None
             # Of several threads that come here at once, one wins; the other batchers have started nothing yet.
@@ -200,6 +203,7 @@ class Batched(_Face[T, U, P]):
 
         Raises:
             BatcherClosed: the batcher was shut down.
+            RuntimeError: the batch function called itself, which would wait for ever.
             Exception: whatever the batch function raised.
         """
         waker = BlockingWaker()
@@ -207,6 +211,7 @@ class Batched(_Face[T, U, P]):
         if not request.size:
             return []
         runtime = self._batcher.runtime.here()
+        runtime.refuse_to_wait()
         try:
             runtime.submit(request)
             waker.wait()

@@ -119,7 +119,7 @@ class Batcher:
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches  # one batch runs, the next ones are there
         self.recorder = recorder
         self.runtime: ThreadRuntime | EventLoops = (
-            EventLoops(lambda: EventLoopRuntime(policy, execution, recorder, name))
+            EventLoops(lambda: EventLoopRuntime(policy, execution, recorder, name), name)
             if function.coroutine
             else ThreadRuntime(policy, execution, recorder, name)
         )
@@ -135,7 +135,8 @@ class Batcher:
         if item is MISSING:
             name = self._binder.items_name
             if name is None or name not in kwargs:
-                raise TypeError(f"{self.name} needs an item, or a list of items")
+                got = f", got only {', '.join(kwargs)}" if kwargs else ""
+                raise TypeError(f"{self.name} needs an item, or a list of items{f' ({name})' if name else ''}{got}")
             item = kwargs.pop(name)
         if args and isinstance(item, type) and self._home in {kind.__qualname__ for kind in item.__mro__}:
             raise TypeError(UNDER_CLASSMETHOD.format(self.name))  # Python 3.13 calls what is below @classmethod without binding it

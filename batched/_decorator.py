@@ -32,6 +32,11 @@ class _Decorator:
     def __init__(self, options: Options) -> None:
         self._options = options
 
+    def _updated(self, more: tuple[object, ...], settings: Settings) -> Options:
+        if more:
+            raise TypeError(f"settings are passed by keyword, got {', '.join(map(repr, more))}")
+        return self._options.updated(settings)
+
     def _face(self, face: Callable[[BatchFunction], Any], func: object, options: Options, *, coroutines: bool) -> Any:
         if isinstance(func, (Batched, AsyncBatched, BatchedMethod)):
             raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
@@ -72,13 +77,13 @@ class Dynamically(_Decorator):
     def __call__(self, func: Callable[Concatenate[list[T], ...], Rows[U]], /) -> Batched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
-    def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
-        options = self._options.updated(settings)
+    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
+        options = self._updated(more, settings)
         return Dynamically(options) if func is MISSING else self._face(Batched, func, options, coroutines=False)
 
 
 class AsyncDynamically(_Decorator):
-    """As `batched.dynamically`, for functions that coroutines await: `await fn(item)`.
+    """As `batched.dynamically`, with the same settings, for functions that coroutines await: `await fn(item)`.
 
     A coroutine function runs on the event loop of its callers (asyncio, uvloop or trio), in one queue per loop. A plain
     function runs in a thread of its own, so that the loop never blocks, and serves any number of loops.
@@ -102,8 +107,8 @@ class AsyncDynamically(_Decorator):
     def __call__(self, func: Callable[Concatenate[list[T], ...], Rows[U]], /) -> AsyncBatched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
-    def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
-        options = self._options.updated(settings)
+    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
+        options = self._updated(more, settings)
         return AsyncDynamically(options) if func is MISSING else self._face(AsyncBatched, func, options, coroutines=True)
 
 

@@ -120,6 +120,19 @@ def test_a_function_without_parameters_is_refused(decorator: Any) -> None:
         decorator(nothing)
 
 
+@pytest.mark.parametrize("decorator", DECORATORS)
+def test_settings_by_position_are_told_so(decorator: Any) -> None:
+    for arguments in ((64,), (64, 5.0), (lambda items: items, 64)):
+        with pytest.raises(TypeError, match="settings are passed by keyword"):
+            decorator(*arguments)
+
+
+def test_a_misspelt_name_of_the_items_is_told() -> None:
+    fn: Any = doubled
+    with pytest.raises(TypeError, match=r"needs an item, or a list of items \(items\), got only item"):
+        fn(item=3)
+
+
 def test_callable_objects_and_builtins_can_be_decorated() -> None:
     assert batched.dynamically(Plain())([1, 2]) == [1, 2]
     fn: Any = batched.dynamically(sorted)

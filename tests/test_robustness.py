@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import batched
-from batched._runtime.thread import ThreadRuntime
+from batched._runtime.event_loop import EventLoopRuntime
+from batched._runtime.thread import ThreadRuntime, _Bell
 from stage import BOUND, wait_until
 
 
@@ -419,3 +420,120 @@ def test_a_future_sees_a_loop_that_is_closed_while_it_waits() -> None:
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is, on purpose
     del tasks
+
+
+def test_a_function_that_calls_itself_is_told_so_instead_of_hanging() -> None:
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        return [fn(item - 1) if item else 0 for item in items]
+
+    @batched.aio.dynamically
+    async def afn(items: list[int]) -> list[int]:
+        return [await afn(item - 1) if item else 0 for item in items]
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            fn(2)
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            asyncio.run(afn.acall(2))
+    assert fn(0) == 0
+    assert asyncio.run(afn.acall(0)) == 0
+
+
+def test_a_loop_whose_calls_are_answered_may_be_left_with_a_plain_with() -> None:
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> None:
+        for _ in range(2):
+            with fn:
+                assert await fn(1) == 1
+        with pytest.raises(batched.BatcherClosed):
+            await fn(1)
+        with fn:
+            waiting = fn.submit(2)
+            with pytest.raises(RuntimeError, match="aclose"):
+                fn.shutdown()
+            assert await asyncio.wrap_future(waiting) == 2
+            assert await fn(3) == 3, "a refused shutdown closes nothing"
+
+    asyncio.run(main())
+
+
+def test_a_function_on_a_thread_may_close_its_batcher_as_a_coroutine() -> None:
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        asyncio.run(fn.aclose())
+        return items
+
+    assert fn(1) == 1
+    with pytest.raises(batched.BatcherClosed):
+        fn(2)
+
+
+def test_results_that_are_lost_to_a_failure_within_the_library_end_their_calls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fn: Any = batched.dynamically(echo)
+    assert fn(1) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(type(fn._batcher.runtime.execution), "conclude", _raising(MemoryError))
+        with pytest.raises(batched.BatcherClosed, match="lost"):
+            fn(2)
+    assert fn(3) == 3
+    fn.shutdown()
+
+
+def test_an_interrupt_in_a_worker_on_a_loop_reaches_the_loop(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        return items
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EventLoopRuntime, "_finish", _raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(fn.acall(1))
+    assert asyncio.run(fn.acall(2)) == 2
+
+
+def test_an_interrupt_before_any_worker_was_chosen_leaves_a_batcher_that_serves() -> None:
+    fn: Any = batched.dynamically(echo)
+    assert fn(1) == 1
+    runtime = fn._batcher.runtime
+    lock = runtime._lock
+
+    class Second:
+        """A lock that a signal handler interrupts the second time."""
+
+        entered = 0
+
+        def __enter__(self) -> None:
+            self.entered += 1
+            if self.entered == 2:
+                raise KeyboardInterrupt
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    wait_until(lambda: len(runtime._resting) == 1)
+    runtime._lock = Second()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fn.submit(2)
+    finally:
+        runtime._lock = lock
+    assert fn.submit(3).result(BOUND) == 3
+    fn.shutdown()
+
+
+def test_a_bell_that_is_rung_by_nobody_is_waited_for_again() -> None:
+    runtime = batched.dynamically(sorted)._batcher.runtime
+    assert isinstance(runtime, ThreadRuntime)
+    bell = _Bell(runtime, runtime._scheduler)
+    bell.ring(None)
+    caller = threading.Timer(0.01, bell.ring, (runtime,))
+    caller.start()
+    assert bell.wait() is runtime
+    caller.join(BOUND)

@@ -106,8 +106,9 @@ class _Bell:
 class EventLoops:
     """One `EventLoopRuntime` for each loop that calls the function."""
 
-    def __init__(self, make: Callable[[], EventLoopRuntime]) -> None:
+    def __init__(self, make: Callable[[], EventLoopRuntime], name: str) -> None:
         self._make = make
+        self._name = name  # of the batch function, for messages
         self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = weakref.WeakKeyDictionary()
         self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None  # the last one found: a look-up less
         self._closed = False
@@ -120,7 +121,10 @@ class EventLoops:
         """
         loop = current_loop()
         if loop is None:
-            raise RuntimeError("a coroutine batch function runs on the event loop of its callers, and none is running here")
+            raise RuntimeError(
+                f"{self._name} is a coroutine function and runs on the event loop of its callers, but none is running here; "
+                "use asyncio.run, or asyncio.run_coroutine_threadsafe with a loop of another thread"
+            )
         latest, runtime = self._latest
         if runtime is None or latest() is not loop:
             runtime = self._runtimes.get(loop) or self._settle_on(loop)
@@ -159,10 +163,15 @@ class EventLoops:
         Raises:
             RuntimeError: waiting would block the very loop that has calls to finish.
         """
+        here = current_loop()
+        own = self._runtimes.get(here) if here is not None else None
+        if wait and own is not None and own.pending(running_only=cancel) and not own.within:
+            raise RuntimeError(
+                f"waiting here would block the event loop that has to finish the calls of {self._name}; "
+                "use `await aclose()`, `async with`, or shutdown(wait=False)"
+            )
         for loop, runtime in self._close(cancel):
-            if wait and self._to_wait_for(loop, runtime):
-                if loop is current_loop():
-                    raise RuntimeError("waiting here would block the event loop that has to finish the calls; use `await fn.aclose()`")
+            if wait and runtime is not own and self._to_wait_for(loop, runtime):
                 drained = BlockingWaker()
                 runtime.when_drained(drained)
                 while not drained.wait(GLANCE):

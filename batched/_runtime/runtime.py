@@ -97,6 +97,10 @@ class Runtime(ABC):
         """Whether any worker has not ended."""
         return self._workers > 0
 
+    def pending(self, *, running_only: bool) -> bool:
+        """Whether accepted calls have not been answered; with `running_only`, of those that have begun to run."""
+        return bool(self._scheduler.running) or (self._scheduler.waiting > 0 and not running_only)
+
     @property
     def within(self) -> bool:
         """Whether this code is part of a batch that this runtime is running, and so must not wait for its end."""
@@ -115,7 +119,7 @@ class Runtime(ABC):
                 if self._closed:
                     request.waker = None
                     self.recorder.rejected()
-                    raise BatcherClosed(f"{self.name} was shut down; enter `with` it to open it again")
+                    raise BatcherClosed(f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again")
                 torn = True
                 call = self._scheduler.submit(request, time.monotonic()) < self._alarm and self._scheduler.has_room
                 if call:
@@ -133,6 +137,15 @@ class Runtime(ABC):
                 except BaseException:
                     self._alarm = NEVER  # so that the next call tries again
                     raise
+
+    def refuse_to_wait(self) -> None:
+        """Raises in code that this runtime is running as part of a batch, and that is about to wait for another one.
+
+        Raises:
+            RuntimeError: with one worker, both would wait for ever.
+        """
+        if self.within:
+            raise RuntimeError(f"{self.name} is called from within its own batch, and would wait for itself; call {self.name}.__wrapped__")
 
     def cancel(self, request: Request) -> bool:
         """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
