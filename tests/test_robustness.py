@@ -18,6 +18,7 @@ import pytest
 
 import batched
 from batched._runtime.event_loop import EventLoopRuntime
+from batched._runtime.loops import is_over
 from batched._runtime.thread import ThreadRuntime, _Bell
 from stage import BOUND, wait_until
 
@@ -481,6 +482,7 @@ def test_results_that_are_lost_to_a_failure_within_the_library_end_their_calls(
         patch.setattr(type(fn._batcher.runtime.execution), "conclude", _raising(MemoryError))
         with pytest.raises(batched.BatcherClosed, match="lost"):
             fn(2)
+        wait_until(lambda: not fn._batcher.runtime.busy)
     assert fn(3) == 3
     fn.shutdown()
 
@@ -537,3 +539,34 @@ def test_a_bell_that_is_rung_by_nobody_is_waited_for_again() -> None:
     caller.start()
     assert bell.wait() is runtime
     caller.join(BOUND)
+
+
+def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    glances = 0
+
+    def glance(loop: object) -> bool:
+        nonlocal glances
+        glances += 1
+        return is_over(loop)
+
+    monkeypatch.setattr("batched._runtime.event_loop.GLANCE", 0.001)
+    monkeypatch.setattr("batched._runtime.event_loop.is_over", glance)
+
+    async def main() -> int:
+        gate = asyncio.Event()
+
+        @batched.aio.dynamically
+        async def fn(items: list[int]) -> list[int]:
+            await gate.wait()
+            return items
+
+        future = fn.submit(7)
+        closing = asyncio.ensure_future(asyncio.to_thread(fn.shutdown))
+        while glances < 3:  # noqa: ASYNC110  # counted in another thread
+            await asyncio.sleep(0.001)
+        assert not closing.done()
+        gate.set()
+        await closing
+        return future.result()
+
+    assert asyncio.run(main()) == 7

@@ -12,7 +12,8 @@ from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
 from .loops import current_loop, current_task, ends_task, is_gone, is_over
-from .runtime import Runtime, Shift
+from .runtime import Runtime
+from .shift import Shift
 from .wakers import GLANCE, AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
 
 

@@ -14,7 +14,6 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
-from contextvars import ContextVar
 from typing import Any, Final
 
 from .._core.linger import NEVER
@@ -24,30 +23,11 @@ from ..errors import BatcherClosed
 from ..stats import Recorder
 from .execution import Execution, Outcome, settle
 from .loops import current_loop
+from .shift import is_on_shift
 from .wakers import Future, Waker, wake_all
 
 AWAKE: Final = -math.inf
 """The alarm while a free worker is awake."""
-
-
-class Shift:
-    """One run of a batch function, to be seen from within: by whose order, and whether it goes on."""
-
-    __slots__ = ("badge", "on")
-
-    def __init__(self, badge: object) -> None:
-        self.badge = badge
-        self.on = True
-
-    def __enter__(self) -> None:
-        _shift.set(self)
-
-    def __exit__(self, *_: object) -> None:
-        self.on = False
-
-
-_shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
-"""Inside a batch function, and in tasks that it started: its run."""
 
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
@@ -104,8 +84,7 @@ class Runtime(ABC):
     @property
     def within(self) -> bool:
         """Whether this code is part of a batch that this runtime is running, and so must not wait for its end."""
-        shift = _shift.get()
-        return shift is not None and shift.on and shift.badge is self.badge
+        return is_on_shift(self.badge)
 
     def submit(self, request: Request) -> None:
         """Accepts `request`, whose waker will be woken once.

@@ -11,7 +11,8 @@ from typing import Any
 
 from .._core.linger import NEVER
 from .._core.scheduler import Batch, Scheduler
-from .runtime import Runtime, Shift, alive
+from .runtime import Runtime, alive
+from .shift import Shift
 from .wakers import BlockingWaker, async_waker, logger
 
 
