@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -126,8 +125,8 @@ class Recorder:
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
-            self._sizes: Counter[int] = Counter()  # one entry per batch
-            self._reasons: Counter[str] = Counter()  # one entry per batch
+            self._sizes: dict[int, int] = {}  # batches by size
+            self._reasons: dict[str, int] = {}  # batches by flush reason
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held the lock is gone."""
@@ -153,8 +152,8 @@ class Recorder:
             self._processing += duration
             self._errors += errors
             self._durations.add(duration)
-            self._sizes[batch.size] += 1
-            self._reasons[batch.reason] += 1
+            self._sizes[batch.size] = self._sizes.get(batch.size, 0) + 1
+            self._reasons[batch.reason] = self._reasons.get(batch.reason, 0) + 1
             for request, start, _ in batch.slices:
                 if start == 0:
                     self._waits.add(batch.started - request.arrived)

@@ -38,17 +38,17 @@ class Items:
         size = stop - start if alone else sum(stop - start for _, start, stop in slices)
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))
-        kinds = {type(rows[0])}
-        if list(map(type, rows)).count(type(rows[0])) != size:  # twice as fast as a set where all are alike
-            kinds = set(map(type, rows))
+        kind = type(rows[0])
+        kinds = {kind} if list(map(type, rows)).count(kind) == size else set(map(type, rows))  # where all are alike, twice as fast as a set
+        plain = kinds <= _PLAIN
         if not (alone and size == request.size):  # what lies beside a row, or is written there later, is none of its caller's business
-            rows = rows.copy() if kinds <= _PLAIN else _owned(rows)
+            rows = rows.copy() if plain else _owned(rows)
         if alone:
             parts = [rows]
         else:
             ends = list(accumulate(stop - start for _, start, stop in slices))
             parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        if not kinds <= _PLAIN and any(issubclass(kind, Exception) for kind in kinds):
+        if not plain and any(issubclass(kind, Exception) for kind in kinds):
             return [next((row for row in part if isinstance(row, Exception)), part) for part in parts]
         return parts
 

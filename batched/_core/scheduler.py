@@ -170,8 +170,8 @@ class Scheduler:
         """The next batch, or None while there is none to run yet: see `next_deadline`."""
         if not self.has_room:
             return None
-        small = self._first(self._small, now)
-        large = self._first(self._large, now)
+        small = self._first(self._small, now) if self._small else None
+        large = self._first(self._large, now) if self._large else None
         if large is not self._heir:
             self._heir, self._earned = large, 0
         if large is None or (small is not None and self._earned < SHARE * min(large.size - large.taken, self.policy.batch_size)):
@@ -180,10 +180,7 @@ class Scheduler:
             leader = large
         if leader is None:
             return None
-        group = leader.queues
-        assert group is not None
-        reason = self._departure(group)[1]
-        batch = Batch(*self._fill(leader, group), reason, now)
+        batch = self._formed(leader, now)
         self._earned = self.policy.batch_size + (0 if leader is large else self._earned)
         self.running[batch] = None
         return batch
@@ -218,8 +215,6 @@ class Scheduler:
 
     def _first(self, requests: _Queue, now: float) -> Request | None:
         """The oldest of `requests` whose group may leave."""
-        if not requests:
-            return None
         held: set[_Group] = set()
         for request in requests:
             group = request.queues
@@ -233,9 +228,12 @@ class Scheduler:
                 break
         return None
 
-    def _fill(self, leader: Request, group: _Group) -> tuple[list[Slice], int]:
-        """Slices of at most `batch_size` items; what is handed out whole leaves the queues."""
-        room = self.policy.batch_size
+    def _formed(self, leader: Request, now: float) -> Batch:
+        """The batch of at most `batch_size` items that `leader` leads; what is handed out whole leaves the queues."""
+        group = leader.queues
+        assert group is not None
+        reason = self._departure(group)[1]
+        full = room = self.policy.batch_size
         slices: list[Slice] = []
         for request in chain((leader,), group.small, group.large):
             if request is leader and slices:
@@ -254,7 +252,7 @@ class Scheduler:
                 group.waiting -= stop - start
                 self.waiting -= stop - start
             request.taken = stop
-        return slices, self.policy.batch_size - room
+        return Batch(slices, full - room, reason, now)
 
     def _remove(self, request: Request) -> None:
         group = request.queues

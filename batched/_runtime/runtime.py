@@ -233,21 +233,26 @@ class Runtime(ABC):
     def _take(self, bell: Any) -> Batch | float | None:
         """What a free worker does next: run a batch, rest until `bell` rings or a moment has come, or (None) end."""
         drained: list[Waker] = []
+        end = False
         with self._lock:
             if bell.scheduler is not self._scheduler:  # it worked for what was forsaken
                 return None
             if bell in self._resting:  # it woke by itself
                 self._resting.remove(bell)
             batch = self._scheduler.take(time.monotonic())
-            deadline = self._scheduler.next_deadline()
-            more = batch is not None and deadline < NEVER
-            self._alarm = AWAKE if more else NEVER if batch else deadline
-            end = batch is None and deadline == NEVER and (self._closed or not self.workers_stay)
-            if end:
-                self._workers -= 1
-                drained = self._drained()
-            elif batch is None:
-                self._resting.append(bell)
+            deadline = self._scheduler.next_deadline() if batch is None or self._scheduler.has_room else NEVER
+            if batch is not None:
+                more = deadline < NEVER
+                self._alarm = AWAKE if more else NEVER
+            else:
+                more = False
+                self._alarm = deadline
+                if deadline == NEVER and (self._closed or not self.workers_stay):
+                    self._workers -= 1
+                    drained = self._drained()
+                    end = True
+                else:
+                    self._resting.append(bell)
         if more:
             self._call_worker()
         if drained:
@@ -261,11 +266,11 @@ class Runtime(ABC):
                 return
             self._scheduler.finished(batch, time.monotonic())
             ended = settle(self._scheduler, batch, outcomes)
-            wakers = _end(ended)
-            if ended:
-                self._answering[batch] = ended, wakers
-        if ended:
-            self._answer(batch, ended, wakers)
+            answer = (ended, _end(ended)) if ended else None
+            if answer is not None:
+                self._answering[batch] = answer
+        if answer is not None:
+            self._answer(batch, *answer)
         else:
             self.recorder.ended(batch, 0)
 
