@@ -46,8 +46,11 @@ class EventLoopRuntime(Runtime):
                 bell.hang()
                 found = self._take(bell)
                 if isinstance(found, Batch):
-                    with Shift(self.badge):
+                    shift = Shift(self.badge)
+                    try:
                         outcomes = await self.execution.run_async(found)
+                    finally:
+                        shift.on = False
                     self._finish(found, outcomes)
                     del outcomes  # an error among them holds this frame
                     await bell.nap(0)  # callers who come straight back are to join the next batch

@@ -6,24 +6,14 @@ from contextvars import ContextVar
 
 
 class Shift:
-    """One run of a batch function by the runtime with that badge; what happens within the `with` block is part of it."""
+    """One run of a batch function by the runtime with that badge, begun here, and over once `on` is False."""
 
-    __slots__ = ("_on", "badge")
+    __slots__ = ("badge", "on")
 
     def __init__(self, badge: object) -> None:
         self.badge = badge
-        self._on = True
-
-    @property
-    def on(self) -> bool:
-        """Whether the run goes on; a task that it started may outlive it."""
-        return self._on
-
-    def __enter__(self) -> None:
+        self.on = True  # a task that the function started may outlive the run
         _shift.set(self)
-
-    def __exit__(self, *_: object) -> None:
-        self._on = False
 
 
 _shift: ContextVar[Shift | None] = ContextVar("shift", default=None)

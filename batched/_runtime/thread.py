@@ -71,8 +71,9 @@ class ThreadRuntime(Runtime):
         while True:
             found = self._take(bell)
             if isinstance(found, Batch):
-                with Shift(self.badge):
-                    outcomes = self.execution.run(found)
+                shift = Shift(self.badge)
+                outcomes = self.execution.run(found)
+                shift.on = False
                 self._finish(found, outcomes)
                 del outcomes  # an error among them holds this frame
             elif found is None:
