@@ -570,3 +570,24 @@ def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch)
         return future.result()
 
     assert asyncio.run(main()) == 7
+
+
+def test_a_callback_on_the_worker_cannot_wait_for_that_worker() -> None:
+    gate, told = Gate(), threading.Event()
+    fn: Any = batched.dynamically(gate)
+    refusals: list[BaseException] = []
+
+    def callback(_: object) -> None:
+        try:
+            fn(2)
+        except RuntimeError as error:
+            refusals.append(error)
+        fn.shutdown()
+        told.set()
+
+    fn.submit(1).add_done_callback(callback)
+    gate.opened.set()
+    assert told.wait(BOUND)
+    assert "wait for itself" in str(refusals[0])
+    with pytest.raises(batched.BatcherClosed):
+        fn(3)

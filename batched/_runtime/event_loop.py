@@ -49,10 +49,10 @@ class EventLoopRuntime(Runtime):
                     shift = Shift(self.badge)
                     try:
                         outcomes = await self.execution.run_async(found)
+                        self._finish(found, outcomes)
+                        del outcomes  # an error among them holds this frame
                     finally:
                         shift.on = False
-                    self._finish(found, outcomes)
-                    del outcomes  # an error among them holds this frame
                     await bell.nap(0)  # callers who come straight back are to join the next batch
                 elif found is None:
                     return

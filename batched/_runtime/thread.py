@@ -73,8 +73,8 @@ class ThreadRuntime(Runtime):
             if isinstance(found, Batch):
                 shift = Shift(self.badge)
                 outcomes = self.execution.run(found)
+                self._finish(found, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
                 shift.on = False
-                self._finish(found, outcomes)
                 del outcomes  # an error among them holds this frame
             elif found is None:
                 with self._lock:
