@@ -24,10 +24,12 @@ LAYERS = [
     ["batched.stats"],
     ["batched._collate"],
     ["batched._runtime"],
-    ["batched._batcher", "batched._map"],
+    ["batched._intake"],
+    ["batched._batcher", "batched._map", "batched._method"],
     ["batched._batched"],
+    ["batched._batched_inference"],
     ["batched._decorator"],
-    ["batched.aio"],
+    ["batched.inference", "batched.aio"],
     ["batched"],
     ["batched._demo", "batched.cli"],
     ["batched.__main__"],
@@ -66,7 +68,18 @@ def test_imports_point_one_way(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("batched._core")])
 def test_the_core_is_pure(module: str) -> None:
     outside = {name.split(".")[0] for name in imports(module)} - {"batched"}
-    assert outside <= {"__future__", "collections", "dataclasses", "decimal", "itertools", "math", "numbers", "operator", "typing"}
+    assert outside <= {
+        "__future__",
+        "bisect",
+        "collections",
+        "dataclasses",
+        "decimal",
+        "itertools",
+        "math",
+        "numbers",
+        "operator",
+        "typing",
+    }
 
 
 @pytest.mark.parametrize(
@@ -93,7 +106,7 @@ def test_every_module_is_importable() -> None:
 
 
 def test_importing_it_loads_none_of_what_it_works_with() -> None:
-    code = "import sys, batched, batched.aio; print(*(name for name in sys.modules if '.' not in name))"
+    code = "import sys, batched, batched.aio.inference, batched.inference; print(*(name for name in sys.modules if '.' not in name))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "torch", "trio", "uvloop", "transformers", "anyio", "rich", "matplotlib", "typing_extensions"} & set(loaded)
 

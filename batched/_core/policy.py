@@ -28,12 +28,18 @@ class BatchPolicy:
     """Calls of at most this many items are small and go first; at least 0."""
     flush: Flush = "auto"
     """The rule that says when a batch that is not full may leave."""
+    max_batch_tokens: int | None = None
+    """Most items times the longest of them in one batch; at least 1. None: no such limit."""
     max_concurrent_batches: int = 1
     """Batches running at once; at least 1."""
+    prefetch: int = 0
+    """Batches that are formed and collated while others run, to be ready when a worker is free; at least 0."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("small_batch_threshold", 0), ("max_concurrent_batches", 1)):
+        for name, least in (("batch_size", 1), ("small_batch_threshold", 0), ("max_concurrent_batches", 1), ("prefetch", 0)):
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        if self.max_batch_tokens is not None:
+            object.__setattr__(self, "max_batch_tokens", _whole("max_batch_tokens", self.max_batch_tokens, 1))
         object.__setattr__(self, "timeout_ms", _duration("timeout_ms", self.timeout_ms))
         if self.flush not in get_args(Flush):
             raise ValueError(f"flush must be one of {', '.join(map(repr, get_args(Flush)))}, got {self.flush!r}")

@@ -2,19 +2,26 @@
 
 The rules, in the order they are applied:
 
-1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once.
+1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once, and `prefetch` more are ready.
 2. Requests that may share a batch form a group. A group may leave when it fills a batch, when a call of it has
    already begun, when the scheduler drains, or when the linger rule lets it go. A held group never keeps a worker
-   from another group.
+   from another group. How many items fill a batch depends on the longest of them (`Capacity`).
 3. One request leads, and the batch is filled from its group: the oldest small call of all groups that may leave, or,
    when its share is due, the oldest large one. A call is small if it has at most `small_batch_threshold` items.
 4. The batch takes the leader, then the group's small calls, then its large ones, each class first come, first served.
-   A call that does not fit is split, and its rest goes first in its class next time.
+   A call that does not fit is split, and its rest goes first in its class next time. Where lengths matter and more
+   waits in the group than fits, like lengths go together instead (`alike`): the leader still takes as much as fits of
+   what waits of it, and large calls still get only the room that small ones can not use.
 5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch, of any group, after
    which some of it still waits; its share is due once it has earned a whole batch or all that it still needs. Leading
    spends all it has earned, filling room that small calls leave spends nothing. So a call of m items is finished within
-   ceil(4 * m / batch_size) + 1 batches once it is the heir, however many small calls arrive. A new heir has earned
-   nothing, so small calls never wait for more than two batches in a row that large ones lead.
+   ceil(4 * m / batch_size) + 1 batches once it is the heir, however many small calls arrive, and where lengths limit
+   batches, within 4 * r + 1 if it would need r batches alone. A new heir has earned nothing, so small calls never wait
+   for more than two batches in a row that large ones lead.
+6. No order of lengths makes a small call wait for long: every batch that a small call leads is led by the oldest one
+   that may leave. So behind k older small calls, each of which fits one batch, a call that may leave has begun within
+   k + 1 batches led by small calls, and within 3 * (k + 1) batches in all. (Older calls count as often as the batches
+   that each would need alone.)
 
 Times are seconds on whichever clock the caller passes as `now`.
 """
@@ -24,95 +31,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
+from .capacity import Capacity
+from .forming import alike, everything, in_order
+from .group import Group, Queue
 from .linger import AT_ONCE, NEVER, FlushReason, linger
 from .policy import BatchPolicy
+from .request import Batch, Request, Slice
+
+__all__ = ["Batch", "Request", "Scheduler", "Slice"]
 
 SHARE: Final = 4
 """A large call that waits earns one part in this many of each batch."""
-
-
-class Request:
-    """One call, all its items together, from its arrival to its answer."""
-
-    __slots__ = (
-        "arrived",
-        "error",
-        "group",
-        "items",
-        "listed",
-        "owner",
-        "parts",
-        "queues",
-        "result",
-        "size",
-        "taken",
-        "unanswered",
-        "waker",
-    )
-
-    def __init__(self, items: Any, size: int, group: Hashable, *, waker: Any, listed: bool = False, owner: object = None) -> None:
-        self.items = items  # the call's items, as the collator knows them
-        self.size = size  # how many items
-        self.group = group  # key of the requests that may share a batch with this one
-        self.waker = waker  # tells the caller that the answer is there; None once nobody waits for it any more
-        self.listed = listed  # a list call, answered with a list
-        self.owner = owner  # the instance whose method was called, alive until the answer
-        self.arrived = 0.0  # when the scheduler got it (s)
-        self.taken = 0  # items handed out in batches so far
-        self.unanswered = size  # items without a result so far
-        self.parts: list[tuple[int, Any]] = []  # results so far, each with the position of its first item
-        self.result: Any = None  # the answer, once all parts are there
-        self.error: BaseException | None = None  # the answer, if the call failed
-        self.queues: _Group | None = None  # where it waits; None before and after
-
-    def outcome(self) -> Any:
-        """The result, or raises the error; to be called once, by the caller who was woken."""
-        error, self.error = self.error, None
-        if error is None:
-            return self.result
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
-
-
-Slice = tuple[Request, int, int]
-"""A request, and the positions of the first and after the last of the items meant. Plain, for there is one per call in each batch."""
-
-
-class Batch:
-    """Slices of requests that are to run together."""
-
-    __slots__ = ("ended", "reason", "size", "slices", "started")
-
-    def __init__(self, slices: list[Slice], size: int, reason: FlushReason, started: float) -> None:
-        self.slices = slices  # in the order the batch function sees them
-        self.size = size  # items in all slices
-        self.reason: FlushReason = reason  # why it left
-        self.started = started  # when it was formed (s)
-        self.ended = started  # when its function had returned (s)
-
-
-_Queue = OrderedDict[Request, None]  # first come, first served, and any request leaves in constant time
-
-
-class _Group:
-    """The waiting requests that may share a batch."""
-
-    __slots__ = ("begun", "key", "large", "small", "waiting")
-
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
-        self.small: _Queue = OrderedDict()
-        self.large: _Queue = OrderedDict()
-        self.waiting = 0  # items not yet handed out
-        self.begun = 0  # requests of which a part was handed out
-
-    @property
-    def oldest(self) -> float:
-        return min(next(iter(queue)).arrived for queue in (self.small, self.large) if queue)
 
 
 class Scheduler:
@@ -120,15 +51,17 @@ class Scheduler:
 
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
+        self._most_running = policy.max_concurrent_batches + policy.prefetch
         self.waiting = 0  # items not yet handed out, in all groups
         self.draining = False  # nothing is held any more
+        self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self._linger = linger(policy)
-        self._groups: dict[Hashable, _Group] = {}  # never an empty one
-        self._small: _Queue = OrderedDict()  # small requests of all groups, oldest first
-        self._large: _Queue = OrderedDict()  # large requests of all groups, oldest first
+        self._groups: dict[Hashable, Group] = {}  # never an empty one
+        self._small: Queue = OrderedDict()  # small requests of all groups, oldest first
+        self._large: Queue = OrderedDict()  # large requests of all groups, oldest first
         self._heir: Request | None = None  # the large request that leads when its share is due
-        self._earned = 0  # by the heir so far, in items / SHARE
+        self._earned = 0  # by the heir so far, in batches / SHARE
 
     def __iter__(self) -> Iterator[Request]:
         """The requests of which anything still waits."""
@@ -141,28 +74,33 @@ class Scheduler:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more batch may run."""
-        return len(self.running) < self.policy.max_concurrent_batches
+        """Whether one more batch may run, or be made ready."""
+        return len(self.running) < self._most_running
 
     def submit(self, request: Request, now: float) -> float:
         """Queues `request` and returns the moment from which its group may leave."""
         group = self._groups.get(request.group)
         if group is None:
-            group = self._groups[request.group] = _Group(request.group)
+            group = self._groups[request.group] = Group(request.group)
         request.arrived = now
         request.queues = group
         if request.size <= self.policy.small_batch_threshold:
             group.small[request] = self._small[request] = None
         else:
             group.large[request] = self._large[request] = None
+        if request.lengths is not None:
+            group.joined(request, request.lengths[0])
         group.waiting += request.size
         self.waiting += request.size
         return self._departure(group)[0]
 
     def cancel(self, request: Request) -> bool:
         """Takes what still waits of `request` out of the queue; True if none of it was ever handed out."""
-        if request.queues is None:
+        group = request.queues
+        if group is None:
             return False
+        if request.lengths is not None:
+            group.parted(request)
         self._remove(request)
         return request.taken == 0
 
@@ -174,14 +112,11 @@ class Scheduler:
         large = self._first(self._large, now) if self._large else None
         if large is not self._heir:
             self._heir, self._earned = large, 0
-        if large is None or (small is not None and self._earned < SHARE * min(large.size - large.taken, self.policy.batch_size)):
-            leader = small
-        else:
-            leader = large
+        leader = small if large is None or (small is not None and not self._is_due(large)) else large
         if leader is None:
             return None
         batch = self._formed(leader, now)
-        self._earned = self.policy.batch_size + (0 if leader is large else self._earned)
+        self._earned = 1 + (0 if leader is large else self._earned)
         self.running[batch] = None
         return batch
 
@@ -195,6 +130,11 @@ class Scheduler:
         """Frees the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
         del self.running[batch]
+        if batch.too_big:
+            for items, longest in batch.too_big:
+                self.capacity.too_big(items, longest)
+        else:
+            self.capacity.fitted(batch.size, batch.longest)
 
     def close(self) -> None:
         """Holds nothing back from now on, so that what waits leaves as fast as workers get free."""
@@ -204,8 +144,9 @@ class Scheduler:
         """Holds back again what the linger rule says, as before `close`."""
         self.draining = False
 
-    def _departure(self, group: _Group) -> tuple[float, FlushReason]:
-        if group.waiting >= self.policy.batch_size:
+    def _departure(self, group: Group) -> tuple[float, FlushReason]:
+        capacity = self.capacity
+        if group.waiting >= capacity.batch_size or (capacity.varies and group.waiting >= capacity.most(group.longest)):
             return AT_ONCE, "full"
         if self.draining:
             return AT_ONCE, "drain"
@@ -213,9 +154,14 @@ class Scheduler:
             return AT_ONCE, "eager"
         return self._linger.until(group.oldest), self._linger.reason
 
-    def _first(self, requests: _Queue, now: float) -> Request | None:
+    def _is_due(self, heir: Request) -> bool:
+        """Whether `heir` has earned a batch, or as much of one as it still needs."""
+        most = self.capacity.most(heir.longest)
+        return self._earned * most >= SHARE * min(heir.size - heir.taken, most)
+
+    def _first(self, requests: Queue, now: float) -> Request | None:
         """The oldest of `requests` whose group may leave."""
-        held: set[_Group] = set()
+        held: set[Group] = set()
         for request in requests:
             group = request.queues
             assert group is not None
@@ -229,30 +175,32 @@ class Scheduler:
         return None
 
     def _formed(self, leader: Request, now: float) -> Batch:
-        """The batch of at most `batch_size` items that `leader` leads; what is handed out whole leaves the queues."""
+        """The batch that `leader` leads; what is handed out whole leaves the queues."""
         group = leader.queues
         assert group is not None
         reason = self._departure(group)[1]
-        full = room = self.policy.batch_size
-        slices: list[Slice] = []
-        for request in chain((leader,), group.small, group.large):
-            if request is leader and slices:
-                continue
-            start = request.taken
-            stop = min(request.size, start + room)
-            slices.append((request, start, stop))
-            room -= stop - start
-            if not room:
-                break
+        capacity = self.capacity
+        longest = 0
+        if leader.lengths is None:
+            slices, size = in_order(leader, group, capacity.most(0) if capacity.varies else capacity.batch_size)
+        else:
+            size = group.waiting
+            if size <= capacity.batch_size and size <= capacity.most(group.longest):
+                slices, longest = everything(leader, group), group.longest
+            else:
+                draft = alike(leader, group, capacity)
+                slices, size, longest = draft.slices, draft.size, draft.longest
+            group.shrunk()
         for request, start, stop in slices:
-            if stop == request.size:
+            taken = request.taken + stop - start
+            if taken == request.size:
                 self._remove(request)
             else:
-                group.begun += start == 0
+                group.begun += request.taken == 0
                 group.waiting -= stop - start
                 self.waiting -= stop - start
-            request.taken = stop
-        return Batch(slices, full - room, reason, now)
+            request.taken = taken
+        return Batch(slices, size, reason, now, longest)
 
     def _remove(self, request: Request) -> None:
         group = request.queues

@@ -12,7 +12,7 @@ import pytest
 
 from batched._core.policy import BatchPolicy
 
-WHOLE = {"batch_size": 1, "small_batch_threshold": 0, "max_concurrent_batches": 1}
+WHOLE = {"batch_size": 1, "small_batch_threshold": 0, "max_batch_tokens": 1, "max_concurrent_batches": 1, "prefetch": 0}
 """The settings that are whole numbers, each with the least that is allowed."""
 
 
@@ -22,7 +22,9 @@ def test_the_defaults_are_those_of_the_settings_table() -> None:
         "timeout_ms": 5.0,
         "small_batch_threshold": 8,
         "flush": "auto",
+        "max_batch_tokens": None,
         "max_concurrent_batches": 1,
+        "prefetch": 0,
     }
 
 
@@ -32,7 +34,9 @@ def test_settings_are_kept_as_given() -> None:
         "timeout_ms": 2.5,
         "small_batch_threshold": 3,
         "flush": "window",
+        "max_batch_tokens": 4096,
         "max_concurrent_batches": 2,
+        "prefetch": 1,
     }
     assert dataclasses.asdict(BatchPolicy(**given)) == given
 
@@ -47,7 +51,7 @@ def test_an_unknown_setting_is_refused_by_name() -> None:
         BatchPolicy(batchsize=4)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("name", ["batch_size", "timeout_ms", "small_batch_threshold", "flush", "max_concurrent_batches"])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(BatchPolicy)])
 def test_a_policy_is_frozen(name: str) -> None:
     policy = BatchPolicy()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -80,11 +84,19 @@ def test_a_whole_number_below_its_least_value_is_a_value_error(name: str, least:
 
 
 @pytest.mark.parametrize(("name", "least"), WHOLE.items())
-@pytest.mark.parametrize("value", [None, 4.0, 1.5, math.inf, "4", b"4", 4 + 0j, Fraction(4), [4], True, False])
+@pytest.mark.parametrize("value", [4.0, 1.5, math.inf, "4", b"4", 4 + 0j, Fraction(4), [4], True, False])
 def test_what_is_no_whole_number_is_a_type_error(name: str, least: int, value: object) -> None:
     with pytest.raises(TypeError) as caught:
         BatchPolicy(**{name: value})  # type: ignore[arg-type]
     assert str(caught.value) == f"{name} must be an integer of at least {least}, got {value!r}"
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "max_batch_tokens"])
+def test_none_is_a_whole_number_only_where_it_means_no_limit(name: str) -> None:
+    assert BatchPolicy(max_batch_tokens=None).max_batch_tokens is None
+    with pytest.raises(TypeError) as caught:
+        BatchPolicy(**{name: None})  # type: ignore[arg-type]
+    assert str(caught.value) == f"{name} must be an integer of at least {WHOLE[name]}, got None"
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -588,6 +588,18 @@ def test_no_more_batches_run_at_once_than_allowed(workers: int) -> None:
     assert busy.take(1.0) is None
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_as_many_more_batches_as_are_prefetched_are_formed_early(workers: int, prefetch: int) -> None:
+    busy = scheduler(max_concurrent_batches=workers, prefetch=prefetch)
+    submitted(busy, call(80))
+    running = [taken(busy) for _ in range(workers + prefetch)]
+    assert busy.take(0.0) is None
+    busy.finished(running[0], 1.0)
+    taken(busy, 1.0)
+    assert busy.take(1.0) is None
+
+
 def test_the_parts_of_a_call_may_run_at_once() -> None:
     busy = scheduler(max_concurrent_batches=3)
     large = call(9)

@@ -1,0 +1,137 @@
+"""What a batch holds, once it is clear who leads it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import chain
+from operator import neg
+
+from .capacity import Capacity
+from .group import Group
+from .request import Request, Slice
+from .shelf import Shelf
+
+
+def in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int]:
+    """At most `room` items, and how many: the leader, the group's small calls, its large ones, each class first come, first served."""
+    stop = min(leader.size, leader.taken + room)
+    slices = [(leader, leader.taken, stop)]
+    left = room - (stop - leader.taken)
+    if left:
+        for request in chain(group.small, group.large):
+            if request is not leader:
+                stop = min(request.size, request.taken + left)
+                slices.append((request, request.taken, stop))
+                left -= stop - request.taken
+                if not left:
+                    break
+    return slices, room - left
+
+
+def everything(leader: Request, group: Group) -> list[Slice]:
+    """All that waits in the group, in the same order."""
+    others = (request for request in chain(group.small, group.large) if request is not leader)
+    return [(request, start, stop) for request in chain((leader,), others) for start, stop in request.spans]
+
+
+def alike(leader: Request, group: Group, capacity: Capacity) -> Draft:
+    """Items of like lengths, for a group in which more waits than fits.
+
+    1. A small leader takes what waits of it, as far as that fits. The rest of the room goes to the run in which its longest
+       item stands: the items of the small calls next in line are cut from the long end into runs, each as large as its first
+       item allows. The last run, if it is not full, begins as much earlier as all of it still fits.
+    2. A large leader takes its longest items, as many as the first of them allows.
+    3. Room that small calls can not use goes to large ones, the oldest first; room that a large leader does not need goes to
+       small calls and then to other large ones. Each gives its items nearest in length: those not longer than the batch is
+       already, longest first, then longer ones, shortest first, as long as they fit.
+    """
+    draft = Draft(leader, capacity)
+    if leader in group.small:
+        draft.led_by_small(leader, group.shelf(capacity.batch_size))
+    else:
+        draft.add(leader, 0, min(leader.size - leader.taken, draft.room))
+        if draft.room:
+            draft.add_nearest_small(group.shelf(capacity.batch_size))
+    for request in group.large:
+        if not draft.room:
+            break
+        if request is not leader:
+            draft.add_nearest(request)
+    return draft
+
+
+class Draft:
+    """A batch of which the items are being chosen."""
+
+    __slots__ = ("_capacity", "longest", "size", "slices")
+
+    def __init__(self, leader: Request, capacity: Capacity) -> None:
+        self.slices: list[Slice] = []
+        self.size = 0  # items in the slices
+        self.longest = leader.longest  # the length of the longest of them
+        self._capacity = capacity
+
+    @property
+    def room(self) -> int:
+        """How many more items fit that are not longer."""
+        return self._capacity.most(self.longest) - self.size
+
+    def fits(self, length: int, more: int = 1) -> bool:
+        """Whether so many more items fit of which the longest is longer than the batch is now."""
+        return self.size + more <= self._capacity.most(length)
+
+    def add(self, request: Request, low: int, high: int) -> None:
+        """Adds the waiting items of `request` ranked from `low` up to, not including, `high`."""
+        spans = [(0, high)] if high - low == request.size else request.cut(low, high)
+        self.slices += [(request, start, stop) for start, stop in spans]
+        self.size += high - low
+
+    def led_by_small(self, leader: Request, shelf: Shelf) -> None:
+        first = leader.spans[0][0]
+        at = shelf.index(leader, first)
+        low = shelf.run(at, self._capacity)
+        self.add(leader, 0, min(leader.size - leader.taken, self.room))
+        shelf.take_of(leader, first, self.slices[-1][2] - 1)
+        while low < at and not self.fits(shelf.length(low)):
+            low += 1  # of the run only what is short enough
+        if low < at:
+            self.longest = shelf.length(low)
+        self._take_down(shelf, low, low + self.room)
+
+    def add_nearest_small(self, shelf: Shelf) -> None:
+        low = at = shelf.not_longer(self.longest)
+        high = min(at + self.room, len(shelf))
+        while low and self.fits(shelf.length(low - 1), high - low + 1):
+            low -= 1
+            self.longest = shelf.length(low)
+        self._take_down(shelf, low, high)
+
+    def add_nearest(self, request: Request) -> None:
+        """Adds items of a large call."""
+        lengths = request.lengths
+        assert lengths is not None
+        position = bisect_left(lengths, -self.longest, key=neg)
+        low = request.rank(position)
+        high = min(low + self.room, request.size - request.taken)
+        for longer in request.before(position):
+            if not self.fits(lengths[longer], high - low + 1):
+                break
+            low -= 1
+            self.longest = lengths[longer]
+        if low < high:
+            self.add(request, low, high)
+
+    def _take_down(self, shelf: Shelf, low: int, high: int) -> None:
+        """Adds the items that stand on the shelf from `low` up to, not including, `high`."""
+        several: dict[Request, list[int]] = {}  # for calls of more than one item: where the first of those is, and how many
+        for _, _, position, request in shelf.take(low, high):
+            if request.size == 1:
+                self.slices.append((request, 0, 1))
+                self.size += 1
+            elif request in several:
+                several[request][1] += 1
+            else:
+                several[request] = [position, 1]
+        for request, (position, count) in several.items():
+            rank = request.rank(position)
+            self.add(request, rank, rank + count)

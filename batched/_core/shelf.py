@@ -1,0 +1,103 @@
+"""The small calls next in line, item by item and longest first, from which runs of like lengths are cut."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from .capacity import Capacity
+from .request import Request
+
+LOOK_AHEAD: Final = 32
+"""Full batches that the shelf holds: enough for like lengths to meet (a backlog of so many is as good as sorted)."""
+FEW: Final = 8
+"""Putting new items in their places one by one beats sorting anew if at most one part in this many is new (measured)."""
+
+Entry = tuple[int, int, int, Request]
+"""Minus the length of an item, the number of its request, its position there, and the request."""
+
+
+class Shelf:
+    """The items of small calls in the order of their lengths; calls beyond the look-ahead wait in order of arrival."""
+
+    __slots__ = ("_beyond", "_entries", "_limit", "_number")
+
+    def __init__(self, calls: Iterable[Request], batch_size: int) -> None:
+        self._entries: list[Entry] = []  # longest first, then oldest first
+        self._limit = LOOK_AHEAD * batch_size  # entries from which on no call is added
+        self._beyond = OrderedDict[Request, None].fromkeys(calls)  # not on the shelf yet
+        self._number = 0  # of the last call that came onto the shelf
+
+    def __len__(self) -> int:
+        """Items on it."""
+        return len(self._entries)
+
+    def add(self, request: Request) -> None:
+        """Queues a small call."""
+        self._beyond[request] = None
+
+    def fill(self) -> None:
+        """Brings as many calls onto the shelf as belong there."""
+        new: list[Entry] = []
+        beyond, number = self._beyond, self._number
+        room = self._limit - len(self._entries)
+        while beyond and len(new) < room:
+            request, _ = beyond.popitem(last=False)
+            lengths = request.lengths
+            assert lengths is not None
+            request.number = number = number + 1
+            if request.size == 1:
+                new.append((-lengths[0], number, 0, request))
+            else:
+                new += [(-length, number, position, request) for position, length in enumerate(lengths)]
+        self._number = number
+        if FEW * len(new) > len(self._entries):
+            self._entries += new
+            self._entries.sort()
+        else:
+            for entry in new:
+                insort(self._entries, entry)
+
+    def length(self, at: int) -> int:
+        """Of the item at `at`."""
+        return -self._entries[at][0]
+
+    def index(self, request: Request, position: int) -> int:
+        """Where the waiting item at `position` of `request` is."""
+        assert request.lengths is not None
+        return bisect_left(self._entries, (-request.lengths[position], request.number, position))
+
+    def not_longer(self, length: int) -> int:
+        """Where the items begin that are not longer than `length`."""
+        return bisect_left(self._entries, (-length,))
+
+    def run(self, at: int, capacity: Capacity) -> int:
+        """Where the run begins that holds the item at `at`; it is as large as its first item allows."""
+        entries, low, high = self._entries, 0, 0
+        while high <= at:
+            low, high = high, high + capacity.most(-entries[high][0])
+        if high >= len(entries):  # the last one
+            while low and len(entries) - low < capacity.most(-entries[low - 1][0]):
+                low -= 1
+        return low
+
+    def take(self, low: int, high: int) -> list[Entry]:
+        """Takes down the items from `low` up to, not including, `high`."""
+        taken = self._entries[low:high]
+        del self._entries[low:high]
+        return taken
+
+    def take_of(self, request: Request, first: int, last: int) -> None:
+        """Takes down the items of `request` from position `first` to `last`."""
+        low, high = self.index(request, first), self.index(request, last) + 1
+        self._entries[low:high] = [entry for entry in self._entries[low:high] if entry[3] is not request]
+
+    def discard(self, request: Request) -> None:
+        """Takes down all items of a call, or takes it out of those that wait beyond the shelf."""
+        if request in self._beyond:
+            del self._beyond[request]
+        else:
+            spans = request.spans
+            self.take_of(request, spans[0][0], spans[-1][1] - 1)

@@ -1,0 +1,567 @@
+"""Like lengths together: what a batch holds when more waits than fits, and how large it may be, by arithmetic."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import pytest
+
+from batched._core.capacity import PATIENCE
+from batched._core.linger import AT_ONCE
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Batch, Request, Scheduler
+from batched._core.shelf import LOOK_AHEAD
+
+
+def call(*lengths: int, group: Hashable = "g") -> Request:
+    """A call of items of these lengths, which are given longest first."""
+    assert list(lengths) == sorted(lengths, reverse=True)
+    return Request(list(lengths), len(lengths), group, waker=None, lengths=list(lengths))
+
+
+def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
+    return Scheduler(BatchPolicy(batch_size=batch_size, **settings))
+
+
+def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
+    for request in requests:
+        to.submit(request, now)
+
+
+def ran(of: Scheduler, now: float = 0.0, *, too_big: Sequence[tuple[int, int]] = ()) -> Batch:
+    """The next batch, after it has run."""
+    batch = of.take(now)
+    assert batch is not None
+    batch.too_big.extend(too_big)
+    of.finished(batch, now)
+    return batch
+
+
+def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
+    """All that can leave, one batch after another."""
+    batches: list[Batch] = []
+    while (batch := of.take(now)) is not None:
+        of.finished(batch, now)
+        batches.append(batch)
+    return batches
+
+
+def lengths(batch: Batch) -> list[int]:
+    """Of all items in it, longest first."""
+    of_each = [request.items[start:stop] for request, start, stop in batch.slices]
+    return sorted((length for some in of_each for length in some), reverse=True)
+
+
+def leader(batch: Batch) -> Request:
+    return batch.slices[0][0]
+
+
+def part(batch: Batch, request: Request) -> list[tuple[int, int]]:
+    """The positions of a request that are in it."""
+    return [(start, stop) for other, start, stop in batch.slices if other is request]
+
+
+# ---------------------------------------------------------------- when all fits
+
+
+def test_what_fits_one_batch_leaves_together_in_the_order_of_arrival() -> None:
+    busy = scheduler()
+    first, second, third = call(5), call(90, 7), call(40)
+    submitted(busy, first, second, third)
+    batch = ran(busy)
+    assert batch.slices == [(first, 0, 1), (second, 0, 2), (third, 0, 1)]
+    assert (batch.size, batch.longest) == (4, 90)
+    assert (busy.waiting, busy._groups) == (0, {})
+
+
+def test_what_is_left_of_calls_that_have_begun_leaves_in_as_many_slices_as_it_has_gaps() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=2)
+    large, small = call(90, 50, 10, 9), call(50)
+    submitted(busy, large, small)
+    first = ran(busy)
+    assert (leader(first), lengths(first)) == (small, [50, 50, 10, 9])
+    assert busy.waiting == 1
+    submitted(busy, call(10))
+    rest = ran(busy)
+    assert lengths(rest) == [90, 10]
+    assert rest.reason == "eager"  # a call of it had begun
+
+
+def test_a_batch_without_lengths_has_no_longest_item() -> None:
+    busy = scheduler()
+    submitted(busy, Request([0], 1, "g", waker=None))
+    batch = ran(busy)
+    assert (batch.longest, batch.too_big, batch.probes, batch.cells, batch.padding) == (0, [], 0, 0, 0)
+
+
+# ---------------------------------------------------------------- a small call leads
+
+
+def test_the_run_in_which_the_oldest_small_call_stands_is_sent() -> None:
+    busy = scheduler(batch_size=3)
+    submitted(busy, *map(call, [20, 90, 10, 80, 30, 70, 40, 60, 50]))
+    batches = all_ran(busy)
+    assert [lengths(batch) for batch in batches] == [[30, 20, 10], [90, 80, 70], [60, 50, 40]]
+    assert [leader(batch).items for batch in batches] == [[20], [90], [40]]
+    assert [batch.longest for batch in batches] == [30, 90, 60]
+
+
+def test_equal_lengths_leave_in_the_order_of_arrival() -> None:
+    busy = scheduler(batch_size=2)
+    calls = [call(7) for _ in range(7)]
+    submitted(busy, *calls)
+    assert [leader(batch) for batch in all_ran(busy)] == calls[::2]
+
+
+def test_a_last_run_that_is_not_full_begins_earlier() -> None:
+    busy = scheduler(batch_size=3)
+    submitted(busy, *map(call, [10, 40, 50, 30, 20]))
+    assert [lengths(batch) for batch in all_ran(busy)] == [[30, 20, 10], [50, 40]]
+
+
+def test_a_last_run_begins_earlier_only_as_far_as_all_of_it_fits() -> None:
+    """Three of length 10 fit 40 tokens, but not with an item of 20."""
+    busy = scheduler(batch_size=4, max_batch_tokens=40)
+    submitted(busy, *map(call, [10, 10, 20, 20, 10]))
+    assert [lengths(batch) for batch in all_ran(busy)] == [[10, 10, 10], [20, 20]]
+
+
+def test_all_of_the_leader_goes_first_whatever_its_lengths() -> None:
+    busy = scheduler(batch_size=4)
+    first = call(60, 50, 10)
+    submitted(busy, first, *map(call, [90, 80, 70, 20, 15, 5]))
+    batches = all_ran(busy)
+    assert [lengths(batch) for batch in batches] == [[90, 60, 50, 10], [80, 70, 20, 15], [5]]
+    assert batches[0].slices[0] == (first, 0, 3)
+
+
+def test_items_of_a_run_that_are_too_long_for_all_of_the_leader_stay_behind() -> None:
+    """The leader's four items fit 40 tokens as long as none is longer than 10; what is longer than 8 would push one out."""
+    busy = scheduler(batch_size=8, max_batch_tokens=40)
+    first = call(10, 2, 2)
+    submitted(busy, first, *map(call, [30, 20, 13, 12, 10, 3, 2]))
+    batch = ran(busy)
+    assert part(batch, first) == [(0, 3)]
+    assert lengths(batch) == [10, 10, 2, 2]
+
+
+def test_a_leader_that_does_not_fit_is_split_and_leads_again() -> None:
+    busy = scheduler(batch_size=4)
+    first = call(90, 80, 30, 20, 10)
+    submitted(busy, first, *map(call, [85, 25]))
+    batches = all_ran(busy)
+    assert part(batches[0], first) == [(0, 4)]
+    assert lengths(batches[0]) == [90, 80, 30, 20]
+    assert leader(batches[1]) is first
+    assert batches[1].slices[0] == (first, 4, 5)
+    assert lengths(batches[1]) == [85, 25, 10]
+
+
+def test_neighbouring_items_of_a_call_are_one_slice_and_others_are_several() -> None:
+    busy = scheduler(batch_size=3, small_batch_threshold=8)
+    split = call(90, 52, 50, 10)
+    submitted(busy, call(51), split, *map(call, [95, 94, 9, 8]))
+    first = ran(busy)
+    assert lengths(first) == [52, 51, 50]
+    assert sorted(first.slices[1:], key=lambda piece: piece[1]) == [(split, 1, 3)]
+    second = ran(busy)
+    assert (leader(second), part(second, split)) == (split, [(0, 1), (3, 4)])
+
+
+def test_a_call_lies_in_a_batch_once_for_each_run_of_neighbours() -> None:
+    busy = scheduler(batch_size=2)
+    begun = call(90, 50, 50, 10)
+    submitted(busy, call(50), call(91), begun)
+    slices = [piece for batch in all_ran(busy) for piece in batch.slices]
+    assert sorted((start, stop) for request, start, stop in slices if request is begun) == [(0, 1), (1, 2), (2, 4)]
+
+
+def test_groups_never_mix_whatever_their_lengths() -> None:
+    busy = scheduler(batch_size=2)
+    submitted(busy, *(call(length, group=length % 2) for length in range(1, 11)))
+    for batch in all_ran(busy):
+        assert len({request.group for request, _, _ in batch.slices}) == 1
+
+
+def test_calls_that_come_later_join_the_order() -> None:
+    busy = scheduler(batch_size=2)
+    submitted(busy, *map(call, [50, 10, 40, 20]))
+    assert lengths(ran(busy)) == [50, 40]
+    submitted(busy, *map(call, [12, 60, 11]))
+    assert [lengths(batch) for batch in all_ran(busy)] == [[11, 10], [60, 20], [12]]
+
+
+def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
+    """However well they would go with what leaves: those that came before them are nearer in line."""
+    busy = scheduler(batch_size=2)
+    near = [call(50), *(call(100 + number) for number in range(2 * LOOK_AHEAD - 1))]
+    far = [call(50), call(50), call(99)]
+    submitted(busy, *near, *far)
+    assert [request for request, _, _ in ran(busy).slices] == near[:2]
+    assert [request for request, _, _ in ran(busy).slices] == near[2:4]
+    assert busy.cancel(far[2])  # one of the calls still beyond, or one on the shelf: it makes no difference
+    assert [request for request, _, _ in ran(busy).slices] == near[4:6]
+
+
+def test_a_deep_backlog_leaves_completely() -> None:
+    busy = scheduler(batch_size=2)
+    calls = [call(1 + number * 37 % 101) for number in range(5 * LOOK_AHEAD)]
+    submitted(busy, *calls)
+    batches = all_ran(busy)
+    assert {request for batch in batches for request, _, _ in batch.slices} == set(calls)
+    assert (len(batches), busy.waiting, busy._groups) == (5 * LOOK_AHEAD // 2, 0, {})
+
+
+# ---------------------------------------------------------------- large calls
+
+
+def test_a_large_leader_takes_its_longest_items() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=0)
+    large = call(90, 80, 70, 60, 50, 40, 30, 20, 10)
+    submitted(busy, large)
+    assert [batch.slices for batch in all_ran(busy)] == [[(large, 0, 4)], [(large, 4, 8)], [(large, 8, 9)]]
+
+
+def test_a_large_leader_takes_as_many_as_the_first_allows() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=0, max_batch_tokens=100)
+    large = call(150, 60, 50, 40, 30, 25, 25, 10, 10)
+    submitted(busy, large)
+    assert [lengths(batch) for batch in all_ran(busy)] == [[150], [60], [50, 40], [30, 25, 25], [10, 10]]
+
+
+def test_room_that_small_calls_leave_goes_to_large_ones_of_about_the_same_length() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=1)
+    large = call(90, 60, 50, 40, 30)
+    small = call(55)
+    submitted(busy, large, small)
+    batch = ran(busy)
+    assert batch.slices == [(small, 0, 1), (large, 2, 5)]
+    assert batch.longest == 55
+
+
+def test_large_calls_give_longer_items_when_they_have_no_shorter_ones() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=1)
+    large = call(90, 80, 70, 60, 20)
+    small = call(30)
+    submitted(busy, large, small)
+    batch = ran(busy)
+    assert batch.slices == [(small, 0, 1), (large, 2, 5)]
+    assert (batch.size, batch.longest) == (4, 70)
+
+
+def test_large_calls_give_longer_items_only_as_long_as_they_fit() -> None:
+    busy = scheduler(batch_size=8, small_batch_threshold=1, max_batch_tokens=120)
+    large = call(90, 80, 70, 41, 40, 20)
+    small = call(30)
+    submitted(busy, large, small)
+    batch = ran(busy)
+    assert batch.slices == [(small, 0, 1), (large, 4, 6)]
+    assert (batch.size, batch.longest) == (3, 40)
+
+
+def test_the_oldest_large_call_fills_first() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=1)
+    older, younger, small = call(90, 10), call(30, 30), call(30)
+    submitted(busy, older, younger, small)
+    assert ran(busy).slices == [(small, 0, 1), (older, 0, 2), (younger, 0, 1)]
+
+
+def test_large_calls_that_do_not_fit_are_passed_over() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=1, max_batch_tokens=60)
+    older, younger, small = call(90, 80), call(30, 20), call(30)
+    submitted(busy, older, younger, small)
+    batch = ran(busy)
+    assert batch.slices == [(small, 0, 1), (younger, 0, 1)]
+    assert older.taken == 0
+    assert [lengths(batch) for batch in all_ran(busy)] == [[90], [80], [20]]
+
+
+def test_large_items_fill_only_what_small_ones_leave() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=1)
+    large = call(50, 50, 50, 50, 50)
+    submitted(busy, large, *map(call, [50, 90, 10, 20, 50]))
+    assert lengths(ran(busy)) == [90, 50, 50, 20]
+    assert large.taken == 0
+    assert lengths(ran(busy)) == [50, 50, 50, 10]
+    assert large.taken == 3
+
+
+def test_room_that_no_small_item_can_use_goes_to_large_ones() -> None:
+    busy = scheduler(batch_size=8, small_batch_threshold=1, max_batch_tokens=40)
+    large = call(12, 8)
+    submitted(busy, large, *map(call, [10, 39, 10, 39]))
+    batch = ran(busy)
+    assert lengths(batch) == [10, 10, 8]
+    assert part(batch, large) == [(1, 2)]
+
+
+def earns(busy: Scheduler, large: Request, batches: int) -> None:
+    """Lets `large` become the heir and earn its share in so many batches of another group."""
+    submitted(busy, large)
+    for _ in range(batches):
+        submitted(busy, call(1, group="other"))
+        assert leader(ran(busy)) is not large
+
+
+def test_room_that_a_large_leader_does_not_need_goes_to_small_calls_nearest_in_length() -> None:
+    busy = scheduler(batch_size=5, small_batch_threshold=1)
+    large = call(50, 40)
+    earns(busy, large, 2)
+    submitted(busy, *map(call, [80, 60, 49, 55, 50, 5, 70, 48]))
+    batch = ran(busy)
+    assert batch.slices[0] == (large, 0, 2)
+    assert (lengths(batch), batch.longest) == ([50, 50, 49, 48, 40], 50)
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(1000, [60, 55, 50, 49]), (239, [55, 50, 49]), (164, [50, 49]), (60, [50])])
+def test_small_calls_beside_a_large_leader_may_be_longer_if_they_fit(budget: int, expected: list[int]) -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=1, max_batch_tokens=budget)
+    large = call(50, 49)
+    earns(busy, large, {1000: 2, 239: 2, 164: 3, 60: 4}[budget])
+    submitted(busy, *map(call, [90, 60, 55]))
+    batch = ran(busy)
+    assert leader(batch) is large
+    assert lengths(batch) == expected
+
+
+def test_other_large_calls_come_last_beside_a_large_leader() -> None:
+    busy = scheduler(batch_size=5, small_batch_threshold=1)
+    large, second, third = call(50, 40), call(95, 10), call(50, 50)
+    earns(busy, large, 2)
+    submitted(busy, second, third, call(90), call(70))
+    batch = ran(busy)
+    assert batch.slices[0] == (large, 0, 2)
+    assert lengths(batch) == [90, 70, 50, 40, 10]
+    assert part(batch, second) == [(1, 2)]
+    assert third.taken == 0
+
+
+@pytest.mark.parametrize(("size", "budget"), [(4, None), (16, None), (4, 300), (16, 500), (4, 100), (16, 50)])
+@pytest.mark.parametrize("groups", ["g", "h", "gh"])
+def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(size: int, budget: int | None, groups: str) -> None:
+    """Within four times as many batches as it would need alone, and one more."""
+    busy = scheduler(batch_size=size, max_batch_tokens=budget)
+    large = call(*(120 - 115 * number // 60 for number in range(61)))
+    alone = at = 0
+    while at < large.size:
+        at += busy.capacity.most(large.items[at])
+        alone += 1
+    submitted(busy, large)
+    batches = 0
+    while large.taken < large.size:
+        for number in range(2 * size + 1):
+            submitted(busy, *(call(5 + (batches + 7 * number) % 116, group=group) for group in groups))
+        ran(busy)
+        batches += 1
+        assert batches <= 4 * alone + 1
+    assert budget is not None or batches <= -(-4 * large.size // size) + 1
+
+
+# ---------------------------------------------------------------- nobody waits for long
+
+
+@pytest.mark.parametrize("length", [1, 60, 119, 120, 121, 500])
+@pytest.mark.parametrize("budget", [None, 500, 1])
+@pytest.mark.parametrize("threshold", [1, 8])
+def test_a_small_call_has_begun_in_time_whatever_lengths_come_later(length: int, budget: int | None, threshold: int) -> None:
+    """Each batch that a small call leads takes the oldest: behind k others, a call is in one of the next k + 1."""
+    busy = scheduler(batch_size=4, small_batch_threshold=threshold, max_batch_tokens=budget)
+    submitted(busy, *(call(*[120] * 9) for _ in range(3)))
+    older = [call(5 + 53 * number % 116) for number in range(40)]
+    one = call(length)
+    submitted(busy, *older, one)
+    in_all = led_by_small = number = 0
+    while not one.taken:
+        submitted(busy, *(call(5 + (number + 31 * index) % 116) for index in range(5)), call(*[100] * 9))
+        led_by_small += leader(ran(busy)).size == 1
+        in_all += 1
+        number += 1
+    assert led_by_small <= len(older) + 1
+    assert in_all <= 3 * (len(older) + 1)
+
+
+def test_the_oldest_small_call_always_leads_its_batch() -> None:
+    busy = scheduler(batch_size=3)
+    waiting: list[Request] = []
+    for number in range(300):
+        new = [call(5 + (97 * number + 31 * index) % 116) for index in range(3 if number < 250 else 2)]
+        submitted(busy, *new)
+        waiting += new
+        batch = ran(busy)
+        assert leader(batch) is waiting[0]
+        waiting = [request for request in waiting if not request.taken]
+
+
+# ---------------------------------------------------------------- when a batch leaves
+
+
+def windowed(batch_size: int = 8, **settings: Any) -> Scheduler:
+    return scheduler(batch_size, flush="window", timeout_ms=1000, **settings)
+
+
+def test_a_batch_is_full_when_one_more_item_would_not_fit_the_token_budget() -> None:
+    held = windowed(max_batch_tokens=49)
+    for _ in range(3):
+        assert held.submit(call(10), 0.0) == 1.0
+    assert held.submit(call(10), 0.0) == AT_ONCE
+    batch = ran(held)
+    assert (batch.size, batch.reason) == (4, "full")
+
+
+def test_a_long_item_fills_a_batch_sooner() -> None:
+    held = windowed(max_batch_tokens=40)
+    held.submit(call(10), 0.0)
+    assert held.submit(call(13, 2), 0.0) == AT_ONCE
+    assert (ran(held).reason, held.waiting) == ("full", 0)
+
+
+def test_an_item_larger_than_the_token_budget_leaves_at_once_and_alone() -> None:
+    held = windowed(max_batch_tokens=40)
+    assert held.submit(call(10), 0.0) == 1.0
+    giant = call(41)
+    assert held.submit(giant, 0.25) == AT_ONCE
+    assert [lengths(ran(held, 0.5)) for _ in range(2)] == [[10], [41]]
+
+
+def test_a_group_is_held_again_when_its_longest_item_has_gone() -> None:
+    held = windowed(max_batch_tokens=40)
+    giant = call(30)
+    held.submit(call(10), 0.25)
+    held.submit(giant, 0.5)
+    assert held.next_deadline() == AT_ONCE
+    held.cancel(giant)
+    assert held.next_deadline() == 1.25
+    held.submit(call(10, 10), 0.5)
+    assert held.next_deadline() == 1.25
+    held.submit(call(10), 0.5)
+    assert lengths(ran(held, 0.5)) == [10, 10, 10, 10]
+
+
+def test_what_is_left_by_a_batch_counts_with_its_own_longest_item() -> None:
+    held = windowed(max_batch_tokens=40)
+    submitted(held, *map(call, [20, 10, 19, 12, 10]))
+    assert lengths(ran(held)) == [20, 19]
+    assert held.next_deadline() == AT_ONCE  # three of at most 12 fill it
+    assert lengths(ran(held)) == [12, 10, 10]
+
+
+# ---------------------------------------------------------------- memory errors
+
+
+@pytest.mark.parametrize("with_lengths", [False, True])
+def test_after_a_memory_error_batches_are_smaller(with_lengths: bool) -> None:
+    busy = scheduler(batch_size=8)
+    for _ in range(30):
+        submitted(busy, Request([0], 1, "g", waker=None, lengths=[7] if with_lengths else None))
+    assert ran(busy, too_big=[(8, 7 * with_lengths), (4, 7 * with_lengths)]).size == 8
+    assert [batch.size for batch in all_ran(busy)] == [2] * 11
+
+
+def test_after_a_memory_error_a_smaller_batch_is_full() -> None:
+    held = windowed()
+    submitted(held, Request([0] * 8, 8, "g", waker=None))
+    ran(held, too_big=[(8, 0)])
+    for count in range(1, 5):
+        deadline = held.submit(Request([0], 1, "g", waker=None), 0.0)
+        assert deadline == (AT_ONCE if count == 4 else 1.0)
+    assert (ran(held).reason, held.waiting) == ("full", 0)
+
+
+def test_a_memory_error_of_long_items_leaves_batches_of_short_ones_as_they_were() -> None:
+    busy = scheduler(batch_size=4)
+    submitted(busy, *(call(90) for _ in range(4)))
+    ran(busy, too_big=[(4, 90)])
+    submitted(busy, *(call(length) for length in (90, 90, 90, 90, 10, 10, 10, 10)))
+    assert [lengths(batch) for batch in all_ran(busy)] == [[90, 90], [90, 90], [10, 10, 10, 10]]
+
+
+def test_full_batches_that_ran_let_batches_grow_again() -> None:
+    busy = scheduler(batch_size=4)
+    submitted(busy, Request([0] * 4, 4, "g", waker=None))
+    ran(busy, too_big=[(4, 0)])
+    submitted(busy, Request([0] * 1000, 1000, "g", waker=None))
+    sizes = [batch.size for batch in all_ran(busy)]
+    assert sizes[: 2 * PATIENCE + 1] == [2] * PATIENCE + [3] * PATIENCE + [4]
+
+
+def test_a_large_call_has_its_share_of_the_batches_that_memory_allows() -> None:
+    busy = scheduler(batch_size=8)
+    submitted(busy, Request([0] * 8, 8, "g", waker=None))
+    ran(busy, too_big=[(8, 0), (4, 0)])
+    large = Request([0] * 10, 10, "g", waker=None)
+    submitted(busy, large)
+    batches = 0
+    while large.taken < large.size:
+        submitted(busy, *(Request([0], 1, "g", waker=None) for _ in range(5)))
+        ran(busy)
+        batches += 1
+    assert batches == 4 * 5 + 1
+
+
+# ---------------------------------------------------------------- cancelling
+
+
+def test_a_call_cancelled_on_the_shelf_is_never_in_a_batch() -> None:
+    busy = scheduler(batch_size=2)
+    calls = [call(length) for length in (50, 10, 40, 20, 30, 10)]
+    submitted(busy, *calls)
+    ran(busy)
+    assert busy.cancel(calls[3]) is True
+    assert busy.cancel(calls[3]) is False
+    assert [lengths(batch) for batch in all_ran(busy)] == [[30, 10], [10]]
+
+
+def test_a_call_with_many_lengths_is_taken_off_the_shelf_completely() -> None:
+    busy = scheduler(batch_size=2)
+    several = call(90, 60, 40, 20, 5)
+    submitted(busy, *map(call, [60, 80]), several, *map(call, [50, 30, 10]))
+    assert lengths(ran(busy)) == [60, 60]
+    assert busy.cancel(several) is False
+    assert busy.waiting == 4
+    assert [lengths(batch) for batch in all_ran(busy)] == [[80, 50], [30, 10]]
+
+
+def test_a_call_cancelled_beyond_the_shelf_never_comes_onto_it() -> None:
+    busy = scheduler(batch_size=1)
+    calls = [call(7) for _ in range(3 * LOOK_AHEAD)]
+    submitted(busy, *calls)
+    ran(busy)
+    assert busy.cancel(calls[-1]) is True
+    assert sum(batch.size for batch in all_ran(busy)) == len(calls) - 2
+
+
+def test_a_large_call_that_has_begun_loses_its_rest() -> None:
+    busy = scheduler(batch_size=4, small_batch_threshold=1)
+    large = call(90, 60, 50, 40, 30, 20)
+    submitted(busy, large, call(55), call(10))
+    assert lengths(ran(busy)) == [55, 50, 40, 10]
+    assert busy.cancel(large) is False
+    assert (busy.waiting, busy._groups) == (0, {})
+
+
+@pytest.mark.parametrize("how", ["ran", "cancelled", "part ran, rest cancelled"])
+def test_a_call_that_has_ended_is_not_kept_alive(how: str) -> None:
+    class Owner:
+        pass
+
+    busy = scheduler(batch_size=2)
+    owner = Owner()
+    gone = weakref.ref(owner)
+    ending = Request([0] * 3, 3, "g", waker=None, owner=owner, lengths=[60, 60, 20])
+    submitted(busy, ending, call(70), call(30), call(20))
+    if how != "cancelled":
+        ran(busy)
+    if how == "ran":
+        ran(busy)
+    else:
+        busy.cancel(ending)
+    assert busy.waiting
+    gc.disable()
+    try:
+        del owner, ending
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,305 @@
+"""Random histories with lengths, token budgets and memory errors, step by step beside a model that looks at every item.
+
+The model sorts all items whenever a batch is formed, and chooses them one by one. How many fit is asked of the real capacity,
+which has tests of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from batched._core.linger import AT_ONCE, NEVER
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Batch, Request, Scheduler
+from batched._core.shelf import LOOK_AHEAD
+
+SETTINGS = settings(max_examples=120, stateful_step_count=40, derandomize=True, deadline=None)
+"""The same histories in every run; some seconds."""
+
+policies = st.builds(
+    BatchPolicy,
+    batch_size=st.sampled_from([8, 4, 3, 2, 1]),
+    timeout_ms=st.sampled_from([1000, 1, 0]),
+    small_batch_threshold=st.sampled_from([1, 3, 8, 0, 100]),
+    flush=st.sampled_from(["window", "auto"]),
+    max_batch_tokens=st.sampled_from([None, 20, 60, 150, 1]),
+    max_concurrent_batches=st.integers(1, 3),
+)
+lengths = st.sampled_from([1, 2, 5, 9, 10, 11, 17, 30, 31, 70])
+groups = st.sampled_from("aab")
+picks = st.integers(0, 10**6)  # any one of those there are, modulo their number
+
+
+@dataclass(eq=False)
+class Call:
+    """A call as the model knows it."""
+
+    request: Request
+    number: int  # in the order of arrival
+    small: bool
+    waiting: list[int]  # positions not handed out yet
+    shelved: bool = False
+    owed: int = 0  # batches led by small calls within which it must begin
+    led: int = 0  # such batches so far, while it might have left
+
+    def length(self, position: int) -> int:
+        assert self.request.lengths is not None
+        return self.request.lengths[position]
+
+    @property
+    def longest(self) -> int:
+        return self.length(self.waiting[0])
+
+
+Item = tuple[Call, int]
+
+
+@dataclass
+class Chosen:
+    """A batch to which items are added one by one."""
+
+    real: Scheduler
+    items: set[Item] = field(default_factory=set)
+    longest: int = 0
+
+    def add(self, candidates: Iterable[Item]) -> None:
+        """Those of `candidates`, in their order, that fit with what has been chosen before them."""
+        for call, position in candidates:
+            longest = max(self.longest, call.length(position))
+            if len(self.items) + 1 <= self.real.capacity.most(longest) and (call, position) not in self.items:
+                self.items.add((call, position))
+                self.longest = longest
+
+    def add_nearest(self, candidates: Sequence[Item]) -> None:
+        """`candidates` are sorted, longest first."""
+        length = self.longest
+        self.add([item for item in candidates if item[0].length(item[1]) <= length])
+        self.add([item for item in reversed(candidates) if item[0].length(item[1]) > length])
+
+
+class AlikeMachine(RuleBasedStateMachine):
+    @initialize(policy=policies, memory=st.sampled_from([math.inf, math.inf, 300, 100, 30]))
+    def begin(self, policy: BatchPolicy, memory: float) -> None:
+        self.policy = policy
+        self.real = Scheduler(policy)
+        self.memory = memory  # most items times the longest of them that fit
+        self.calls: list[Call] = []  # all there ever were
+        self.queue: list[Call] = []  # of which anything waits, in the order of arrival
+        self.running: list[Batch] = []
+        self.now = 0.0
+        self.draining = False
+        self.heir: Call | None = None
+        self.heir_owed = 0  # batches within which the heir must be finished
+        self.in_a_row = 0  # batches that large calls led although a small one might have
+
+    # ------------------------------------------------------------ the model
+
+    def of(self, group: object) -> list[Call]:
+        return [call for call in self.queue if call.request.group == group]
+
+    def may_leave(self, group: object) -> bool:
+        calls = self.of(group)
+        waiting = sum(len(call.waiting) for call in calls)
+        if waiting >= self.real.capacity.most(max(call.longest for call in calls)) or self.draining or self.policy.flush != "window":
+            return True
+        return any(call.request.taken for call in calls) or min(call.request.arrived for call in calls) + self.policy.timeout <= self.now
+
+    def alone(self, call: Call) -> int:
+        """How many batches what waits of it would need alone."""
+        at = batches = 0
+        while at < len(call.waiting):
+            at += self.real.capacity.most(call.length(call.waiting[at]))
+            batches += 1
+        return batches
+
+    def note_what_is_owed(self) -> None:
+        """Starts counting anew, after capacity has changed."""
+        ahead = 0
+        for call in self.queue:
+            if call.small:
+                call.owed, call.led = ahead + 1, 0
+                ahead += self.alone(call)
+        if self.heir is not None:
+            self.heir_owed = 4 * self.alone(self.heir) + 1
+
+    def shelf(self, calls: Sequence[Call]) -> list[Item]:
+        """The items of the small calls next in line, longest first."""
+        on = [call for call in calls if call.small and call.shelved]
+        count = sum(len(call.waiting) for call in on)
+        for call in calls:
+            if call.small and not call.shelved and count < LOOK_AHEAD * self.policy.batch_size:
+                call.shelved = True
+                count += len(call.waiting)
+        items = [(call, position) for call in calls if call.small and call.shelved for position in call.waiting]
+        return sorted(items, key=lambda item: (-item[0].length(item[1]), item[0].number, item[1]))
+
+    def chosen(self, leader: Call) -> Chosen:
+        calls = self.of(leader.request.group)
+        chosen = Chosen(self.real)
+        most = self.real.capacity.most
+        if sum(len(call.waiting) for call in calls) <= most(max(call.longest for call in calls)):
+            for call in (leader, *calls):
+                chosen.add((call, position) for position in call.waiting)
+            return chosen
+        if leader.small:
+            shelf = self.shelf(calls)
+            at = shelf.index((leader, leader.waiting[0]))
+            start = end = 0
+            while end <= at:
+                start, end = end, end + most(shelf[end][0].length(shelf[end][1]))
+            if end >= len(shelf):
+                while start and len(shelf) - (start - 1) <= most(shelf[start - 1][0].length(shelf[start - 1][1])):
+                    start -= 1
+            chosen.add((leader, position) for position in leader.waiting)
+            chosen.add(shelf[start:])
+        else:
+            chosen.add((leader, position) for position in leader.waiting)
+            if len(chosen.items) < most(chosen.longest):
+                chosen.add_nearest(self.shelf(calls))
+        for call in calls:
+            if not call.small and call is not leader:
+                chosen.add_nearest([(call, position) for position in call.waiting])
+        return chosen
+
+    # ------------------------------------------------------------ steps
+
+    @rule(sizes=st.lists(lengths, min_size=1, max_size=20), group=groups)
+    def submit(self, sizes: list[int], group: str) -> None:
+        request = Request(list(sizes), len(sizes), group, waker=None, lengths=sorted(sizes, reverse=True))
+        call = Call(request, len(self.calls), request.size <= self.policy.small_batch_threshold, list(range(request.size)))
+        if call.small:
+            call.owed = sum(self.alone(other) for other in self.queue if other.small) + 1
+        self.calls.append(call)
+        self.queue.append(call)
+        assert (self.real.submit(request, self.now) <= self.now) == self.may_leave(group)
+
+    @precondition(lambda self: len(self.queue) <= 150)
+    @rule(sizes=st.lists(lengths, min_size=10, max_size=80), group=groups)
+    def submit_many(self, sizes: list[int], group: str) -> None:
+        for length in sizes:
+            self.submit([length], group)
+
+    @precondition(lambda self: self.queue)
+    @rule(pick=picks)
+    def cancel(self, pick: int) -> None:
+        call = self.queue.pop(pick % len(self.queue))
+        assert self.real.cancel(call.request) is (len(call.waiting) == call.request.size)
+        call.waiting = []
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.5, 1.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def take(self) -> None:
+        allowed = {group for group in {call.request.group for call in self.queue} if self.may_leave(group)}
+        has_room = len(self.running) < self.policy.max_concurrent_batches
+        if has_room:
+            oldest = next((call for call in self.queue if not call.small and call.request.group in allowed), None)
+            if oldest is not self.heir:
+                self.heir = oldest
+                self.heir_owed = 4 * self.alone(oldest) + 1 if oldest is not None else 0
+        batch = self.real.take(self.now)
+        assert (batch is not None) == bool(has_room and allowed)
+        if batch is None:
+            return
+        leader = next(call for call in self.queue if call.request is batch.slices[0][0])
+        assert leader is next(call for call in self.queue if call.request.group in allowed and call.small == leader.small)
+        expected = self.chosen(leader)
+        self.check_slices(batch, expected)
+        assert batch.size == len(expected.items) <= self.real.capacity.most(batch.longest)
+        self.check_waiting(leader, allowed)
+        for call, position in expected.items:
+            call.waiting.remove(position)
+        self.queue = [call for call in self.queue if call.waiting]
+        self.running.append(batch)
+        self.heir_owed -= 1
+        if self.heir is not None:
+            assert self.heir_owed >= (1 if self.heir.waiting else 0)
+
+    def check_slices(self, batch: Batch, expected: Chosen) -> None:
+        spelled = [(request, position) for request, start, stop in batch.slices for position in range(start, stop)]
+        assert len(spelled) == len(set(spelled))
+        assert set(spelled) == {(call.request, position) for call, position in expected.items}
+        assert batch.longest == expected.longest
+        ends = {(request, stop) for request, _, stop in batch.slices}
+        assert not any((request, start) in ends for request, start, _ in batch.slices), "neighbours are one slice"
+
+    def check_waiting(self, leader: Call, allowed: set[Any]) -> None:
+        small_might = any(call.small and call.request.group in allowed for call in self.queue)
+        self.in_a_row = self.in_a_row + 1 if small_might and not leader.small else 0
+        assert self.in_a_row <= 2
+        if leader.small:
+            for call in self.queue:
+                if call.small and call.request.group in allowed and len(call.waiting) == call.request.size:
+                    call.led += 1
+                    assert call.led <= call.owed
+
+    @precondition(lambda self: self.running)
+    @rule(pick=picks)
+    def finish(self, pick: int) -> None:
+        batch = self.running.pop(pick % len(self.running))
+        items, longest = batch.size, batch.longest
+        while items * longest > self.memory and len(batch.too_big) < 4:
+            batch.too_big.append((items, longest))
+            items = (items + 1) // 2
+        self.real.finished(batch, self.now)
+        if batch.too_big:
+            self.note_what_is_owed()
+
+    @rule(batches=st.integers(1, 20))
+    def run(self, batches: int) -> None:
+        """A worker that is always there, so that deep queues come to their end."""
+        for _ in range(batches):
+            if len(self.running) == self.policy.max_concurrent_batches:
+                self.finish(0)
+            if self.real.next_deadline() > self.now:
+                break
+            self.take()
+
+    @rule(draining=st.booleans())
+    def close_or_reopen(self, draining: bool) -> None:
+        self.draining = draining
+        (self.real.close if draining else self.real.reopen)()
+
+    # ------------------------------------------------------------ what holds after every step
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.real.waiting == sum(len(call.waiting) for call in self.queue)
+        assert self.real.in_flight == sum(batch.size for batch in self.running)
+        assert list(self.real) == [call.request for call in sorted(self.queue, key=lambda call: (not call.small, call.number))]
+        assert set(self.real._groups) == {call.request.group for call in self.queue}
+        for call in self.queue:
+            assert [position for start, stop in call.request.spans for position in range(start, stop)] == call.waiting
+            assert call.request.taken == call.request.size - len(call.waiting)
+
+    @invariant()
+    def deadlines_agree(self) -> None:
+        ready = any(self.may_leave(group) for group in {call.request.group for call in self.queue})
+        has_room = len(self.running) < self.policy.max_concurrent_batches
+        assert (self.real.next_deadline() <= self.now) == (ready and has_room)
+
+    def teardown(self) -> None:
+        """After closing, whatever waits leaves, and then nothing is left."""
+        self.close_or_reopen(True)
+        while self.running or self.queue:
+            while self.queue and len(self.running) < self.policy.max_concurrent_batches:
+                assert self.real.next_deadline() == AT_ONCE
+                self.take()
+            self.finish(0)
+            self.counts_agree()
+        assert (self.real.waiting, self.real.in_flight, self.real._groups, list(self.real)) == (0, 0, {}, [])
+        assert self.real.next_deadline() == NEVER
+        assert all(request.queues is None for request in (call.request for call in self.calls))
+
+
+TestAlike = AlikeMachine.TestCase
+TestAlike.settings = SETTINGS
