@@ -8,34 +8,43 @@ await embed.acall("one text")    # from any event loop
 embed(["many", "texts"])
 """
 
-# dynamically      decorates a function that takes a list; callers are threads      (_decorator.py)
-# aio.dynamically  the same for functions that coroutines await                     (aio/)
-# Stats            what fn.stats returns                                            (stats.py)
-# errors           what calls raise besides the function's own exceptions           (errors.py)
+# dynamically                decorates a function that takes a list; callers are threads       (_decorator.py)
+# inference.dynamically      the same for functions that take padded arrays or tensors         (inference.py)
+# aio.dynamically,
+# aio.inference.dynamically  the same two for functions that coroutines await                  (aio/)
+# Stats                      what fn.stats returns                                             (stats.py)
+# errors                     what calls raise besides the function's own exceptions            (errors.py)
 #
 # _core/     which items form the next batch, and when: pure, no clock
 # _collate/  items to the argument of the function, and its output to results
 # _runtime/  threads, event loops, and how callers wait
-# _batcher.py, _decorator.py  functions and settings; what a decorated function can do
+# _intake.py, _batcher.py     what a caller passes; functions, settings, and what is behind each
+# _batched.py, _decorator.py  what a decorated function can do, and how it is made
 
-from . import aio, errors
-from ._batched import AsyncBatched, Batched, BatchedMethod
+from . import aio, errors, inference
+from ._batched import AsyncBatched, Batched
+from ._batched_inference import AsyncBatchedInference, BatchedInference
 from ._decorator import dynamically
-from .errors import BatchedError, BatcherClosed, BatchFunctionError, BatchSizeMismatch
+from ._method import BatchedMethod
+from .errors import BatchedError, BatcherClosed, BatchFunctionError, BatchSizeMismatch, CollationError
 from .stats import Stats
 
 __version__ = "0.1.0"
 __all__ = [
     "AsyncBatched",
+    "AsyncBatchedInference",
     "BatchFunctionError",
     "BatchSizeMismatch",
     "Batched",
     "BatchedError",
+    "BatchedInference",
     "BatchedMethod",
     "BatcherClosed",
+    "CollationError",
     "Stats",
     "__version__",
     "aio",
     "dynamically",
     "errors",
+    "inference",
 ]

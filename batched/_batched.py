@@ -11,12 +11,12 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
-from ._batcher import MISSING, UNDER_CLASSMETHOD, Batcher, BatchFunction, Settings
-from ._core.scheduler import Request
-from ._map import async_mapped, mapped
+from ._batcher import Batcher, BatchFunction, Settings
+from ._intake import MISSING, UNDER_CLASSMETHOD
+from ._map import Submitted, async_mapped, mapped
+from ._method import BatchedMethod
 from ._runtime.loops import current_loop
-from ._runtime.runtime import Runtime
-from ._runtime.wakers import AsyncWaker, BlockingWaker, Future, async_waker
+from ._runtime.wakers import BlockingWaker, Future, async_waker
 from .stats import Stats
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
-S = TypeVar("S")
-F = TypeVar("F")
 
 
 class _Face(Generic[T, U, P]):
@@ -61,7 +59,7 @@ class _Face(Generic[T, U, P]):
             Exception: whatever the batch function raised.
         """
         waker = async_waker()
-        request = self._batcher.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
+        request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
         if not request.size:
             return []
         runtime = self._batcher.runtime.here()
@@ -74,7 +72,11 @@ class _Face(Generic[T, U, P]):
             raise
         return request.outcome()
 
-    def submit(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]:
+    @overload
+    def submit(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...
+    @overload
+    def submit(self, /, **kwargs: Any) -> Future[U]: ...
+    def submit(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Future[U]:
         """A future of the result for `item`, which is always one item, even if it is a list.
 
         `future.cancel()` takes an item that still waits out of the queue. For a coroutine function this needs a running
@@ -85,7 +87,7 @@ class _Face(Generic[T, U, P]):
         """
         runtime = self._batcher.runtime.here()
         future: Future[U] = Future(loop=current_loop() if self._function.coroutine else None)
-        request = self._batcher.request(item, args, kwargs, owner=self._owner, waker=future, single=True)
+        request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=future, single=True)
         future.bind(request, runtime)
         runtime.submit(request)
         return future
@@ -207,7 +209,7 @@ class Batched(_Face[T, U, P]):
             Exception: whatever the batch function raised.
         """
         waker = BlockingWaker()
-        request = self._batcher.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
+        request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
         if not request.size:
             return []
         runtime = self._batcher.runtime.here()
@@ -277,49 +279,12 @@ class AsyncBatched(_Face[T, U, P]):
         """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop early, `aclose()` it."""
         return async_mapped(self._submit_here, items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
 
-    def _submit_here(self, item: T) -> tuple[Request, AsyncWaker, Runtime]:
+    def _submit_here(self, item: T) -> Submitted:
         waker = async_waker()
         runtime = self._batcher.runtime.here()
-        request = self._batcher.request(item, (), {}, owner=self._owner, waker=waker, single=True)
+        request = self._batcher.intake.request(item, (), {}, owner=self._owner, waker=waker, single=True)
         runtime.submit(request)
         return request, waker, runtime
-
-
-class BatchedMethod(Generic[S, F]):
-    """A batched method as its class has it: an instance's is bound and has its own batcher, `Class.method(instance, ...)` uses that."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function  # the batched function that binds
-        self.__doc__ = function.__doc__
-        self.__module__ = function.__module__
-        self.__wrapped__ = function.__wrapped__
-        self.__annotations__ = function.__annotations__
-
-    @overload
-    def __get__(
-        self: BatchedMethod[type[Any], F], instance: object, owner: type | None = None
-    ) -> F: ...  # what mypy makes of class methods
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: S, owner: type | None = None) -> F: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Self | F:
-        bound: F = self._function.__get__(instance, owner)
-        return bound
-
-    def __call__(self, instance: S, /, *args: Any, **kwargs: Any) -> Any:
-        return self._function.__get__(instance, type(instance))(*args, **kwargs)
-
-    def __reduce__(self) -> str:
-        return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and "_function" in self.__dict__:  # what it is called, and whether it is a coroutine function
-            return getattr(self._function, name)
-        raise AttributeError(f"{name!r} belongs to the batched method of an instance, and this is {self!r}")
-
-    def __repr__(self) -> str:
-        return f"<batched method of a class, {self.__qualname__}>"
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from ._collate.arguments import Binder
+from ._collate.collator import Collator
+from ._collate.feature_collator import FeatureCollator
+from ._collate.features import Reader
 from ._collate.items import Items
+from ._collate.settings import Device, FeatureSettings, PaddingSide, Unpad
 from ._core.policy import BatchPolicy, Flush
-from ._core.scheduler import Request
+from ._intake import FeatureIntake, Intake, ItemIntake
 from ._runtime.event_loop import EventLoopRuntime, EventLoops
 from ._runtime.execution import Execution
 from ._runtime.thread import ThreadRuntime
 from .stats import Recorder, Stats
 
-MISSING: Final[Any] = object()
-"""The items of a call that does not pass them by position."""
-
-
-UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"
+Part = TypeVar("Part", BatchPolicy, FeatureSettings)
+OnOom = Literal["split", "raise"]
 
 
 class Settings(TypedDict, total=False):
-    """The settings of a decorator; each is explained in `BatchPolicy`, `name` below."""
+    """The settings of a decorator; each is explained in `BatchPolicy` or `Options`."""
 
     batch_size: int
     timeout_ms: float
     small_batch_threshold: int
     flush: Flush
+    max_batch_tokens: int | None
     max_concurrent_batches: int
+    prefetch: int
+    length: Callable[[Any], float] | None
+    on_oom: OnOom
     name: str
-    """For messages and thread names; the function's qualified name if not given."""
+
+
+class InferenceSettings(Settings, total=False):
+    """Those of the tensor variant; what they add is explained in `FeatureSettings`. `spread_kwargs` is apart, for it tells types."""
+
+    pad_token: Mapping[str, Any]
+    pad_tokens: Mapping[str, Any]
+    padding_side: PaddingSide
+    pad_to_multiple_of: int
+    unpad: Unpad
+    device: Device | None
+    output_device: Device | None
 
 
 @dataclass(frozen=True)
@@ -41,22 +57,52 @@ class Options:
     """Valid settings of a decorator."""
 
     policy: BatchPolicy = field(default_factory=BatchPolicy)
+    features: FeatureSettings | None = None
+    """Those of the tensor variant; None in the plain one."""
+    length: Callable[[Any], float] | None = None
+    """How long an item is, so that items of like length run together; None: as long as its rows (tensor variant), or unknown."""
+    on_oom: OnOom = "raise"
+    """Whether a batch that runs out of memory is split and run again."""
     name: str | None = None
+    """For messages and thread names; the function's qualified name if not given."""
 
-    def updated(self, settings: Settings) -> Options:
+    def __post_init__(self) -> None:
+        if self.name is not None and not isinstance(self.name, str):
+            raise TypeError(f"name must be a string, got {self.name!r}")
+        if self.length is not None and not callable(self.length):
+            raise TypeError(f"length must be a function of an item that returns its length, got {self.length!r}")
+        if self.on_oom not in get_args(OnOom):
+            raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
+
+    @property
+    def item_length(self) -> Callable[[Any], float] | None:
+        """`length` of the plain variant, which a budget of tokens cannot do without."""
+        return len if self.length is None and self.policy.max_batch_tokens is not None else self.length
+
+    def updated(self, settings: Mapping[str, Any]) -> Options:
         """These with `settings` in their place.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
         """
-        changes: dict[str, Any] = dict(settings)
-        name = changes.pop("name", self.name)
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be a string, got {name!r}")
-        known = [setting.name for setting in fields(BatchPolicy)]
-        for unknown in changes.keys() - set(known):
-            raise TypeError(f"there is no setting {unknown!r}; the settings are {', '.join([*known, 'name'])}")
-        return Options(replace(self.policy, **changes), name)
+        changes = dict(settings)
+        if self.features is not None and "pad_tokens" in changes:
+            if "pad_token" in changes:
+                raise TypeError("pad_token and pad_tokens are the same setting; give one of them")
+            changes["pad_token"] = changes.pop("pad_tokens")
+        policy = _updated(self.policy, changes)
+        features = None if self.features is None else _updated(self.features, changes)
+        own = {name: changes.pop(name) for name in ("length", "on_oom", "name") if name in changes}
+        if changes:
+            known = Settings.__annotations__ if self.features is None else [*InferenceSettings.__annotations__, "spread_kwargs"]
+            raise TypeError(f"there is no setting {next(iter(changes))!r}; the settings are {', '.join(known)}")
+        return replace(self, policy=policy, features=features, **own)
+
+
+def _updated(part: Part, changes: dict[str, Any]) -> Part:
+    """`part` with those of `changes` that it knows, which are taken out of them."""
+    known = [setting.name for setting in fields(part)]
+    return replace(part, **{name: changes.pop(name) for name in known if name in changes})
 
 
 @dataclass(frozen=True)
@@ -80,14 +126,20 @@ class BatchFunction:
             kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
         if inspect.isclass(func) or not callable(func):
-            raise TypeError(f"only a function that takes a list can be batched, got {func!r}; settings are passed by keyword")
+            what = "a list" if options.features is None else "a dict of features"
+            raise TypeError(f"only a function that takes {what} can be batched, got {func!r}; settings are passed by keyword")
         name = options.name or getattr(func, "__qualname__", None) or type(func).__qualname__
         faces = (func, type(func).__call__)  # an object is what its __call__ is
         if any(map(inspect.isgeneratorfunction, faces)) or any(map(inspect.isasyncgenfunction, faces)):
             raise TypeError(f"{name} is a generator function; a batch function returns all its results at once")
         coroutine = any(map(inspect.iscoroutinefunction, faces))
         if coroutine and not coroutines:
-            raise TypeError(f"{name} is a coroutine function; decorate it with batched.aio.dynamically")
+            where = "batched.aio" if options.features is None else "batched.aio.inference"
+            raise TypeError(f"{name} is a coroutine function; decorate it with {where}.dynamically")
+        if coroutine and options.policy.prefetch:
+            raise TypeError(
+                f"{name} is a coroutine function, whose batches are collated on the loop that runs it; prefetch needs a plain one"
+            )
         return cls(func, kind, coroutine, replace(options, name=name))
 
     @property
@@ -97,11 +149,15 @@ class BatchFunction:
 
     @cached_property
     def _unbound(self) -> Binder:
-        return Binder(self.func, self.name, leading=1)
+        return Binder(self.func, self.name, leading=0 if self._spreads else 1)
 
     @cached_property
     def _bound(self) -> Binder:
-        return Binder(self.func, self.name, leading=2)
+        return Binder(self.func, self.name, leading=1 if self._spreads else 2)
+
+    @property
+    def _spreads(self) -> bool:
+        return self.options.features is not None and self.options.features.spread_kwargs
 
     def batcher(self, *, bound: bool) -> Batcher:
         """A new batcher for it, for calls with (`bound`) or without an owner before the items."""
@@ -112,9 +168,18 @@ class Batcher:
     """The queue, the workers and the counts behind one function, or behind one method of one instance."""
 
     def __init__(self, function: BatchFunction, binder: Binder) -> None:
-        policy, name = function.options.policy, function.name
-        recorder = Recorder()
-        execution = Execution(function.func, Items(name), name)
+        options, name = function.options, function.name
+        policy, recorder = options.policy, Recorder()
+        home = getattr(function.func, "__qualname__", "").rpartition(".")[0]
+        self.intake: Intake
+        collator: Collator
+        if options.features is None:
+            self.intake, collator = ItemIntake(name, binder, home, options.item_length), Items(name)
+        else:
+            reader = Reader(name, options.features, options.length)
+            self.intake = FeatureIntake(name, binder, home, reader, spread=options.features.spread_kwargs)
+            collator = FeatureCollator(name, options.features)
+        execution = Execution(function.func, collator, name, splits=options.on_oom == "split")
         self.name = name
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches  # one batch runs, the next ones are there
         self.recorder = recorder
@@ -123,28 +188,6 @@ class Batcher:
             if function.coroutine
             else ThreadRuntime(policy, execution, recorder, name)
         )
-        self._binder = binder
-        self._home = getattr(function.func, "__qualname__", "").rpartition(".")[0]  # the class that defines it, if one does
-
-    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:
-        """The call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
-
-        Raises:
-            TypeError: the arguments do not fit the function.
-        """
-        if item is MISSING:
-            name = self._binder.items_name
-            if name is None or name not in kwargs:
-                got = f", got only {', '.join(kwargs)}" if kwargs else ""
-                raise TypeError(f"{self.name} needs an item, or a list of items{f' ({name})' if name else ''}{got}")
-            item = kwargs.pop(name)
-        if args and isinstance(item, type) and self._home in {kind.__qualname__ for kind in item.__mro__}:
-            raise TypeError(UNDER_CLASSMETHOD.format(self.name))  # Python 3.13 calls what is below @classmethod without binding it
-        group = self._binder.bind(args, kwargs)
-        if isinstance(item, list) and not single:
-            items = list(item)
-            return Request(items, len(items), group, waker=waker, listed=True, owner=owner)
-        return Request([item], 1, group, waker=waker, owner=owner)
 
     def stats(self) -> Stats:
         return self.recorder.snapshot(self.runtime.queue_size, self.runtime.in_flight)

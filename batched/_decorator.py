@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from ._batched import AsyncBatched, Batched, BatchedMethod
-from ._batcher import MISSING, BatchFunction, Options, Settings
+from ._batched import AsyncBatched, Batched
+from ._batched_inference import AsyncBatchedInference, BatchedInference
+from ._batcher import BatchFunction, InferenceSettings, Options, Settings
+from ._collate.settings import FeatureSettings
+from ._intake import MISSING
+from ._method import BatchedMethod
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,7 +36,7 @@ class _Decorator:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def _updated(self, more: tuple[object, ...], settings: Settings) -> Options:
+    def _updated(self, more: tuple[object, ...], settings: Mapping[str, Any]) -> Options:
         if more:
             raise TypeError(f"settings are passed by keyword, got {', '.join(map(repr, more))}")
         return self._options.updated(settings)
@@ -60,7 +64,11 @@ class Dynamically(_Decorator):
         small_batch_threshold: calls of at most this many items go first; 8.
         flush: when a batch that is not full leaves: "auto" or "eager" (as soon as a worker is free), "window" (when its
             oldest item is `timeout_ms` old); "auto".
+        length: how long an item is, a function of it; of more items than fit, those of like length run together; None.
+        max_batch_tokens: most items times the longest of them in one batch; without `length`, that is `len`; None.
         max_concurrent_batches: batches running at once, each in a thread of its own; 1.
+        prefetch: batches formed and collated while others run, to be ready when the function returns; 0.
+        on_oom: "split" runs a batch that ran out of memory again in smaller ones; "raise".
         name: for messages and thread names; the function's qualified name.
 
     Raises:
@@ -112,5 +120,97 @@ class AsyncDynamically(_Decorator):
         return AsyncDynamically(options) if func is MISSING else self._face(AsyncBatched, func, options, coroutines=True)
 
 
+class InferenceDynamically(_Decorator):
+    """Makes a function of padded features callable for any number of rows, from any thread: calls that come together run together.
+
+    The function takes a dict of arrays or tensors, features with one row per item, and returns arrays or tensors with one row per
+    item, in a tuple, list, dict, dataclass or `ModelOutput` if there are several. A caller passes a mapping of features, or features by
+    keyword, and gets what the function would have returned for them alone: same structure, same rows, as long as its own were.
+
+    Settings, besides those of `batched.dynamically`:
+        pad_token: what fills short rows, by name of the feature; 0 for those not named. `pad_tokens` is another spelling.
+        padding_side: the side on which rows are filled, "right" or "left"; "right".
+        pad_to_multiple_of: rows of integers and bools, and all rows that are padded, get a length that is a multiple of this; 1.
+        unpad: how outputs are cut to the lengths of the caller's rows: "auto", by what is learned of them; False, not at all; or as
+            declared, `{"last_hidden_state": {1: "input_ids"}}`, where "" is the whole output; "auto".
+        spread_kwargs: call `func(**features)` instead of `func(features)`; False.
+        device: where the function gets its features, as tensors; None, where the callers' are.
+        output_device: where callers get their results; None, where the function leaves them.
+        length: as in `batched.dynamically`, of one row as a dict; by default the length of its token ids, or else the longest.
+        on_oom: "split", or "raise" for no second attempt; "split".
+
+    Raises:
+        TypeError, ValueError: at decoration, for a setting or a function that cannot work.
+    """
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[dict[str, Any], P], U], /) -> BatchedInference[U, P]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[S, dict[str, Any], P], U], /) -> BatchedMethod[S, BatchedInference[U, P]]: ...
+    @overload
+    def __call__(self, func: classmethod[S, Concatenate[dict[str, Any], P], U], /) -> BatchedInference[U, P]: ...
+    @overload
+    def __call__(self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]) -> SpreadDynamically: ...
+    @overload
+    def __call__(self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]) -> InferenceDynamically: ...
+    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
+        options = self._updated(more, settings)
+        return InferenceDynamically(options) if func is MISSING else self._face(BatchedInference, func, options, coroutines=False)
+
+
+class AsyncInferenceDynamically(_Decorator):
+    """As `batched.inference.dynamically`, with the same settings, for functions that coroutines await: `await fn(features)`."""
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[dict[str, Any], P], Awaitable[U]], /) -> AsyncBatchedInference[U, P]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[dict[str, Any], P], U], /) -> AsyncBatchedInference[U, P]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[S, dict[str, Any], P], Awaitable[U]], /
+    ) -> BatchedMethod[S, AsyncBatchedInference[U, P]]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[S, dict[str, Any], P], U], /) -> BatchedMethod[S, AsyncBatchedInference[U, P]]: ...
+    @overload
+    def __call__(self, func: classmethod[S, Concatenate[dict[str, Any], P], Awaitable[U]], /) -> AsyncBatchedInference[U, P]: ...
+    @overload
+    def __call__(self, func: classmethod[S, Concatenate[dict[str, Any], P], U], /) -> AsyncBatchedInference[U, P]: ...
+    @overload
+    def __call__(self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]) -> AsyncSpreadDynamically: ...
+    @overload
+    def __call__(self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]) -> AsyncInferenceDynamically: ...
+    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
+        options = self._updated(more, settings)
+        if func is MISSING:
+            return AsyncInferenceDynamically(options)
+        return self._face(AsyncBatchedInference, func, options, coroutines=True)
+
+
+class SpreadDynamically(Protocol):
+    """What type checkers see of a decorator for functions that take features by keyword, whose further parameters they cannot tell."""
+
+    @overload
+    def __call__(self, func: Callable[..., U], /) -> BatchedInference[U, ...]: ...
+    @overload
+    def __call__(self, func: classmethod[Any, ..., U], /) -> BatchedInference[U, ...]: ...
+
+
+class AsyncSpreadDynamically(Protocol):
+    """As `SpreadDynamically`, for functions that coroutines await."""
+
+    @overload
+    def __call__(self, func: Callable[..., Awaitable[U]], /) -> AsyncBatchedInference[U, ...]: ...
+    @overload
+    def __call__(self, func: Callable[..., U], /) -> AsyncBatchedInference[U, ...]: ...
+    @overload
+    def __call__(self, func: classmethod[Any, ..., Awaitable[U]], /) -> AsyncBatchedInference[U, ...]: ...
+    @overload
+    def __call__(self, func: classmethod[Any, ..., U], /) -> AsyncBatchedInference[U, ...]: ...
+
+
+_FEATURES = Options(features=FeatureSettings(), on_oom="split")
+
 dynamically = Dynamically(Options())
 async_dynamically = AsyncDynamically(Options())
+inference_dynamically = InferenceDynamically(_FEATURES)
+async_inference_dynamically = AsyncInferenceDynamically(_FEATURES)

@@ -10,18 +10,21 @@ from typing import Any, Generic, TypeVar
 
 from ._core.scheduler import Request
 from ._runtime.runtime import Runtime
-from ._runtime.wakers import AsyncWaker, Future, wait
+from ._runtime.wakers import AsyncWaker, async_waker, wait
 from .errors import BatcherClosed
 
 T = TypeVar("T")
 
+Submitted = tuple[Request, AsyncWaker, Runtime | None]
+"""A call, what wakes who waits for it, and who runs it; None if nobody does, for it has failed already."""
+
 
 def mapped(
-    submit: Callable[[T], Future[Any]], items: Iterable[T], room: int, deadline: float | None, return_exceptions: bool
+    submit: Callable[[T], concurrent.futures.Future[Any]], items: Iterable[T], room: int, deadline: float | None, return_exceptions: bool
 ) -> Generator[Any, None, None]:
     """The results for `items`, of which at most `room` are submitted and not yet answered."""
     source = iter(items)
-    ahead: collections.deque[Future[Any]] = collections.deque()
+    ahead: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
     broken: Exception | None = None  # what the source raised; due after the results of what it gave before
     more = True
     try:
@@ -34,7 +37,7 @@ def mapped(
                 except Exception as error:
                     broken, more = error, False
                 else:
-                    ahead.append(submit(item))
+                    ahead.append(_submitted(submit, item))
                     if ahead[0].done():
                         break
             if not ahead:
@@ -57,7 +60,7 @@ def mapped(
 
 
 async def async_mapped(
-    submit: Callable[[T], tuple[Request, AsyncWaker, Runtime]],
+    submit: Callable[[T], Submitted],
     items: Iterable[T] | AsyncIterable[T],
     room: int,
     deadline: float | None,
@@ -65,7 +68,7 @@ async def async_mapped(
 ) -> AsyncGenerator[Any, None]:
     """As `mapped`, from a coroutine."""
     source = aiter(items) if isinstance(items, AsyncIterable) else _Asynchronous(items)
-    ahead: collections.deque[tuple[Request, AsyncWaker, Runtime]] = collections.deque()
+    ahead: collections.deque[Submitted] = collections.deque()
     broken: Exception | None = None
     more = True
     try:
@@ -78,7 +81,7 @@ async def async_mapped(
                 except Exception as error:
                     broken, more = error, False
                 else:
-                    ahead.append(submit(item))
+                    ahead.append(_submitted_here(submit, item))
                     if ahead[0][1].woken:
                         break
             if not ahead:
@@ -98,7 +101,34 @@ async def async_mapped(
             raise broken
     finally:
         for request, _, runtime in ahead:
-            runtime.abandon(request)
+            if runtime is not None:
+                runtime.abandon(request)
+
+
+def _submitted(submit: Callable[[T], concurrent.futures.Future[Any]], item: T) -> concurrent.futures.Future[Any]:
+    """The answer for `item`, which is its error in its turn, if it cannot be taken for an item."""
+    try:
+        return submit(item)
+    except BatcherClosed:
+        raise
+    except Exception as error:
+        refused: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        refused.set_exception(error)
+        return refused
+
+
+def _submitted_here(submit: Callable[[T], Submitted], item: T) -> Submitted:
+    """As `_submitted`, for a coroutine."""
+    try:
+        return submit(item)
+    except BatcherClosed:
+        raise
+    except Exception as error:
+        refused = Request(item, 1, None, waker=None)
+        refused.error = error
+        waker = async_waker()
+        waker.wake()
+        return refused, waker, None
 
 
 class _Asynchronous(Generic[T]):

@@ -3,12 +3,13 @@
 BatchedError
 ├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as it was
 │   └── BatchSizeMismatch              it returned more or fewer results than it was given items
+├── CollationError(ValueError)         features that make no batch
 └── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
 """
 
 from __future__ import annotations
 
-__all__ = ["BatchFunctionError", "BatchSizeMismatch", "BatchedError", "BatcherClosed"]
+__all__ = ["BatchFunctionError", "BatchSizeMismatch", "BatchedError", "BatcherClosed", "CollationError"]
 
 
 class BatchedError(Exception):
@@ -36,6 +37,10 @@ class BatchSizeMismatch(BatchFunctionError):
         error = cls(f"{name} was given {expected} items and returned {actual} results; it must return one per item, in order")
         error.expected, error.actual = expected, actual
         return error
+
+
+class CollationError(BatchedError, ValueError):
+    """What a caller passed are no features with one row per item; that caller alone gets this, and nothing was run for it."""
 
 
 class BatcherClosed(BatchedError, RuntimeError):

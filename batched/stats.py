@@ -56,6 +56,12 @@ class Stats:
     """From the arrival of a call to the start of its first batch (s)."""
     processing_time: Percentiles
     """From forming a batch to having its results (s)."""
+    padding_waste: float
+    """Share of what the batch function was given that was padding, in batches whose items have a length; 0.0 before there is one."""
+    probes: int
+    """Calls of the function with one row, made only to learn which axes of its output follow the padding."""
+    memory_errors: int
+    """Calls of the function that ran out of memory and were made again in smaller parts."""
     batch_sizes: Mapping[int, int]
     """How many batches had how many items, smallest first."""
     flush_reasons: Mapping[str, int]
@@ -63,11 +69,14 @@ class Stats:
 
     def __repr__(self) -> str:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.flush_reasons.items()) or "none"
+        of_tensors = ""
+        if self.padding_waste or self.probes or self.memory_errors:
+            of_tensors = f"; padding {self.padding_waste:.0%}, probes {self.probes:,}, memory errors {self.memory_errors:,}"
         return (
             f"Stats({self.total_processed:,} items in {self.total_batches:,} batches of {self.avg_batch_size:.1f} on average, "
             f"{_duration(self.avg_processing_time)} each; {self.queue_size:,} waiting, {self.in_flight:,} in flight; "
             f"calls {self.calls:,}, errors {self.errors:,}, cancelled {self.cancelled:,}, rejected {self.rejected:,}; "
-            f"queue wait {self.queue_wait}; processing {self.processing_time}; left because {reasons})"
+            f"queue wait {self.queue_wait}; processing {self.processing_time}; left because {reasons}{of_tensors})"
         )
 
 
@@ -122,6 +131,8 @@ class Recorder:
         with self._lock:
             self._calls = self._errors = self._cancelled = self._rejected = 0  # calls
             self._items = 0  # in batches that ended
+            self._cells = self._padding = 0  # positions in batches whose items have a length, and those of them that are padding
+            self._probes = self._memory_errors = 0  # calls of the function beyond one per batch
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
@@ -151,6 +162,10 @@ class Recorder:
             self._items += batch.size
             self._processing += duration
             self._errors += errors
+            self._cells += batch.cells
+            self._padding += batch.padding
+            self._probes += batch.probes
+            self._memory_errors += len(batch.too_big)
             self._durations.add(duration)
             self._sizes[batch.size] = self._sizes.get(batch.size, 0) + 1
             self._reasons[batch.reason] = self._reasons.get(batch.reason, 0) + 1
@@ -174,6 +189,9 @@ class Recorder:
                 rejected=self._rejected,
                 queue_wait=self._waits.percentiles(),
                 processing_time=self._durations.percentiles(),
+                padding_waste=self._padding / self._cells if self._cells else 0.0,
+                probes=self._probes,
+                memory_errors=self._memory_errors,
                 batch_sizes=dict(sorted(self._sizes.items())),
                 flush_reasons=dict(self._reasons),
             )

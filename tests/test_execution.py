@@ -13,6 +13,7 @@ import trio
 
 import batched
 from batched._collate.arguments import Arguments
+from batched._collate.collator import Call
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler, Slice
 from batched._runtime.event_loop import EventLoopRuntime
@@ -30,10 +31,10 @@ class Parts:
     def __init__(self, failing: str = "") -> None:
         self.failing = failing
 
-    def collate(self, slices: list[Slice]) -> list[Any]:
-        return self._do("collate", [request.items[0] for request, _, _ in slices])
+    def collate(self, slices: list[Slice], _: Batch) -> Call:
+        return (self._do("collate", [request.items[0] for request, _, _ in slices]),), {}, None
 
-    def split(self, output: Any, slices: list[Slice]) -> Sequence[Any]:
+    def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
         return self._do("split", list(output))
 
     def result(self, request: Request, parts: list[Any]) -> Any:
@@ -50,7 +51,7 @@ Nobody = Arguments((), {})
 
 @pytest.mark.parametrize("step", ["collate", "split", "result"])
 def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str) -> None:
-    execution = Execution(lambda items: items, Parts(step), "fn")
+    execution = Execution(lambda items: items, Parts(step), "fn", splits=False)
     scheduler = Scheduler(BatchPolicy())
     requests = [Request([i], 1, Nobody, waker=object()) for i in range(2)]
     for request in requests:
@@ -59,7 +60,7 @@ def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str) 
     assert batch is not None
     outcomes = execution.run(batch)
     scheduler.finished(batch, 1.0)
-    ended = settle(scheduler, batch, outcomes)
+    ended = settle(scheduler, outcomes)
     assert execution.conclude(ended) == 2
     for request in requests:
         assert isinstance(request.error, batched.BatchFunctionError)

@@ -12,7 +12,10 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-_PLACE: Final = object()  # stands for the instance and the items when a signature is bound
+_PLACE: Final = object()  # stands for the instance, the items and the features when a signature is bound
+
+REMEMBERED: Final = 64
+"""Sets of feature names for which calls without extra arguments take the short way."""
 
 
 class Arguments:
@@ -49,41 +52,49 @@ class Binder:
         parameters = list(self._signature.parameters.values()) if self._signature else []
         if self._signature and not self._binds(self._leading):
             raise TypeError(f"{name} takes no argument for the list of items")
-        first = parameters[leading - 1] if len(parameters) >= leading else None
+        first = parameters[leading - 1] if 0 < leading <= len(parameters) else None
         self.items_name = first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
         """The keyword by which the items may be passed, if any."""
         self._gathered = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
         self._defaults = {parameter.name: _default_key(parameter) for parameter in parameters if parameter.name != self._gathered}
         self._known: weakref.WeakValueDictionary[Hashable, Arguments] = weakref.WeakValueDictionary()
-        self._none: Arguments | None = None
+        self._bare: dict[tuple[str, ...], Arguments] = {}  # no extra arguments, by the names of features; found without a look at any
         if not self._required(parameters[leading:]):
-            self._none = self._known[self._key((), {})] = Arguments((), {})
+            self._bare[()] = self._known[self._key((), {}, ())] = Arguments((), {})
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """The extra arguments of one call.
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...] = ()) -> Arguments:
+        """The extra arguments of one call, in which `features` are passed by keyword too.
 
         Raises:
             TypeError: they do not fit the function's signature, or one of them has no content to compare (it is unhashable).
         """
-        if not args and not kwargs and self._none is not None:
-            return self._none
-        key = self._key(args, kwargs)
+        if not args and not kwargs:
+            bare = self._bare.get(features)
+            if bare is not None:
+                return bare
+        key = self._key(args, kwargs, features)
         arguments = Arguments(args, kwargs)
         try:
-            return self._known.setdefault(key, arguments)
+            arguments = self._known.setdefault(key, arguments)
         except Exception:  # of a comparison: what cannot be compared shares no batch
             return arguments
+        if features and not args and not kwargs and len(self._bare) < REMEMBERED:
+            self._bare[features] = arguments
+        return arguments
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]) -> Hashable:
         if self._signature is None:
             return self._frozen("arguments", [args, kwargs])
+        places = dict.fromkeys(features, _PLACE)
         try:
-            bound = self._signature.bind(*self._leading, *args, **kwargs).arguments
+            if twice := places.keys() & kwargs.keys():
+                raise TypeError(f"got {', '.join(sorted(twice))} both as a feature and as a further argument")
+            bound = self._signature.bind(*self._leading, *args, **places, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self._name}: {error}") from None
         gathered = bound.pop(self._gathered, {})  # which have no order
         given = {name: self._frozen(name, value) for name, value in bound.items() if value is not _PLACE}
-        others = [(name, None, self._frozen(name, value)) for name, value in gathered.items()]
+        others = [(name, None, self._frozen(name, value)) for name, value in gathered.items() if value is not _PLACE]
         return frozenset([*{**self._defaults, **given}.items(), *others])
 
     def _frozen(self, name: str, value: Any) -> Hashable:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from .._core.scheduler import Request, Slice
+from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
+from .collator import Call
 
 
 class Items:
@@ -17,15 +18,18 @@ class Items:
     def __init__(self, name: str) -> None:
         self._name = name  # of the batch function, for error messages
 
-    def collate(self, slices: list[Slice]) -> list[Any]:
-        """The items of all slices in order, in a list that belongs to the batch function."""
-        request, start, stop = slices[0]
-        items: list[Any] = request.items[start:stop]
+    def collate(self, slices: list[Slice], batch: Batch) -> Call:
+        """The call with the items of all slices in order, in a list that belongs to the batch function."""
+        leader, start, stop = slices[0]
+        items: list[Any] = leader.items[start:stop]
         for request, start, stop in slices[1:]:
             items += request.items[start:stop]
-        return items
+        if leader.lengths is not None:
+            _count(slices, len(items), batch)
+        args, kwargs = leader.group.fresh()  # type: ignore[attr-defined]  # the `Arguments` that the request was made with
+        return (items, *args), kwargs, None
 
-    def split(self, output: Any, slices: list[Slice]) -> Sequence[list[Any] | Exception]:
+    def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[list[Any] | Exception]:
         """One part per slice: its results in order, or the first of them that is an exception.
 
         Raises:
@@ -59,6 +63,10 @@ class Items:
         results: list[Any] = []
         for part in parts:
             results += part
+        if request.order is not None:
+            sorted_results, results = results, results.copy()
+            for place, result in zip(request.order, sorted_results, strict=True):
+                results[place] = result
         return results
 
     def _listed(self, output: Any) -> list[Any]:
@@ -71,6 +79,14 @@ class Items:
         if getattr(output, "ndim", 1) == 0:
             raise BatchFunctionError(f"{self._name} returned a single value; it must return one per item")
         return list(output)
+
+
+def _count(slices: list[Slice], size: int, batch: Batch) -> None:
+    """Adds to `batch` how much the function will see if it pads its items, and how much of that is padding."""
+    lengths = [request.lengths[start:stop] for request, start, stop in slices if request.lengths is not None]
+    cells = size * max(map(max, lengths))
+    batch.cells += cells
+    batch.padding += cells - sum(map(sum, lengths))
 
 
 _PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}

@@ -74,6 +74,7 @@ class Capacity:
         self._lengths: list[int] = []  # from which on each of the ceilings holds, ascending
         self._ceilings: list[Ceiling] = []  # never more items than the one before
         self._fits = Fits()
+        self._latest = 0, 0  # items and length of the batch that ran last
         self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`
 
     def most(self, longest: int) -> int:
@@ -89,6 +90,9 @@ class Capacity:
 
     def fitted(self, items: int, longest: int) -> None:
         """A batch of so many items, the longest of them of that length, ran."""
+        if (items, longest) == self._latest and not self._ceilings:  # most are as the one before
+            return
+        self._latest = items, longest
         if items > self._fits.most(longest):
             self._fits.add(items, longest)
         if self._ceilings:
@@ -98,6 +102,7 @@ class Capacity:
 
     def too_big(self, items: int, longest: int) -> None:
         """A batch of so many items, the longest of them of that length, ran out of memory."""
+        self._latest = 0, 0
         if items == 1:
             return  # there is nothing smaller to try
         if self._fits.most(longest) >= items:

@@ -3,88 +3,133 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from typing import Any
 
+from .._collate.collator import Call, Collator, ProbeNeeded
 from .._core.scheduler import Batch, Request, Scheduler, Slice
 from .failures import told
 from .loops import current_task, ends_task
+from .memory import free_cache, is_out_of_memory, without_frames
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of one call of the batch function."""
+Answer = tuple[Any, BaseException | None]
+"""What a call of the batch function came to: its output, or its error."""
 
-Outcome = Any
-"""What one slice came to: its part of the output, or the `BaseException` in its place."""
+Outcome = tuple[Slice, Any]
+"""A slice, and its part of the output or the `BaseException` in its place."""
 
-
-class Collator(Protocol):
-    """Makes an argument of slices, and results of an output."""
-
-    def collate(self, slices: list[Slice]) -> Any: ...
-
-    def split(self, output: Any, slices: list[Slice]) -> Sequence[Any]: ...
-
-    def result(self, request: Request, parts: list[Any]) -> Any: ...
+Begun = tuple[Generator[Call, Answer, list[Outcome]], Call | None, list[Outcome]]
+"""A batch that was collated: what takes answers, the first call to be made or, if it came to that already, the outcomes."""
 
 
 class Execution:
     """One batch function and its collator."""
 
-    def __init__(self, func: Callable[..., Any], collator: Collator, name: str) -> None:
+    def __init__(self, func: Callable[..., Any], collator: Collator, name: str, *, splits: bool) -> None:
         self._func = func
         self._collator = collator
         self._name = name  # of the batch function, for error messages
+        self._splits = splits  # batches that ran out of memory, instead of failing them
 
-    def run(self, batch: Batch) -> list[Outcome]:
-        """What each slice of `batch` came to, by calling the function here. Never raises."""
-        attempt = self._attempt(batch.slices)
-        output = error = None
+    def begin(self, batch: Batch) -> Begun:
+        """`batch` collated, for `run` to go on with. Never raises."""
+        attempts = self._attempts(batch)
         try:
-            args, kwargs = next(attempt)
-            while True:
-                try:
-                    output, error = self._func(*args, **kwargs), None
-                except BaseException as raised:
-                    output, error = None, _as_raised(raised)
-                args, kwargs = attempt.send((output, error))
+            return attempts, next(attempts), []
         except StopIteration as end:
+            return attempts, None, end.value
+
+    def run(self, batch: Batch, begun: Begun | None = None) -> list[Outcome]:
+        """What each slice of `batch` came to, by calling the function here. Never raises."""
+        attempts, call, outcomes = begun or self.begin(batch)
+        owner = _owner(batch)
+        if call is None:
+            return outcomes
+        try:
+            while True:
+                call = attempts.send(self._answer(owner, call))
+        except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
-        finally:  # an error holds the frame that it was raised below, and must not be held by it
-            del output, error
 
     async def run_async(self, batch: Batch) -> list[Outcome]:
         """What each slice of `batch` came to, by awaiting the function here. Raises only what ends the task it runs in."""
-        attempt = self._attempt(batch.slices)
-        output = error = None
-        task = current_task()
+        attempts, call, outcomes = self.begin(batch)
+        owner = _owner(batch)
+        if call is None:
+            return outcomes
         try:
-            args, kwargs = next(attempt)
             while True:
-                try:
-                    output, error = await self._func(*args, **kwargs), None
-                except BaseException as raised:
-                    if ends_task(raised, task):
-                        raise
-                    output, error = None, _as_raised(raised)
-                args, kwargs = attempt.send((output, error))
-        except StopIteration as end:
+                call = attempts.send(await self._answer_async(owner, call))
+        except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
-        finally:  # an error holds the frame that it was raised below, and must not be held by it
-            del output, error
 
-    def _attempt(self, slices: list[Slice]) -> Generator[Call, tuple[Any, BaseException | None], list[Outcome]]:
-        """Yields each call that is to be made and is sent its output or error; returns the outcomes."""
-        leader = slices[0][0]
-        arguments = leader.group
-        owner = () if leader.owner is None else (leader.owner,)
+    def _answer(self, owner: tuple[Any, ...], call: Call) -> Answer:
+        args, kwargs, _ = call
         try:
-            args, kwargs = arguments.fresh()  # type: ignore[attr-defined]
-            output, error = yield (*owner, self._collator.collate(slices), *args), kwargs
-            if error is None:
-                return list(self._collator.split(output, slices))
+            return self._func(*owner, *args, **kwargs), None
         except BaseException as raised:
-            error = _as_raised(raised)
-        return [error] * len(slices)
+            return None, _as_raised(raised)
+
+    async def _answer_async(self, owner: tuple[Any, ...], call: Call) -> Answer:
+        args, kwargs, _ = call
+        try:
+            return await self._func(*owner, *args, **kwargs), None
+        except BaseException as raised:
+            if ends_task(raised, current_task()):
+                raise
+            return None, _as_raised(raised)
+
+    def _attempts(self, batch: Batch) -> Generator[Call, Answer, list[Outcome]]:
+        """Yields each call that is to be made and is sent what it came to; returns the outcomes.
+
+        What runs out of memory is cut in halves, and these again, until they fit or are one item.
+        """
+        outcomes: list[Outcome] = []
+        todo = [batch.slices]
+        while todo:
+            slices = todo.pop()
+            if batch.too_big:
+                room = min([(items + 1) // 2 for items, longest in batch.too_big if longest <= _longest(slices)], default=batch.size)
+                if _size(slices) > room:
+                    todo += reversed(_cut(slices, room))
+                    continue
+            error: BaseException | None
+            try:
+                parts, error = yield from self._attempt(slices, batch)
+            except GeneratorExit:  # the task that ran it has ended
+                raise
+            except BaseException as raised:
+                parts, error = [], _as_raised(raised)
+            if error is None:
+                outcomes += zip(slices, parts, strict=True)
+            elif self._splits and is_out_of_memory(error) and _size(slices) > 1:
+                without_frames(error)
+                del error
+                free_cache()
+                batch.too_big.append((_size(slices), _longest(slices)))
+                todo.append(slices)
+            else:
+                outcomes += [(each, error) for each in slices]
+        return outcomes
+
+    def _attempt(self, slices: list[Slice], batch: Batch) -> Generator[Call, Answer, tuple[Any, BaseException | None]]:
+        """Yields what is to be called for `slices`; returns their parts of the output, or the error of a call."""
+        call = self._collator.collate(slices, batch)
+        note = call[2]
+        output, error = yield call
+        del call
+        while error is None:
+            try:
+                return self._collator.split(output, slices, note), None
+            except ProbeNeeded as needed:
+                probe = needed
+            for alone in probe.calls:
+                batch.probes += 1
+                answer, error = yield alone
+                if error is None:
+                    probe.learn(answer, alone)
+                    break
+        return [], error
 
     def conclude(self, ended: list[Request]) -> int:
         """Gives each of `ended` its result or its own error, and returns how many have an error."""
@@ -118,11 +163,11 @@ def _position(part: tuple[int, Any]) -> int:
     return part[0]
 
 
-def settle(scheduler: Scheduler, batch: Batch, outcomes: list[Outcome]) -> list[Request]:
-    """Adds the outcomes of `batch` to its requests, and returns those that have ended with it."""
+def settle(scheduler: Scheduler, outcomes: list[Outcome]) -> list[Request]:
+    """Adds outcomes of a batch to its requests, and returns those that have ended with it."""
     ended: list[Request] = []
-    for (request, start, stop), outcome in zip(batch.slices, outcomes, strict=True):
-        if request.waker is None:  # its caller has gone, or another part of it failed
+    for (request, start, stop), outcome in outcomes:
+        if request.waker is None or request.error is not None:  # its caller has gone, or another part of it failed
             continue
         if isinstance(outcome, BaseException):
             request.error = outcome
@@ -134,3 +179,28 @@ def settle(scheduler: Scheduler, batch: Batch, outcomes: list[Outcome]) -> list[
                 continue
         ended.append(request)
     return ended
+
+
+def _owner(batch: Batch) -> tuple[Any, ...]:
+    """The instance whose method is called, as it stands before the other arguments."""
+    owner = batch.slices[0][0].owner
+    return () if owner is None else (owner,)
+
+
+def _size(slices: list[Slice]) -> int:
+    return sum([stop - start for _, start, stop in slices])
+
+
+def _longest(slices: list[Slice]) -> int:
+    return max([request.lengths[start] if request.lengths is not None else 0 for request, start, _ in slices])
+
+
+def _cut(slices: list[Slice], room: int) -> tuple[list[Slice], list[Slice]]:
+    """The first `room` items of `slices`, and the rest."""
+    for number, (request, start, stop) in enumerate(slices):
+        if stop - start >= room:
+            middle = start + room
+            rest = slices[number + 1 :] if middle == stop else [(request, middle, stop), *slices[number + 1 :]]
+            return [*slices[:number], (request, start, middle)], rest
+        room -= stop - start
+    return slices, []

@@ -45,6 +45,7 @@ class Runtime(ABC):
 
     def __init__(self, policy: BatchPolicy, execution: Execution, recorder: Recorder, name: str) -> None:
         self.policy = policy
+        self.most_workers = policy.max_concurrent_batches
         self.execution = execution
         self.recorder = recorder
         self.name = name  # of the batch function, for messages and thread names
@@ -212,7 +213,7 @@ class Runtime(ABC):
             with self._lock:
                 if self._resting:
                     bell = self._resting[-1]  # it takes itself off the list
-                elif self._workers < self.policy.max_concurrent_batches:
+                elif self._workers < self.most_workers:
                     starting = True
                     self._workers += 1
             if bell is not None:
@@ -247,7 +248,7 @@ class Runtime(ABC):
             else:
                 more = False
                 self._alarm = deadline
-                if deadline == NEVER and (self._closed or not self.workers_stay):
+                if deadline == NEVER and not self._scheduler.waiting and (self._closed or not self.workers_stay):
                     self._workers -= 1
                     drained = self._drained()
                     end = True
@@ -265,7 +266,7 @@ class Runtime(ABC):
             if batch not in self._scheduler.running:  # forsaken
                 return
             self._scheduler.finished(batch, time.monotonic())
-            ended = settle(self._scheduler, batch, outcomes)
+            ended = settle(self._scheduler, outcomes)
             answer = (ended, _end(ended)) if ended else None
             if answer is not None:
                 self._answering[batch] = answer
@@ -288,7 +289,7 @@ class Runtime(ABC):
 
     def _drained(self) -> list[Waker]:
         """Those to be told that nothing is left to do, if so."""
-        if not self._closed or self._workers or self._scheduler.waiting:
+        if not self._closed or self._workers or self._scheduler.waiting or self._scheduler.running:
             return []
         wakers, self._until_drained = self._until_drained, []
         return wakers

@@ -1,25 +1,43 @@
-"""The thread runtime: dedicated daemon threads call the batch function, so a model always sees the same ones."""
+"""The thread runtime: dedicated daemon threads call the batch function, so a model always sees the same ones.
+
+A worker forms a batch, collates it, calls the function and answers the callers. With `prefetch` there is one worker, which forms and
+collates batches while `max_concurrent_batches` other threads do the rest, so that the next one is ready when the function returns.
+"""
 
 from __future__ import annotations
 
 import atexit
 import itertools
+import queue
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from .._core.linger import NEVER
+from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Scheduler
-from .runtime import Runtime, alive
+from ..stats import Recorder
+from .execution import Begun, Execution
+from .loops import current_loop
+from .runtime import AWAKE, Runtime, alive
 from .shift import Shift
-from .wakers import BlockingWaker, async_waker, logger
+from .wakers import BlockingWaker, async_waker, logger, wake_all
+
+_Prepared = tuple["ThreadRuntime", Batch, Begun]
+"""A batch that is collated, and whose it is."""
 
 
 class ThreadRuntime(Runtime):
-    """At most `max_concurrent_batches` threads, started as they are needed, ended by `shutdown` or with this object."""
+    """At most `max_concurrent_batches` threads call the function, started as they are needed, ended by `shutdown` or with this object."""
 
     workers_stay = True
+
+    def __init__(self, policy: BatchPolicy, execution: Execution, recorder: Recorder, name: str) -> None:
+        super().__init__(policy, execution, recorder, name)
+        if policy.prefetch:
+            self.most_workers = 1
 
     def _reset(self) -> None:
         super()._reset()
@@ -52,33 +70,66 @@ class ThreadRuntime(Runtime):
 
     def _start_worker(self) -> None:
         bell = _Bell(self, self._scheduler)
-        thread = threading.Thread(target=_work, args=(bell,), name=f"batched-{self.name}-{next(self._numbers)}", daemon=True)
+        bell.ring(self)
+        try:
+            if self.policy.prefetch:
+                bell.calls = queue.SimpleQueue()
+                for _ in range(self.policy.max_concurrent_batches):
+                    self._start(_call, bell.calls, bell)
+            self._start(_work, bell, bell)
+        except BaseException:
+            bell.dismiss()
+            raise
+
+    def _start(self, work: Callable[[Any], None], argument: Any, bell: _Bell) -> None:
+        thread = threading.Thread(target=work, args=(argument,), name=f"batched-{self.name}-{next(self._numbers)}", daemon=True)
         with self._lock:
             self._threads.add(thread)
-        bell.ring(self)
+        bell.threads.append(thread)
         try:
             thread.start()
         except BaseException:
-            with self._lock:
-                self._threads.discard(thread)
+            self._leave(bell)
             raise
+
+    def _leave(self, bell: _Bell) -> None:
+        """Forgets the threads of a worker that is about to end."""
+        with self._lock:
+            self._threads.difference_update(bell.threads)
 
     def _ring(self, bell: Any) -> None:
         bell.ring(self)
+
+    def run(self, batch: Batch, begun: Begun | None) -> None:
+        """Calls the function for `batch` here, and answers its callers."""
+        shift = Shift(self.badge)
+        outcomes = self.execution.run(batch, begun)
+        self._finish(batch, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
+        shift.on = False
+        del outcomes  # an error among them holds this frame
+
+    def relieve(self) -> None:
+        """Calls the worker, if there is room for a batch that it had no room for, and wakes those who wait for the last one."""
+        with self._lock:
+            call = self._scheduler.next_deadline() < self._alarm
+            if call:
+                self._alarm = AWAKE
+            drained = self._drained()
+        if call:
+            self._call_worker()
+        wake_all(drained, current_loop())
 
     def serve(self, bell: _Bell) -> bool:
         """Runs batches until there is none; False if the worker is to end."""
         while True:
             found = self._take(bell)
             if isinstance(found, Batch):
-                shift = Shift(self.badge)
-                outcomes = self.execution.run(found)
-                self._finish(found, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
-                shift.on = False
-                del outcomes  # an error among them holds this frame
+                if bell.calls is None:
+                    self.run(found, None)
+                else:
+                    bell.calls.put((self, found, self.execution.begin(found)))
             elif found is None:
-                with self._lock:
-                    self._threads.discard(threading.current_thread())
+                self._leave(bell)
                 return False
             elif found == NEVER:
                 return True
@@ -89,7 +140,7 @@ class ThreadRuntime(Runtime):
 class _Bell:
     """What a worker rests on. It brings the runtime along, so that one without work keeps no runtime alive."""
 
-    __slots__ = ("_caller", "_lock", "_widowed", "scheduler")
+    __slots__ = ("_caller", "_lock", "_widowed", "calls", "scheduler", "threads")
 
     def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
         self.scheduler = scheduler  # whose batches the worker runs
@@ -97,6 +148,8 @@ class _Bell:
         self._lock.acquire()
         self._caller: ThreadRuntime | None = None  # who rang last; None: nobody, or the runtime is gone
         self._widowed = weakref.ref(runtime, lambda _: self.ring(None))
+        self.threads: list[threading.Thread] = []  # the worker and those that call the function for it
+        self.calls: queue.SimpleQueue[_Prepared | None] | None = None  # what they are to call
 
     def ring(self, caller: ThreadRuntime | None) -> None:
         self._caller = caller
@@ -118,20 +171,50 @@ class _Bell:
         self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
         self._caller = None  # it is being served
 
+    def dismiss(self) -> None:
+        """Ends the threads that call the function, after what they have been given."""
+        if self.calls is not None:
+            self.calls.put(None)
+
 
 def _work(bell: _Bell) -> None:
-    while True:
-        runtime = bell.wait()
-        if runtime is None:
-            return
-        try:
-            if not runtime.serve(bell):
+    """What a worker does."""
+    try:
+        while True:
+            runtime = bell.wait()
+            if runtime is None:
                 return
-        except BaseException as error:
-            logger.exception("the worker of %s failed", runtime.name)
-            runtime.forsake(f"its worker failed with a {type(error).__name__}")
+            try:
+                if not runtime.serve(bell):
+                    return
+            except BaseException as error:
+                _fail(runtime, error)
+                return
+            del runtime
+    finally:
+        bell.dismiss()
+
+
+def _call(calls: queue.SimpleQueue[_Prepared | None]) -> None:
+    """What a thread does that calls the function for what a worker has prepared."""
+    while True:
+        prepared = calls.get()
+        if prepared is None:
+            calls.put(None)  # for the next of these threads
             return
-        del runtime
+        runtime, batch, begun = prepared
+        try:
+            runtime.run(batch, begun)
+            runtime.relieve()
+        except BaseException as error:
+            _fail(runtime, error)
+            return
+        del prepared, runtime, batch, begun
+
+
+def _fail(runtime: ThreadRuntime, error: BaseException) -> None:
+    logger.exception("the worker of %s failed", runtime.name)
+    runtime.forsake(f"its worker failed with a {type(error).__name__}")
 
 
 def _at_exit() -> None:

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from batched._collate.arguments import Arguments
 from batched._collate.items import Items
-from batched._core.scheduler import Request, Slice
+from batched._core.scheduler import Batch, Request, Slice
 from batched.errors import BatchFunctionError, BatchSizeMismatch
+
+NOTHING = Arguments((), {})
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def items() -> Items:
 
 
 def request(*values: Any, listed: bool = True) -> Request:
-    return Request(list(values), len(values), "g", waker=None, listed=listed)
+    return Request(list(values), len(values), NOTHING, waker=None, listed=listed)
 
 
 def calls(*sizes: int) -> list[Slice]:
@@ -36,9 +39,14 @@ def calls(*sizes: int) -> list[Slice]:
     return slices
 
 
+def given(items: Items, slices: list[Slice]) -> Any:
+    """What the function gets."""
+    return items.collate(slices, Batch(slices, sum(stop - start for _, start, stop in slices), "full", 0.0))[0][0]
+
+
 def parts_of(items: Items, output: Any, *sizes: int) -> list[list[Any]]:
     parts: list[list[Any]] = []
-    for part in items.split(output, calls(*sizes)):
+    for part in items.split(output, calls(*sizes), None):
         assert not isinstance(part, Exception)
         parts.append(part)
     return parts
@@ -48,28 +56,28 @@ def parts_of(items: Items, output: Any, *sizes: int) -> list[list[Any]]:
 
 
 def test_the_function_gets_the_items_of_all_calls_in_order(items: Items) -> None:
-    assert items.collate(calls(2, 1, 3)) == [0, 1, 2, 3, 4, 5]
+    assert given(items, calls(2, 1, 3)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_of_a_call_that_was_split_it_gets_the_part_whose_turn_it_is(items: Items) -> None:
     long, short = request(*"abcdefg"), request("x")
-    assert items.collate([(long, 2, 5)]) == ["c", "d", "e"]
-    assert items.collate([(short, 0, 1), (long, 5, 7)]) == ["x", "f", "g"]
+    assert given(items, [(long, 2, 5)]) == ["c", "d", "e"]
+    assert given(items, [(short, 0, 1), (long, 5, 7)]) == ["x", "f", "g"]
 
 
 @pytest.mark.parametrize("sizes", [(3,), (1,), (2, 1)])
 def test_the_list_that_the_function_gets_is_its_own(items: Items, sizes: tuple[int, ...]) -> None:
     slices = calls(*sizes)
-    given = items.collate(slices)
-    assert type(given) is list
-    given.clear()
+    batch = given(items, slices)
+    assert type(batch) is list
+    batch.clear()
     assert [value for one, _, _ in slices for value in one.items] == list(range(sum(sizes)))
 
 
 def test_items_are_handed_over_as_they_are(items: Items) -> None:
     values: list[Any] = [[1, 2], (3,), {"a": 4}, None]
-    given = items.collate([(request(*values[:2]), 0, 2), (request(*values[2:]), 0, 2)])
-    assert all(one is other for one, other in zip(given, values, strict=True))
+    batch = given(items, [(request(*values[:2]), 0, 2), (request(*values[2:]), 0, 2)])
+    assert all(one is other for one, other in zip(batch, values, strict=True))
 
 
 # ---------------------------------------------------------------- split: what may be returned
@@ -93,14 +101,14 @@ class Listed(list[str]):
 
 @pytest.mark.parametrize("output", [["a", "b", "c"], ("a", "b", "c"), deque("abc"), Rows(), Listed("abc")])
 def test_every_call_gets_its_own_results_in_order(items: Items, output: Any) -> None:
-    assert items.split(output, calls(2, 1)) == [["a", "b"], ["c"]]
-    assert items.split(output, calls(1, 1, 1)) == [["a"], ["b"], ["c"]]
-    assert items.split(output, calls(3)) == [["a", "b", "c"]]
+    assert items.split(output, calls(2, 1), None) == [["a", "b"], ["c"]]
+    assert items.split(output, calls(1, 1, 1), None) == [["a"], ["b"], ["c"]]
+    assert items.split(output, calls(3), None) == [["a", "b", "c"]]
 
 
 def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: Items) -> None:
     long = request(*range(9))
-    assert items.split(list("abcdef"), [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)]) == [["a"], list("bcde"), ["f"]]
+    assert items.split(list("abcdef"), [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)], None) == [["a"], list("bcde"), ["f"]]
 
 
 @pytest.mark.parametrize("result", [None, False, 0, "", [], "text", {"a": 1}, BatchSizeMismatch, KeyboardInterrupt()])
@@ -111,12 +119,12 @@ def test_any_object_but_an_exception_is_a_result(items: Items, result: Any) -> N
 
 
 def test_a_range_is_a_sequence_too(items: Items) -> None:
-    assert items.split(range(3), calls(1, 2)) == [[0], [1, 2]]
+    assert items.split(range(3), calls(1, 2), None) == [[0], [1, 2]]
 
 
 def test_results_of_different_types_stay_as_they_are(items: Items) -> None:
     output = ["a", 1, None, 2.5, [3]]
-    assert items.split(output, calls(2, 3)) == [["a", 1], [None, 2.5, [3]]]
+    assert items.split(output, calls(2, 3), None) == [["a", 1], [None, 2.5, [3]]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "U3", "object"])
@@ -153,7 +161,7 @@ def test_a_wrong_number_of_results_is_an_error_with_both_numbers(
     items: Items, given: tuple[int, ...], returned: int, make: Callable[[Any], Any]
 ) -> None:
     with pytest.raises(BatchSizeMismatch) as caught:
-        items.split(make(range(returned)), calls(*given))
+        items.split(make(range(returned)), calls(*given), None)
     assert (caught.value.expected, caught.value.actual) == (sum(given), returned)
     assert str(caught.value) == (
         f"shop.embed was given {sum(given)} items and returned {returned} results; it must return one per item, in order"
@@ -163,7 +171,7 @@ def test_a_wrong_number_of_results_is_an_error_with_both_numbers(
 def test_an_array_of_the_wrong_length_is_an_error_with_both_numbers(items: Items) -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(BatchSizeMismatch) as caught:
-        items.split(numpy.zeros((2, 7)), calls(1, 2))
+        items.split(numpy.zeros((2, 7)), calls(1, 2), None)
     assert (caught.value.expected, caught.value.actual) == (3, 2)
 
 
@@ -171,7 +179,7 @@ def test_an_array_of_the_wrong_length_is_an_error_with_both_numbers(items: Items
 def test_a_tensor_of_the_wrong_length_is_an_error_with_both_numbers(items: Items) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(BatchSizeMismatch) as caught:
-        items.split(torch.zeros(4, 7), calls(1, 2))
+        items.split(torch.zeros(4, 7), calls(1, 2), None)
     assert (caught.value.expected, caught.value.actual) == (3, 4)
 
 
@@ -202,7 +210,7 @@ def test_an_output_that_holds_no_results_in_order_is_an_error_that_names_its_typ
     items: Items, output: Any, sizes: tuple[int, ...]
 ) -> None:
     with pytest.raises(BatchFunctionError) as caught:
-        items.split(output, calls(*sizes))
+        items.split(output, calls(*sizes), None)
     assert type(caught.value) is BatchFunctionError
     assert str(caught.value) == (
         f"shop.embed returned {type(output).__name__}; it must return a list, tuple, array or tensor with one entry per item"
@@ -213,14 +221,14 @@ def test_an_output_that_holds_no_results_in_order_is_an_error_that_names_its_typ
 def test_an_array_without_rows_is_a_single_value(items: Items, sizes: tuple[int, ...]) -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(BatchFunctionError) as caught:
-        items.split(numpy.array(1.0), calls(*sizes))
+        items.split(numpy.array(1.0), calls(*sizes), None)
     assert str(caught.value) == "shop.embed returned a single value; it must return one per item"
 
 
 def test_a_number_of_numpy_is_no_output(items: Items) -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(BatchFunctionError, match=r"^shop\.embed returned (a single value|float64); it must return "):
-        items.split(numpy.float64(1.0), calls(1))
+        items.split(numpy.float64(1.0), calls(1), None)
 
 
 @pytest.mark.model
@@ -228,7 +236,7 @@ def test_a_number_of_numpy_is_no_output(items: Items) -> None:
 def test_a_tensor_without_rows_is_a_single_value(items: Items, sizes: tuple[int, ...]) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(BatchFunctionError) as caught:
-        items.split(torch.tensor(1.0), calls(*sizes))
+        items.split(torch.tensor(1.0), calls(*sizes), None)
     assert str(caught.value) == "shop.embed returned a single value; it must return one per item"
 
 
@@ -237,30 +245,30 @@ def test_a_tensor_without_rows_is_a_single_value(items: Items, sizes: tuple[int,
 
 def test_an_exception_in_place_of_a_result_fails_that_call_alone(items: Items) -> None:
     bad = ValueError("bad item")
-    assert items.split(["a", bad, "c"], calls(1, 1, 1)) == [["a"], bad, ["c"]]
+    assert items.split(["a", bad, "c"], calls(1, 1, 1), None) == [["a"], bad, ["c"]]
 
 
 def test_a_call_with_several_failed_items_gets_the_first_exception(items: Items) -> None:
     first, second = ValueError("first"), KeyError("second")
-    assert items.split(["a", first, second, "d"], calls(1, 3)) == [["a"], first]
-    assert items.split([second, "b", first, "d"], calls(1, 1, 2)) == [second, ["b"], first]
+    assert items.split(["a", first, second, "d"], calls(1, 3), None) == [["a"], first]
+    assert items.split([second, "b", first, "d"], calls(1, 1, 2), None) == [second, ["b"], first]
 
 
 def test_a_call_alone_in_its_batch_gets_its_exception_too(items: Items) -> None:
     bad = ValueError("bad item")
-    assert items.split([bad], calls(1)) == [bad]
-    assert items.split(["a", bad], calls(2)) == [bad]
+    assert items.split([bad], calls(1), None) == [bad]
+    assert items.split(["a", bad], calls(2), None) == [bad]
 
 
 def test_a_batch_of_nothing_but_exceptions_fails_every_call_with_its_own(items: Items) -> None:
     errors = [ValueError(number) for number in range(3)]
-    assert items.split(errors, calls(1, 1, 1)) == errors
+    assert items.split(errors, calls(1, 1, 1), None) == errors
 
 
 def test_an_exception_is_found_among_arrays(items: Items) -> None:
     numpy = pytest.importorskip("numpy")
     bad = ValueError("bad item")
-    first, second = items.split([numpy.zeros(2), bad], calls(1, 1))
+    first, second = items.split([numpy.zeros(2), bad], calls(1, 1), None)
     assert not isinstance(first, Exception)
     assert first[0].tolist() == [0.0, 0.0]
     assert second is bad
@@ -359,14 +367,14 @@ def test_records_of_an_array_are_copies_when_calls_share_a_batch(items: Items) -
 def test_a_library_that_another_thread_is_just_importing_is_no_failure(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("numpy", "torch"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    assert items.split(["a", "b"], calls(1, 1)) == [["a"], ["b"]]
+    assert items.split(["a", "b"], calls(1, 1), None) == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("present", [[], ["numpy"]])
 def test_neither_numpy_nor_torch_is_needed(items: Items, monkeypatch: pytest.MonkeyPatch, present: list[str]) -> None:
     for name in {"numpy", "torch"} - set(present):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    assert items.split(["a", "b"], calls(1, 1)) == [["a"], ["b"]]
+    assert items.split(["a", "b"], calls(1, 1), None) == [["a"], ["b"]]
 
 
 @pytest.mark.model

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from batched import BatcherClosed
 from stage import Stage
 
 pytestmark = pytest.mark.anyio
@@ -142,3 +143,30 @@ async def test_the_source_may_be_asynchronous(stage: Stage) -> None:
 
     stage.decorate(batch_size=4)
     assert await collect(stage, source()) == [("done", i) for i in range(20)]
+
+
+async def test_an_item_that_cannot_be_taken_fails_in_its_place(stage: Stage) -> None:
+    stage.decorate(length=lambda item: 1 if item != 2 else 1 / 0)
+    results = await collect(stage, range(4), return_exceptions=True)
+    assert isinstance(results[2], ZeroDivisionError)
+    assert [results[i] for i in (0, 1, 3)] == [("done", 0), ("done", 1), ("done", 3)]
+    with pytest.raises(ZeroDivisionError):
+        await collect(stage, range(4))
+
+
+async def test_one_that_is_closed_early_minds_no_item_that_could_not_be_taken(stage: Stage) -> None:
+    stage.decorate(length=lambda item: 1 if item != 1 else 1 / 0)
+    results = stage.fn.map(range(3))
+    if stage.kind in SYNC:
+        assert await anyio.to_thread.run_sync(lambda: next(results)) == ("done", 0)
+        results.close()
+    else:
+        assert await anext(results) == ("done", 0)
+        await results.aclose()
+
+
+async def test_after_a_shutdown_it_ends(stage: Stage) -> None:
+    stage.decorate()
+    await stage.fn.aclose()
+    with pytest.raises(BatcherClosed):
+        await collect(stage, range(4), return_exceptions=True)

@@ -79,6 +79,67 @@ class Model:
         return [len(text) for text in texts]
 
 
+Features = dict[str, NDArray[Any]]
+
+
+@batched.inference.dynamically
+def hidden(features: Features, layer: int = 0) -> NDArray[np.float32]:
+    return features["ids"].astype(np.float32) + layer
+
+
+@batched.inference.dynamically(batch_size=8, pad_token={"ids": 1}, padding_side="left", unpad={"": {1: "ids"}}, max_batch_tokens=4096)
+def hidden_called(features: Features) -> tuple[NDArray[np.float32], Features]:
+    return hidden.__wrapped__(features), features
+
+
+@batched.inference.dynamically(spread_kwargs=True, pad_to_multiple_of=8)
+def spread(ids: NDArray[np.int64], mask: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    return ids if mask is None else ids * mask
+
+
+@batched.aio.inference.dynamically
+async def hidden_async(features: Features) -> Features:
+    return features
+
+
+@batched.aio.inference.dynamically(unpad=False)
+def hidden_blocking(features: Features, *, layer: int = 0) -> Features:
+    return features
+
+
+class Encoder:
+    @batched.inference.dynamically
+    def hidden(self, features: Features, layer: int = 0) -> NDArray[np.float32]:
+        return features["ids"].astype(np.float32) + layer
+
+    @batched.aio.inference.dynamically(on_oom="raise")
+    async def hidden_async(self, features: Features) -> Features:
+        return features
+
+
+async def features(ids: NDArray[np.int64], encoder: Encoder) -> None:
+    assert_type(hidden({"ids": ids}), NDArray[np.float32])
+    assert_type(hidden({"ids": ids}, layer=3), NDArray[np.float32])
+    assert_type(hidden({"ids": [ids[0], ids[1]]}), NDArray[np.float32])
+    assert_type(hidden(ids=ids), NDArray[np.float32])
+    assert_type(hidden.submit({"ids": ids}).result(), NDArray[np.float32])
+    assert_type(hidden.submit(ids=ids).result(), NDArray[np.float32])
+    assert_type(hidden.map([{"ids": ids}]), Generator[NDArray[np.float32], None, None])
+    assert_type(await hidden.acall({"ids": ids}, layer=2), NDArray[np.float32])
+    assert_type(hidden.stats, Stats)
+    assert_type(hidden.with_options(pad_to_multiple_of=8)({"ids": ids}), NDArray[np.float32])
+    assert_type(hidden_called({"ids": ids}), tuple[NDArray[np.float32], Features])
+    assert_type(spread({"ids": ids}), NDArray[np.int64])
+    assert_type(spread(ids=ids, mask=ids), NDArray[np.int64])
+    assert_type(await hidden_async({"ids": ids}), Features)
+    assert_type(await hidden_async(ids=ids), Features)
+    assert_type(await hidden_blocking({"ids": ids}, layer=3), Features)
+    assert_type(encoder.hidden({"ids": ids}, layer=1), NDArray[np.float32])
+    assert_type(encoder.hidden(ids=ids), NDArray[np.float32])
+    assert_type(await encoder.hidden_async({"ids": ids}), Features)
+    Encoder.hidden(encoder, {"ids": ids})
+
+
 def functions() -> None:
     assert_type(embed("x"), Vector)
     assert_type(embed(["x"]), list[Vector])

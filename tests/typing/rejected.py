@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import batched
 
 
@@ -21,7 +23,18 @@ class Model:
         return [float(len(text)) for text in texts]
 
 
+@batched.inference.dynamically
+def hidden(features: dict[str, Any], layer: int = 0) -> int:
+    return layer
+
+
 async def calls(model: Model) -> None:
+    hidden(1)  # wrong
+    hidden([{}])  # wrong
+    hidden({}, layer="3")  # wrong
+    hidden(ids=3)  # wrong
+    await hidden.acall("x")  # wrong
+    hidden.with_options(padding_side="top")  # wrong
     embed(1)  # wrong
     embed([1])  # wrong
     embed("x", prompt=3)  # wrong
@@ -42,6 +55,8 @@ async def calls(model: Model) -> None:
 batched.dynamically(batchsize=3)  # wrong
 batched.dynamically(batch_size="3")  # wrong
 batched.dynamically(flush="sometimes")  # wrong
+batched.dynamically(pad_token={"ids": 1})  # wrong
+batched.inference.dynamically(pad_token=3)  # wrong
 
 
 @batched.dynamically  # wrong

@@ -1,0 +1,69 @@
+"""The types of what a decorated function of features is: in whichever way it is called, features take the place of items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from ._batched import AsyncBatched, Batched
+from ._collate.features import Feature
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from ._batcher import InferenceSettings
+    from ._runtime.wakers import Future
+
+P = ParamSpec("P")
+U = TypeVar("U")
+
+Features = Mapping[str, Feature]
+"""What a call passes: arrays or tensors, or lists of them, with one row per item."""
+
+
+class BatchedInference(Batched[Features, U, P]):
+    """A batched function of features that threads call and wait for."""
+
+    if TYPE_CHECKING:  # features take the place of items, and may be passed by keyword
+
+        @overload  # type: ignore[override]
+        async def acall(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
+        @overload
+        async def acall(self, /, **features: Feature) -> U: ...
+        async def acall(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        @overload  # type: ignore[override]
+        def __call__(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
+        @overload
+        def __call__(self, /, **features: Feature) -> U: ...
+        def __call__(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        @overload
+        def submit(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...
+        @overload
+        def submit(self, /, **features: Feature) -> Future[U]: ...
+        def submit(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        def with_options(self, **settings: Unpack[InferenceSettings]) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class AsyncBatchedInference(AsyncBatched[Features, U, P]):
+    """A batched function of features that coroutines await, on asyncio, uvloop or trio."""
+
+    if TYPE_CHECKING:  # features take the place of items, and may be passed by keyword
+
+        @overload  # type: ignore[override]
+        async def acall(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
+        @overload
+        async def acall(self, /, **features: Feature) -> U: ...
+        async def acall(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        __call__ = acall  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+        @overload
+        def submit(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...
+        @overload
+        def submit(self, /, **features: Feature) -> Future[U]: ...
+        def submit(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        def with_options(self, **settings: Unpack[InferenceSettings]) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,0 +1,43 @@
+"""What the execution of a batch asks of a collator, whichever kind of items it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from .._core.scheduler import Batch, Request, Slice
+
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+"""One call of the batch function: positional and keyword arguments, and what the collator wants to know when it splits the output."""
+
+
+class ProbeNeeded(Exception):
+    """The output cannot be split before it is known what the function makes of one row of it alone.
+
+    The first of `calls` that the function answers tells: `learn` is to be told the output, and `split` to be asked again.
+    """
+
+    def __init__(self, calls: list[Call], learn: Callable[[Any, Call], None]) -> None:
+        super().__init__(calls, learn)
+        self.calls = calls
+        self.learn = learn
+
+
+class Collator(Protocol):
+    """Makes arguments of slices, and results of outputs."""
+
+    def collate(self, slices: list[Slice], batch: Batch, /) -> Call:
+        """The call that runs `slices`, all or a part of those of `batch`, in which it counts padding."""
+        ...
+
+    def split(self, output: Any, slices: list[Slice], note: Any, /) -> Sequence[Any]:
+        """One part per slice, or the exception in its place.
+
+        Raises:
+            ProbeNeeded: something has to be found out before.
+        """
+        ...
+
+    def result(self, request: Request, parts: list[Any], /) -> Any:
+        """What the caller gets of its parts, in the order of their positions."""
+        ...

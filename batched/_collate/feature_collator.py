@@ -1,0 +1,171 @@
+"""Arrays and tensors: a batch is a dict of features, padded to one length each, and each caller gets its own rows of the output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .._core.scheduler import Batch, Request, Slice
+from ..errors import BatchFunctionError, BatchSizeMismatch
+from .arguments import Arguments
+from .collator import Call, ProbeNeeded
+from .devices import Devices, wait_for, wait_here
+from .features import Features
+from .fields import Array, Field
+from .outputs import Path, leaves, rebuilt
+from .settings import FeatureSettings
+from .unpadding import Ambiguous, Cuts, Unpadding, Widths
+
+
+class Group(NamedTuple):
+    """Calls with equal ones may share a batch."""
+
+    arguments: Arguments
+    fields: tuple[Field, ...]
+
+
+class FeatureCollator:
+    """Collates calls of features."""
+
+    def __init__(self, name: str, settings: FeatureSettings) -> None:
+        self._name = name  # of the batch function, for error messages
+        self._left = settings.padding_side == "left"
+        self._settings = settings
+        self._unpadding = Unpadding(name, settings.unpad)
+        self._devices = Devices(settings.device, settings.output_device)
+
+    def collate(self, slices: list[Slice], batch: Batch) -> Call:
+        calls: list[Features] = [request.items for request, _, _ in slices]
+        group: Group = slices[0][0].group  # type: ignore[assignment]  # what the request was made with
+        every = list(zip(*[call.widths for call in calls], strict=True))
+        padded = tuple([self._padded(field, widths) for field, widths in zip(group.fields, every, strict=True)])
+        self._count(slices, padded, batch)
+        return self._call(slices, group, padded)
+
+    def split(self, output: Any, slices: list[Slice], note: Widths) -> Sequence[Any]:
+        request, start, stop = slices[0]
+        group: Any = request.group
+        arrays = self._leaves(output, sum([stop - start for _, start, stop in slices]))
+        if len(slices) == 1 and stop - start == request.size and note == request.items.widths:  # what it would have got alone, and did
+            self._unpadding.learn(group, arrays, note)
+            whole = self._devices.outward([array for _, array in arrays])
+            wait_for(whole)
+            unchanged = all(moved is array for moved, (_, array) in zip(whole, arrays, strict=True))
+            return [output if unchanged else rebuilt(output, iter(whole))]
+        widths = {request.items.widths: (request, start, start + 1) for request, start, _ in slices}
+        try:
+            cuts = self._unpadding.cuts(group, arrays, note, sorted(widths, key=_as_probe))
+        except Ambiguous as ambiguous:
+            raise self._probe(widths[ambiguous.widths], note, arrays) from None
+        moved = self._devices.outward([array for _, array in arrays])
+        columns = [self._shares(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)]
+        wait_for([column[-1] for column in columns])
+        return [rebuilt(output, iter(share)) for share in zip(*columns, strict=True)]
+
+    def result(self, _: Request, parts: list[Any]) -> Any:
+        if len(parts) == 1:
+            return parts[0]
+        arrays = [leaves(part) for part in parts]
+        if len({tuple([path for path, _ in each]) for each in arrays}) > 1:
+            raise BatchFunctionError(f"{self._name} returned outputs of different structure for parts of one call, which cannot be joined")
+        try:
+            return rebuilt(parts[0], iter([_joined([array for _, array in part]) for part in zip(*arrays, strict=True)]))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BatchFunctionError(f"{self._name} returned outputs for parts of one call that cannot be joined: {error}") from error
+
+    def _probe(self, row: Slice, padded: Widths, arrays: list[tuple[Path, Array]]) -> ProbeNeeded:
+        """What shows how `arrays`, which are of a batch of these lengths, would look for the caller of `row` alone."""
+        request = row[0]
+        group: Any = request.group
+        own: Widths = request.items.widths
+        others = self._settings.other_lengths(own, padded)
+        calls = [self._call([row], group, widths) for widths in dict.fromkeys([others, own])]
+
+        def learn(output: Any, call: Call) -> None:
+            probed = self._leaves(output, 1)
+            if [(path, array.ndim) for path, array in probed] != [(path, array.ndim) for path, array in arrays]:
+                raise BatchFunctionError(f"{self._name} returned an output of another structure for one row than for several")
+            self._unpadding.learn(group, probed, call[2])
+
+        return ProbeNeeded(calls, learn)
+
+    def _padded(self, field: Field, widths: tuple[int, ...]) -> int:
+        """The length to which the rows of a feature are padded for calls with rows of these lengths."""
+        longest = max(widths)
+        if field.is_token or (field.is_sequence and min(widths) < longest):
+            return self._settings.rounded(longest)
+        return longest
+
+    def _call(self, slices: list[Slice], group: Group, padded: Widths) -> Call:
+        for request, _, _ in slices:
+            wait_here(request.items.made)
+        request, start, stop = slices[0]
+        features: dict[str, Array] = {}
+        if len(slices) == 1 and stop - start == request.size and padded == request.items.widths:
+            for field, array in zip(group.fields, request.items.arrays, strict=True):
+                features[field.name] = self._devices.inward(array)
+        else:
+            rows = sum([stop - start for _, start, stop in slices])
+            for number, (field, width) in enumerate(zip(group.fields, padded, strict=True)):
+                blocks = [
+                    request.items.views[number] if stop - start == request.size else request.items.views[number][start:stop]
+                    for request, start, stop in slices
+                ]
+                array, out = self._devices.blank(field, field.shape(rows, width))
+                field.fill(out, blocks, width, left=self._left)
+                features[field.name] = self._devices.inward(array)
+        args, kwargs = group.arguments.fresh()
+        if self._settings.spread_kwargs:
+            return args, {**features, **kwargs}, padded
+        return (features, *args), kwargs, padded
+
+    def _count(self, slices: list[Slice], padded: Widths, batch: Batch) -> None:
+        """Adds to `batch` how many positions its rows have, and how many of them are padding."""
+        sequences = [number for number, field in enumerate(slices[0][0].group.fields) if field.is_sequence]  # type: ignore[attr-defined]
+        widest = sum([padded[number] for number in sequences])
+        for request, start, stop in slices:
+            features: Features = request.items
+            batch.cells += widest * (stop - start)
+            batch.padding += (widest - sum([features.widths[number] for number in sequences])) * (stop - start)
+            if features.padding:
+                batch.padding += sum(features.padding[start:stop])
+
+    def _leaves(self, output: Any, rows: int) -> list[tuple[Path, Array]]:
+        try:
+            arrays = leaves(output)
+        except BatchFunctionError as error:
+            raise BatchFunctionError(f"{self._name}: {error}") from None
+        for _, array in arrays:
+            if len(array) != rows:
+                raise BatchSizeMismatch.between(self._name, rows, len(array))
+        return arrays
+
+    def _shares(self, array: Array, slices: list[Slice], cuts: Cuts) -> list[Array]:
+        """The part of an array that belongs to each slice, in memory of its own."""
+        torch = sys.modules.get("torch")
+        shares: list[Array] = []
+        position = 0
+        for request, start, stop in slices:
+            end = position + stop - start
+            share = array[position:end]
+            for axis, feature in cuts:
+                own, size = request.items.widths[feature], array.shape[axis]
+                if own < size:
+                    kept = slice(size - own, None) if self._left else slice(own)
+                    share = share[(slice(None),) * axis + (kept,)]
+            shares.append(share.clone() if torch is not None and isinstance(share, torch.Tensor) else share.copy())
+            position = end
+        return shares
+
+
+def _as_probe(widths: Widths) -> tuple[bool, int]:
+    """Short rows make cheap probes; some functions choke on empty ones."""
+    return 0 in widths, sum(widths)
+
+
+def _joined(arrays: list[Array]) -> Array:
+    torch = sys.modules.get("torch")
+    if torch is not None and all(isinstance(array, torch.Tensor) for array in arrays):
+        return torch.cat(arrays)
+    return sys.modules["numpy"].concatenate(arrays)

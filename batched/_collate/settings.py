@@ -1,0 +1,111 @@
+"""The settings of the tensor variant, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Number
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+    Device: TypeAlias = str | int | torch.device
+else:
+    Device = Any
+
+PaddingSide = Literal["right", "left"]
+Unpad = Literal["auto", False] | Mapping[str, Mapping[int, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """Valid settings, or an error whose one sentence names the setting, the value and what is allowed.
+
+    Raises:
+        TypeError: a setting is of the wrong type.
+        ValueError: a setting is out of its range.
+    """
+
+    pad_token: Mapping[str, Any] = field(default_factory=dict)
+    """What fills short rows, by the name of the feature; 0 for those not named. `pad_tokens` is another spelling."""
+    padding_side: PaddingSide = "right"
+    """The side on which short rows are filled."""
+    pad_to_multiple_of: int = 1
+    """Rows of token features, and all rows that are padded, get a length that is a multiple of this."""
+    unpad: Unpad = "auto"
+    """How outputs are cut to the caller's own length: by what is learned, not at all, or as declared."""
+    spread_kwargs: bool = False
+    """Whether the function is called `func(**features)` instead of `func(features)`."""
+    device: Device | None = None
+    """Where the function gets its features; None: where the callers' are."""
+    output_device: Device | None = None
+    """Where callers get their results; None: where the function leaves them."""
+
+    def __post_init__(self) -> None:
+        pads = self.pad_token
+        if not isinstance(pads, Mapping) or not all(isinstance(name, str) for name in pads):
+            raise TypeError(f"pad_token must map names of features to what fills them, got {pads!r}")
+        for name, pad in pads.items():
+            if not isinstance(pad, Number):
+                raise TypeError(f"pad_token must map names of features to numbers, got {pad!r} for {name!r}")
+        object.__setattr__(self, "pad_token", dict(pads))
+        if self.padding_side not in ("right", "left"):
+            raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}")
+        multiple = self.pad_to_multiple_of
+        if not isinstance(multiple, Integral) or isinstance(multiple, bool):
+            raise TypeError(f"pad_to_multiple_of must be an integer of at least 1, got {multiple!r}")
+        if multiple < 1:
+            raise ValueError(f"pad_to_multiple_of must be at least 1, got {multiple!r}")
+        if not isinstance(self.spread_kwargs, bool):
+            raise TypeError(f"spread_kwargs must be True or False, got {self.spread_kwargs!r}")
+        self._check_unpad()
+        for name, device in (("device", self.device), ("output_device", self.output_device)):
+            self._check_device(name, device)
+
+    def rounded(self, width: int) -> int:
+        """`width` rounded up to `pad_to_multiple_of`."""
+        return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+    def other_lengths(self, own: tuple[int, ...], padded: tuple[int, ...]) -> tuple[int, ...]:
+        """To what features are padded whose rows are that long `own`, so that none that differs is as in a batch `padded` so.
+
+        Features of different lengths get different ones, and those of the same length the same.
+        """
+        chosen: dict[int, int] = {}
+        for short, long in sorted({(short, long) for short, long in zip(own, padded, strict=True) if short != long}):
+            width = chosen.get(short, self.rounded(short))
+            while width == long or width in [taken for other, taken in chosen.items() if other != short]:
+                width += self.pad_to_multiple_of
+            chosen[short] = width
+        return tuple([long if short == long else chosen[short] for short, long in zip(own, padded, strict=True)])
+
+    def _check_unpad(self) -> None:
+        unpad = self.unpad
+        if unpad is False or unpad == "auto":
+            return
+        allowed = "unpad must be 'auto', False, or map paths in the output to axes and the features they follow"
+        if not isinstance(unpad, Mapping):
+            raise TypeError(f"{allowed}, got {unpad!r}")
+        for path, axes in unpad.items():
+            if not isinstance(path, str) or not isinstance(axes, Mapping):
+                raise TypeError(f"{allowed}, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, got {path!r}: {axes!r}")
+            for axis, feature in axes.items():
+                if not isinstance(axis, int) or isinstance(axis, bool) or not isinstance(feature, str):
+                    raise TypeError(f"{allowed}, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, got {path!r}: {axes!r}")
+                if axis == 0:
+                    raise ValueError(f"unpad cannot cut axis 0 of {path!r}, which has the rows")
+        object.__setattr__(self, "unpad", {path: dict(axes) for path, axes in unpad.items()})
+
+    @staticmethod
+    def _check_device(name: str, device: Device | None) -> None:
+        if device is None:
+            return
+        try:
+            import torch
+        except ModuleNotFoundError:
+            raise ValueError(f"{name}={device!r} needs torch, which is not installed") from None
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}") from None

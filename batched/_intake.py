@@ -1,0 +1,90 @@
+"""What a caller passes, as a request: its items or features, its extra arguments, and how it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from ._collate.arguments import Binder
+from ._collate.feature_collator import Group
+from ._collate.features import Reader, whole_length
+from ._core.scheduler import Request
+from .errors import CollationError
+
+MISSING: Final[Any] = object()
+"""The items of a call that does not pass them by position."""
+
+UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"
+
+
+class Intake(Protocol):
+    """Makes requests of what callers of one function pass."""
+
+    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:
+        """The call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
+
+        Raises:
+            TypeError: the arguments do not fit the function.
+            Exception: what `length` raised for an item.
+        """
+        ...
+
+
+class ItemIntake:
+    """Takes one item, or a list of items."""
+
+    def __init__(self, name: str, binder: Binder, home: str, length: Callable[[Any], Any] | None) -> None:
+        self._name = name  # of the batch function, for error messages
+        self._binder = binder
+        self._home = home  # the class that defines the function, if one does
+        self._length = length
+
+    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:
+        if item is MISSING:
+            name = self._binder.items_name
+            if name is None or name not in kwargs:
+                got = f", got only {', '.join(kwargs)}" if kwargs else ""
+                raise TypeError(f"{self._name} needs an item, or a list of items{f' ({name})' if name else ''}{got}")
+            item = kwargs.pop(name)
+        if args and _is_class_of(item, self._home):
+            raise TypeError(UNDER_CLASSMETHOD.format(self._name))
+        group = self._binder.bind(args, kwargs)
+        if single or not isinstance(item, list):
+            lengths = None if self._length is None else [whole_length(self._name, self._length(item))]
+            return Request([item], 1, group, waker=waker, owner=owner, lengths=lengths)
+        items = list(item)
+        if self._length is None:
+            return Request(items, len(items), group, waker=waker, listed=True, owner=owner)
+        lengths = [whole_length(self._name, self._length(item)) for item in items]
+        order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
+        items, lengths = [items[place] for place in order], [lengths[place] for place in order]
+        return Request(items, len(items), group, waker=waker, listed=True, owner=owner, lengths=lengths, order=order)
+
+
+class FeatureIntake:
+    """Takes features, as one mapping or by keyword."""
+
+    def __init__(self, name: str, binder: Binder, home: str, reader: Reader, *, spread: bool) -> None:
+        self._name = name  # of the batch function, for error messages
+        self._binder = binder
+        self._home = home  # the class that defines the function, if one does
+        self._reader = reader
+        self._spread = spread
+
+    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:  # noqa: ARG002  # features are one call anyway
+        if item is MISSING:
+            name = self._binder.items_name or ""
+            item, kwargs = (kwargs.pop(name), kwargs) if isinstance(kwargs.get(name), Mapping) else (kwargs, {})
+        elif not isinstance(item, Mapping):
+            if _is_class_of(item, self._home):
+                raise TypeError(UNDER_CLASSMETHOD.format(self._name))
+            raise CollationError(f"{self._name} takes a mapping of features, or features by keyword, got {item!r:.60}")
+        features = self._reader.features(item)
+        arguments = self._binder.bind(args, kwargs, tuple([field.name for field in features.fields]) if self._spread else ())
+        lengths = [features.longest] * features.rows
+        return Request(features, features.rows, Group(arguments, features.fields), waker=waker, owner=owner, lengths=lengths)
+
+
+def _is_class_of(item: Any, home: str) -> bool:
+    """Whether `item` is the class `home` or derived from it: Python 3.13 calls what is below @classmethod without binding it."""
+    return isinstance(item, type) and home in {kind.__qualname__ for kind in item.__mro__}

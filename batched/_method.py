@@ -1,0 +1,48 @@
+"""A batched method as its class has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+S = TypeVar("S")
+F = TypeVar("F")
+
+
+class BatchedMethod(Generic[S, F]):
+    """A batched method as its class has it: an instance's is bound and has its own batcher, `Class.method(instance, ...)` uses that."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function  # the batched function that binds
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function.__wrapped__
+        self.__annotations__ = function.__annotations__
+
+    @overload
+    def __get__(
+        self: BatchedMethod[type[Any], F], instance: object, owner: type | None = None
+    ) -> F: ...  # what mypy makes of class methods
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: S, owner: type | None = None) -> F: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Self | F:
+        bound: F = self._function.__get__(instance, owner)
+        return bound
+
+    def __call__(self, instance: S, /, *args: Any, **kwargs: Any) -> Any:
+        return self._function.__get__(instance, type(instance))(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and "_function" in self.__dict__:  # what it is called, and whether it is a coroutine function
+            return getattr(self._function, name)
+        raise AttributeError(f"{name!r} belongs to the batched method of an instance, and this is {self!r}")
+
+    def __repr__(self) -> str:
+        return f"<batched method of a class, {self.__qualname__}>"

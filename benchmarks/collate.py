@@ -1,0 +1,132 @@
+"""What do gathering rows into one padded batch and dealing them out again cost, beside `pad_sequence` over the same rows?
+
+Run: python benchmarks/collate.py [--check] [--quick]
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from batched._collate.arguments import Arguments
+from batched._collate.feature_collator import FeatureCollator, Group
+from batched._collate.features import Reader
+from batched._collate.settings import FeatureSettings
+from batched._core.scheduler import Batch, Request, Slice
+from report import Figure, conclude, options, repeated
+
+CALLS = 64
+TOKENS = 128
+REPEATS = 50
+BOUND = 2.0
+"""Times `pad_sequence`, at most."""
+
+Calls = Sequence[dict[str, torch.Tensor]]
+Step = Callable[[], object]
+
+
+def rows(*, ragged: bool, names: Sequence[str] = ("input_ids",)) -> Calls:
+    """One-row calls of 128 tokens or, if `ragged`, of 5 to 128."""
+    chance = random.Random(0)
+    lengths = [chance.randint(5, TOKENS) if ragged else TOKENS for _ in range(CALLS)]
+    return [{name: torch.randint(1, 30_000, (1, length)) for name in names} for length in lengths]
+
+
+def requests(calls: Calls) -> list[Slice]:
+    reader = Reader("fn", FeatureSettings(), None)
+    arguments = Arguments((), {})
+    read = [reader.features(call) for call in calls]
+    return [(Request(features, 1, Group(arguments, features.fields), waker=None), 0, 1) for features in read]
+
+
+def collated(calls: Calls) -> Step:
+    """Requests to the argument of the function."""
+    collator, slices = FeatureCollator("fn", FeatureSettings()), requests(calls)
+    return lambda: collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
+
+
+def read(calls: Calls) -> Step:
+    """What callers passed to requests; each caller does its own, in its own thread."""
+    return lambda: requests(calls)
+
+
+def split(calls: Calls, hidden: int) -> Step:
+    """An output with a vector per token, or per row, to one result per call, cut to its own length."""
+    collator, slices = FeatureCollator("fn", FeatureSettings()), requests(calls)
+    call = collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
+    one = collator.collate(slices[:1], Batch(slices[:1], 1, "full", 0.0))
+    shape = call[0][0]["input_ids"].shape
+
+    def output(rows: int, width: int) -> torch.Tensor:
+        return torch.ones(rows, width, hidden)
+
+    collator.split(output(1, one[0][0]["input_ids"].shape[1]), slices[:1], one[2])  # two lengths seen: it knows which axis to cut
+    whole = output(*shape)
+    return lambda: collator.split(whole, slices, call[2])
+
+
+def padded(calls: Calls) -> Step:
+    """The baseline: the rows in one list, padded by torch."""
+    lists = [[call[name][0] for call in calls] for name in calls[0]]
+    return lambda: [pad_sequence(each, batch_first=True) for each in lists]
+
+
+def copied(calls: Calls, hidden: int) -> Step:
+    """The baseline of splitting: a slice and a copy for each call."""
+    widths = [call["input_ids"].shape[1] for call in calls]
+    whole = torch.ones(CALLS, max(widths), hidden)
+    return lambda: [whole[number : number + 1, :width].clone() for number, width in enumerate(widths)]
+
+
+def seconds(step: Step) -> float:
+    start = time.perf_counter()
+    for _ in range(REPEATS):
+        step()
+    return (time.perf_counter() - start) / REPEATS
+
+
+def ratio(step: Step, baseline: Step) -> Callable[[], float]:
+    return lambda: seconds(step) / seconds(baseline)
+
+
+def microseconds(step: Step) -> Callable[[], float]:
+    return lambda: seconds(step) * 1e6
+
+
+def main() -> None:
+    arguments = options(__doc__ or "")
+    runs = 5 if arguments.quick else 21
+    torch.set_num_threads(1)
+    even, ragged = rows(ragged=False), rows(ragged=True)
+    three: Any = ("input_ids", "attention_mask", "token_type_ids")
+    many = rows(ragged=True, names=three)
+    conclude(
+        [
+            Figure(
+                f"collate {CALLS} calls of {TOKENS} tokens, to pad_sequence", repeated(ratio(collated(even), padded(even)), runs), "", BOUND
+            ),
+            Figure("the same, 5 to 128 tokens", repeated(ratio(collated(ragged), padded(ragged)), runs), "", BOUND),
+            Figure("the same, three features", repeated(ratio(collated(many), padded(many)), runs), "", BOUND),
+            Figure(
+                "split 5 to 128 tokens of 384 numbers, to slices and copies",
+                repeated(ratio(split(ragged, 384), copied(ragged, 384)), runs),
+                "",
+            ),
+            Figure("pad_sequence, 5 to 128 tokens", repeated(microseconds(padded(ragged)), runs), "us"),
+            Figure("collate, 5 to 128 tokens", repeated(microseconds(collated(ragged)), runs), "us"),
+            Figure("collate, three features", repeated(microseconds(collated(many)), runs), "us"),
+            Figure("read 64 calls of one feature", repeated(microseconds(read(ragged)), runs), "us"),
+            Figure("read 64 calls of three features", repeated(microseconds(read(many)), runs), "us"),
+        ],
+        arguments,
+        ("torch", "numpy"),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""`prefetch`: the next batch is made ready while the function runs, and the function notices nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+
+import batched
+from batched._collate.items import Items
+from stage import BOUND, wait_until
+
+
+class Model:
+    """A batch function under control, that remembers which thread called it for which items."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, list[Any]]] = []
+        self._gate = threading.Semaphore(0)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.calls.append((threading.get_ident(), items.copy()))
+        assert self._gate.acquire(timeout=BOUND), "nobody let the batch through"
+        return items
+
+    def let_through(self, batches: int) -> None:
+        for _ in range(batches):
+            self._gate.release()
+
+
+def results(futures: Sequence[Future[Any]]) -> list[Any]:
+    return [future.result(BOUND) for future in futures]
+
+
+def started(model: Model, fn: Any, items: int) -> list[Future[Any]]:
+    """Futures of so many items, the first of which runs already."""
+    futures = [fn.submit(0)]
+    wait_until(lambda: len(model.calls) == 1)
+    return futures + [fn.submit(item) for item in range(1, items)]
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_as_many_batches_as_asked_for_are_collated_while_one_runs(monkeypatch: pytest.MonkeyPatch, prefetch: int) -> None:
+    collated: list[int] = []
+    collate = Items.collate
+
+    def noted(self: Items, slices: Any, batch: Any) -> Any:
+        collated.append(batch.size)
+        return collate(self, slices, batch)
+
+    monkeypatch.setattr(Items, "collate", noted)
+    model = Model()
+    fn = batched.dynamically(batch_size=2, prefetch=prefetch)(model)
+    futures = started(model, fn, 9)
+    wait_until(lambda: len(collated) == 1 + prefetch)
+    assert len(model.calls) == 1
+    assert fn.stats.in_flight == 1 + 2 * prefetch
+    assert fn.stats.queue_size == 8 - 2 * prefetch
+    model.let_through(5)
+    assert results(futures) == list(range(9))
+    assert collated == [1, 2, 2, 2, 2]
+    fn.shutdown()
+
+
+def test_the_function_is_called_by_one_thread_and_in_order() -> None:
+    model = Model()
+    fn = batched.dynamically(batch_size=3, prefetch=1)(model)
+    futures = started(model, fn, 40)
+    model.let_through(40)
+    assert results(futures) == list(range(40))
+    assert [item for _, items in model.calls for item in items] == list(range(40))
+    assert len({thread for thread, _ in model.calls}) == 1
+    fn.shutdown()
+
+
+def test_as_many_threads_call_it_as_batches_may_run_at_once() -> None:
+    model = Model()
+    fn = batched.dynamically(batch_size=1, prefetch=1, max_concurrent_batches=2)(model)
+    futures = [fn.submit(item) for item in range(12)]
+    wait_until(lambda: len(model.calls) == 2 and fn.stats.in_flight == 3)
+    model.let_through(12)
+    assert results(futures) == list(range(12))
+    assert len({thread for thread, _ in model.calls}) == 2
+    fn.shutdown()
+
+
+def test_shutdown_finishes_what_is_ready_and_what_waits() -> None:
+    model = Model()
+    fn = batched.dynamically(batch_size=1, prefetch=1)(model)
+    futures = started(model, fn, 5)
+    closing = threading.Thread(target=fn.shutdown)
+    closing.start()
+    model.let_through(5)
+    closing.join(BOUND)
+    assert not closing.is_alive()
+    assert all(future.done() for future in futures)
+    assert results(futures) == list(range(5))
+
+
+def test_shutdown_ends_all_its_threads() -> None:
+    fn = batched.dynamically(prefetch=1, max_concurrent_batches=3, name="transient")(lambda items: items)
+    assert fn(1) == 1
+    assert len([thread for thread in threading.enumerate() if "transient" in thread.name]) == 4
+    fn.shutdown()
+    assert not [thread for thread in threading.enumerate() if "transient" in thread.name]
+
+
+def test_shutdown_from_within_the_function_returns_at_once() -> None:
+    def closing(items: list[int]) -> list[int]:
+        fn.shutdown()
+        return items
+
+    fn = batched.dynamically(prefetch=1)(closing)
+    assert fn.submit(1).result(BOUND) == 1
+    fn.shutdown()
+
+
+def test_it_can_be_opened_again() -> None:
+    fn = batched.dynamically(prefetch=1)(lambda items: items)
+    for round_ in range(3):
+        with fn:
+            assert fn(round_) == round_
+    with pytest.raises(batched.BatcherClosed):
+        fn(1)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no")])
+def test_an_error_stays_with_its_batch(error: BaseException) -> None:
+    def raising(items: list[int]) -> list[int]:
+        if 0 in items:
+            raise error
+        return items
+
+    fn = batched.dynamically(batch_size=1, prefetch=1)(raising)
+    failing, others = fn.submit(0), [fn.submit(item) for item in range(1, 6)]
+    assert results(others) == [1, 2, 3, 4, 5]
+    assert failing.exception(BOUND) is not None
+    fn.shutdown()
+
+
+def test_a_failure_to_collate_stays_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    collate = Items.collate
+
+    def failing(self: Items, slices: Any, batch: Any) -> Any:
+        if slices[0][0].items == [1]:
+            raise ValueError("cannot be collated")
+        return collate(self, slices, batch)
+
+    monkeypatch.setattr(Items, "collate", failing)
+    fn = batched.dynamically(batch_size=1, prefetch=1)(lambda items: items)
+    futures = [fn.submit(item) for item in range(4)]
+    wait(futures, BOUND)
+    with pytest.raises(ValueError, match="cannot be collated"):
+        futures[1].result(0)
+    assert [futures[item].result(0) for item in (0, 2, 3)] == [0, 2, 3]
+    fn.shutdown()
+
+
+def test_a_collected_owner_ends_all_threads() -> None:
+    fn = batched.dynamically(prefetch=1, name="orphan")(lambda items: items)
+    assert fn(1) == 1
+    gone = weakref.ref(fn)
+    del fn
+    gc.collect()
+    assert gone() is None
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "orphan" in thread.name])
+
+
+@pytest.mark.parametrize("broken", ["run", "relieve"])
+def test_a_failure_of_the_thread_that_calls_it_ends_the_calls(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    from batched._runtime.thread import ThreadRuntime
+
+    def fail(*_: Any) -> None:
+        monkeypatch.undo()
+        raise MemoryError("of the runtime")
+
+    model = Model()
+    fn = batched.dynamically(batch_size=1, prefetch=1)(model)
+    futures = started(model, fn, 3)
+    wait_until(lambda: fn.stats.in_flight == 2)
+    monkeypatch.setattr(ThreadRuntime, broken, fail)
+    model.let_through(3)
+    wait(futures, BOUND)
+    assert isinstance(futures[-1].exception(0), batched.BatcherClosed)
+    model.let_through(1)
+    assert fn.submit(7).result(BOUND) == 7
+    fn.shutdown()
+
+
+def test_where_a_thread_cannot_be_started_the_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    refused: list[str] = []
+
+    def refuse(self: threading.Thread) -> None:
+        if "-2" in self.name and not refused:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    fn = batched.dynamically(prefetch=1, name="starved")(lambda items: items)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(batched.BatcherClosed, match="no worker could be started"):
+        fn(1)
+    assert refused
+    assert fn(2) == 2
+    fn.shutdown()
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "starved" in thread.name])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_serves_new_calls() -> None:
+    fn = batched.dynamically(prefetch=1)(lambda items: items)
+    assert fn(1) == 1
+    child = os.fork()
+    if not child:
+        os._exit(0 if fn.submit(2).result(BOUND) == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert fn(3) == 3
+    fn.shutdown()
+
+
+@pytest.mark.parametrize("decorate", [batched.aio.dynamically, batched.aio.inference.dynamically])
+def test_a_coroutine_function_has_none(decorate: Callable[..., Any]) -> None:
+    async def coroutine(items: Any) -> Any:
+        return items
+
+    with pytest.raises(TypeError, match="coroutine function, whose batches are collated on the loop"):
+        decorate(prefetch=1)(coroutine)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "one", True])
+def test_a_wrong_setting_is_told(wrong: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="prefetch must be"):
+        batched.dynamically(prefetch=wrong)  # type: ignore[call-overload]
