@@ -32,7 +32,7 @@ class FeatureCollator:
         self._name = name  # of the batch function, for error messages
         self._left = settings.padding_side == "left"
         self._settings = settings
-        self._unpadding = Unpadding(name, settings.unpad)
+        self._unpadding = Unpadding(name, settings)
         self._devices = Devices(settings.device, settings.output_device)
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ..errors import CollationError
 from .devices import made
 from .fields import KNOWN_PADS, Array, CpuTensorField, Field, NumpyField, TensorField
-from .outputs import is_array
+from .outputs import is_array, is_dense
 from .settings import FeatureSettings
 
 REMEMBERED: Final = 1024
@@ -90,7 +90,7 @@ class Reader:
         """The field of `array`, the array without the graph of its gradients, and a view of it."""
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         kind: type[Field]
-        if torch is not None and isinstance(array, torch.Tensor) and array.layout is torch.strided and not array.is_nested:
+        if torch is not None and isinstance(array, torch.Tensor) and is_dense(array):
             device = array.device
             kind = CpuTensorField if device.type == "cpu" else TensorField
             if array.requires_grad or array.is_conj() or array.is_neg():

@@ -53,7 +53,7 @@ class Items:
             ends = list(accumulate(stop - start for _, start, stop in slices))
             parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         if not plain and any(issubclass(kind, Exception) for kind in kinds):
-            return [next((row for row in part if isinstance(row, Exception)), part) for part in parts]
+            return [_with_errors(part, each) for part, each in zip(parts, slices, strict=True)]
         return parts
 
     def result(self, request: Request, parts: list[list[Any]]) -> Any:
@@ -79,6 +79,17 @@ class Items:
         if getattr(output, "ndim", 1) == 0:
             raise BatchFunctionError(f"{self._name} returned a single value; it must return one per item")
         return list(output)
+
+
+def _with_errors(part: list[Any], of: Slice) -> list[Any] | Exception:
+    """`part` or, if there are exceptions in it, the one whose item stands first in the call."""
+    request, start, _ = of
+    failed = [position for position, row in enumerate(part, start) if isinstance(row, Exception)]
+    if not failed:
+        return part
+    first = failed[0] if request.order is None else min(failed, key=request.order.__getitem__)
+    error: Exception = part[first - start]
+    return error
 
 
 def _count(slices: list[Slice], size: int, batch: Batch) -> None:

@@ -55,6 +55,11 @@ def is_array(value: Any) -> bool:
     return (torch is not None and isinstance(value, torch.Tensor)) or (numpy is not None and isinstance(value, numpy.ndarray))
 
 
+def is_dense(array: Array) -> bool:
+    """Whether rows of it are slices: of all arrays of numpy, and of tensors that are neither sparse nor nested."""
+    return not hasattr(array, "layout") or (array.layout is sys.modules["torch"].strided and not array.is_nested)
+
+
 def said(path: Path) -> str:
     """The path as messages and the setting `unpad` have it: `hidden_states.3`; empty for an output that is itself an array."""
     return ".".join(map(str, path))
@@ -71,6 +76,10 @@ def _leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
     if is_array(output):
         if not output.ndim:
             raise BatchFunctionError(f"{named(path)} is a single value and cannot be split; it must have one row per item")
+        if not is_dense(output):
+            raise BatchFunctionError(
+                f"{named(path)} is a tensor of layout {output.layout}, which cannot be split into rows; return a dense one"
+            )
         yield path, output
     elif isinstance(output, Mapping):
         for key, value in output.items():

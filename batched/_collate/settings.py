@@ -68,17 +68,20 @@ class FeatureSettings:
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
     def other_lengths(self, own: tuple[int, ...], padded: tuple[int, ...]) -> tuple[int, ...]:
-        """To what features are padded whose rows are that long `own`, so that none that differs is as in a batch `padded` so.
+        """To what to pad features whose rows are that long `own`, so that it shows in what they differ from a batch `padded` so.
 
-        Features of different lengths get different ones, and those of the same length the same.
+        To multiples, if that tells them apart.
         """
-        chosen: dict[int, int] = {}
-        for short, long in sorted({(short, long) for short, long in zip(own, padded, strict=True) if short != long}):
-            width = chosen.get(short, self.rounded(short))
-            while width == long or width in [taken for other, taken in chosen.items() if other != short]:
+        chosen: dict[int, set[tuple[int, int]]] = {}
+        widths: list[int] = []
+        for short, long in zip(own, padded, strict=True):
+            width = self.rounded(short)
+            if width == long and short != long:
                 width += self.pad_to_multiple_of
-            chosen[short] = width
-        return tuple([long if short == long else chosen[short] for short, long in zip(own, padded, strict=True)])
+            widths.append(long if short == long else width)
+            if short != long:
+                chosen.setdefault(width, set()).add((short, long))
+        return own if any(len(different) > 1 for different in chosen.values()) else tuple(widths)
 
     def _check_unpad(self) -> None:
         unpad = self.unpad

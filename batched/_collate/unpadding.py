@@ -3,7 +3,9 @@
 An axis either has always the same size (that of hidden states) or follows a feature (as long as its rows were padded). Each batch rules
 out what it contradicts. An output is split among callers with rows of different lengths once
 
-1. the lengths that differ have been seen to differ between batches, so that an axis that depends on them has shown it, and
+1. batches have been padded to different lengths, one of them as short as the shortest caller's or half as long as another: what always
+   had one size then does not depend on the length, not even in steps (a length divided by a stride changes where it is doubled, but for the
+   first step);
 2. all that is still possible of an axis comes to the same size for every caller.
 
 Where that is not so, a row of such a caller is run alone: what the function makes of it is what the caller would have got.
@@ -11,12 +13,13 @@ Where that is not so, a row of such a caller is run alone: what the function mak
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ..errors import BatchFunctionError
 from .outputs import Path, named, said
+from .settings import FeatureSettings
 
 Widths = tuple[int, ...]
 """The length of rows of each feature."""
@@ -25,9 +28,6 @@ Shape = tuple[int, ...]
 
 Cuts = tuple[tuple[int, int], ...]
 """The axes of one array to be cut, each with the number of the feature that it follows."""
-
-Declared = Mapping[str, Mapping[int, str]]
-"""Paths of outputs, for each of which some axes follow a feature."""
 
 REMEMBERED: Final = 256
 """Output structures of which the axes are known; there are few, unless something else than the function makes them up."""
@@ -81,12 +81,11 @@ class _Axis:
 class _Known:
     """What is known of outputs of one structure."""
 
-    __slots__ = ("_first", "_latest", "axes", "unvaried")
+    __slots__ = ("_latest", "_longest", "_shortest", "axes")
 
     def __init__(self, shapes: list[Shape], padded: Widths, features: frozenset[int]) -> None:
         self.axes = [[_Axis(size, True, features) for size in shape] for shape in shapes]  # those of each array behind the first
-        self.unvaried = features  # those that were always padded to the same
-        self._first = padded  # to what they were padded when it was seen first
+        self._shortest = self._longest = padded  # to what each feature was padded at least and at most
         self._latest: Any = None  # what was seen last
 
     def see(self, shapes: list[Shape], padded: Widths) -> None:
@@ -97,27 +96,31 @@ class _Known:
         self.axes = [
             [axis.seen(size, padded) for axis, size in zip(axes, shape, strict=True)] for axes, shape in zip(self.axes, shapes, strict=True)
         ]
-        self.unvaried = frozenset([number for number in self.unvaried if padded[number] == self._first[number]])
+        self._shortest = tuple(map(min, self._shortest, padded))
+        self._longest = tuple(map(max, self._longest, padded))
         self._latest = latest
 
-    def check(self, padded: Widths, callers: Sequence[Widths]) -> None:
+    def check(self, padded: Widths, callers: Sequence[Widths], rounded: Callable[[int], int]) -> None:
         """Passes if batches have told what becomes of the lengths in which these callers differ.
 
         Raises:
             Ambiguous: they have not.
         """
-        if self.unvaried and any(self.axes):
-            for widths in callers:
-                if any(widths[number] != padded[number] for number in self.unvaried):
+        if not any(self.axes):
+            return
+        for widths in callers:
+            for own, long, least, most in zip(widths, padded, self._shortest, self._longest, strict=True):
+                if own != long and (least == most or (least > rounded(own) and 2 * least > most)):
                     raise Ambiguous(widths)
 
 
 class Unpadding:
     """What is known of the outputs of one batch function."""
 
-    def __init__(self, name: str, unpad: Literal["auto", False] | Declared) -> None:
+    def __init__(self, name: str, settings: FeatureSettings) -> None:
         self._name = name  # of the batch function, for error messages
-        self._unpad = unpad
+        self._unpad = settings.unpad
+        self._rounded = settings.rounded
         self._known: dict[Hashable, _Known] = {}  # by group and structure
 
     def cuts(
@@ -138,7 +141,7 @@ class Unpadding:
         if self._unpad != "auto":
             return self._declared(group, arrays, padded)
         known = self._seen(group, arrays, padded)
-        known.check(padded, callers)
+        known.check(padded, callers, self._rounded)
         cuts: list[Cuts] = []
         for (path, array), axes in zip(arrays, known.axes, strict=True):
             found: list[tuple[int, int]] = []

@@ -1,0 +1,158 @@
+"""`length` and `max_batch_tokens` as callers meet them: like lengths run together, and nobody's results change places."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+import batched
+from stage import BOUND, wait_until
+
+
+class Model:
+    """A batch function that remembers its batches; it stops at the first until it is let go."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.go = threading.Event()
+
+    def __call__(self, texts: list[str]) -> list[str]:
+        self.batches.append(texts.copy())
+        assert self.go.wait(BOUND), "nobody let the batch go"
+        return [text.upper() for text in texts]
+
+
+def backlog(model: Model, fn: Any, texts: list[str]) -> list[Future[str]]:
+    """Futures of `texts`, all of which wait behind a first item."""
+    fn.submit("")
+    wait_until(lambda: len(model.batches) == 1)
+    futures = [fn.submit(text) for text in texts]
+    model.go.set()
+    return futures
+
+
+def words(count: int, seed: int = 0) -> list[str]:
+    chance = random.Random(seed)
+    return ["x" * chance.randint(1, 100) for _ in range(count)]
+
+
+def test_like_lengths_run_together() -> None:
+    model = Model()
+    fn = batched.dynamically(batch_size=16, length=len)(model)
+    texts = words(64)
+    futures = backlog(model, fn, texts)
+    assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
+    batches = [sorted(map(len, batch)) for batch in model.batches[1:]]
+    assert sorted(batches) == [sorted(map(len, texts))[start : start + 16] for start in range(0, 64, 16)]
+    fn.shutdown()
+
+
+def test_a_list_call_runs_longest_first_and_is_answered_in_its_own_order() -> None:
+    model = Model()
+    model.go.set()
+    fn = batched.dynamically(batch_size=8, length=len)(model)
+    texts = [f"{number:0{len(word) + 3}}" for number, word in enumerate(words(50))]
+    assert fn(texts) == texts
+    lengths = [len(text) for batch in model.batches for text in batch]
+    assert lengths == sorted(lengths, reverse=True)
+    assert fn(["only"]) == ["ONLY"]
+    fn.shutdown()
+
+
+def test_padded_batches_stay_within_the_budget() -> None:
+    model = Model()
+    fn = batched.dynamically(batch_size=1000, max_batch_tokens=300, small_batch_threshold=1000)(model)
+    texts = words(120, seed=1)
+    futures = backlog(model, fn, texts)
+    assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
+    assert all(len(batch) * max(map(len, batch)) <= 300 for batch in model.batches[1:])
+    fn.shutdown()
+
+
+def test_an_item_beyond_the_budget_runs_alone() -> None:
+    model = Model()
+    fn = batched.dynamically(max_batch_tokens=10)(model)
+    futures = backlog(model, fn, ["aaa", "b" * 50, "ccc", "dd"])
+    assert futures[1].result(BOUND) == "B" * 50
+    assert [future.result(BOUND) for future in futures if future is not futures[1]] == ["AAA", "CCC", "DD"]
+    assert ["b" * 50] in model.batches
+    fn.shutdown()
+
+
+def test_the_length_that_is_given_counts_and_not_the_items_own() -> None:
+    model = Model()
+    fn = batched.dynamically(max_batch_tokens=2, length=lambda _: 0.3)(model)
+    backlog(model, fn, ["long" * 10, "long" * 20])[1].result(BOUND)
+    assert [len(batch) for batch in model.batches] == [1, 2]
+    fn.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("length", "error", "text"),
+    [
+        (lambda item: 1 / 0, ZeroDivisionError, "division"),
+        (lambda item: -1, ValueError, "length must return a number of at least 0, got -1"),
+        (lambda item: "3", TypeError, "length must return a number of at least 0, got '3'"),
+        (lambda item: None, TypeError, "length must return a number of at least 0, got None"),
+        (lambda item: float("nan"), TypeError, "length must return a number of at least 0, got nan"),
+        (lambda item: float("inf"), TypeError, "length must return a number of at least 0, got inf"),
+    ],
+)
+def test_an_item_without_a_length_fails_alone(length: Callable[[Any], Any], error: type[Exception], text: str) -> None:
+    fn = batched.dynamically(length=lambda item: length(item) if item == "odd" else 1, name="fn")(lambda items: items)
+    with pytest.raises(error, match=text):
+        fn("odd")
+    with pytest.raises(error, match=text):
+        fn(["even", "odd"])
+    with pytest.raises(error, match=text):
+        fn.submit("odd")
+    assert fn("even") == "even"
+    assert fn.stats.calls == 1
+    fn.shutdown()
+
+
+def test_lengths_are_measured_by_the_callers() -> None:
+    threads: set[int] = set()
+
+    def length(_: str) -> int:
+        threads.add(threading.get_ident())
+        return 1
+
+    fn = batched.dynamically(length=length)(lambda items: items)
+    fn(["a", "b"])
+    assert threads == {threading.get_ident()}
+    fn.shutdown()
+
+
+def test_of_a_list_with_bad_items_the_first_in_the_list_is_raised() -> None:
+    fn = batched.dynamically(length=len)(lambda items: [ValueError(item) if "bad" in item else item for item in items])
+    with pytest.raises(ValueError, match="^bad$"):
+        fn(["fine", "bad", "bad but longer", "also fine", "bad and the longest of all"])
+    fn.shutdown()
+
+
+def test_padding_is_counted() -> None:
+    fn = batched.dynamically(length=len)(lambda items: items)
+    fn("alone")
+    assert fn.stats.padding_waste == 0.0
+    fn(["four", "eightlet"])
+    assert fn.stats.padding_waste == pytest.approx(4 / 21)
+    assert batched.dynamically(lambda items: items).stats.padding_waste == 0.0
+    fn.shutdown()
+
+
+@pytest.mark.parametrize("wrong", [3, "len"])
+def test_a_length_that_is_no_function_is_told(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="length must be a function of an item that returns its length"):
+        batched.dynamically(length=wrong)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(0, ValueError), (-5, ValueError), (2.5, TypeError), (True, TypeError), ("9", TypeError)])
+def test_a_wrong_budget_is_told(wrong: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="max_batch_tokens must be"):
+        batched.dynamically(max_batch_tokens=wrong)
