@@ -316,11 +316,13 @@ def test_room_that_a_large_leader_does_not_need_goes_to_small_calls_nearest_in_l
     assert (lengths(batch), batch.longest) == ([50, 50, 49, 48, 40], 50)
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(1000, [60, 55, 50, 49]), (239, [55, 50, 49]), (164, [50, 49]), (60, [50])])
+@pytest.mark.parametrize(
+    ("budget", "expected"), [(1000, [60, 55, 50, 49]), (239, [55, 50, 49]), (170, [55, 50, 49]), (164, [50, 49]), (60, [50])]
+)
 def test_small_calls_beside_a_large_leader_may_be_longer_if_they_fit(budget: int, expected: list[int]) -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=1, max_batch_tokens=budget)
     large = call(50, 49)
-    earns(busy, large, {1000: 2, 239: 2, 164: 3, 60: 4}[budget])
+    earns(busy, large, {1000: 2, 239: 2, 170: 3, 164: 3, 60: 4}[budget])
     submitted(busy, *map(call, [90, 60, 55]))
     batch = ran(busy)
     assert leader(batch) is large

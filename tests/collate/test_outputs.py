@@ -1,0 +1,714 @@
+"""Outputs: what a function may return, and what of it each caller gets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+from feature_stage import Together
+
+from batched.errors import BatchFunctionError, BatchSizeMismatch
+
+Make = Callable[..., Together]
+
+
+def tokens(*widths: int, first: int = 1) -> dict[str, Any]:
+    """A call with rows of these lengths, the tokens of which are numbered."""
+    rows = []
+    for width in widths:
+        rows.append(numpy.arange(first, first + width))
+        first += width
+    return {"ids": rows}
+
+
+def hidden(features: dict[str, Any], size: int = 5) -> Any:
+    return features["ids"][:, :, None] * numpy.ones(size, int)
+
+
+def of_shape(*shape: int) -> dict[str, Any]:
+    return {"x": numpy.ones(shape)}
+
+
+# ---------------------------------------------------------------- cut to the caller's own length
+
+
+def test_outputs_per_token_are_as_long_as_the_callers_own_rows(together: Make) -> None:
+    three = together(lambda features: features["ids"] * 10)
+    results = three.results(tokens(2), tokens(4, first=3), tokens(1, 3, first=7))
+    assert [result.tolist() for result in results] == [[[10, 20]], [[30, 40, 50, 60]], [[70, 0, 0], [80, 90, 100]]]
+    assert three.seen[0]["ids"].shape == (4, 4)
+
+
+def test_padding_on_the_left_is_cut_from_the_left(together: Make) -> None:
+    three = together(lambda features: features["ids"] * 10, padding_side="left", pad_token={"ids": 9})
+    results = three.results(tokens(2), tokens(4, first=3), tokens(1, 3, first=7))
+    assert [result.tolist() for result in results] == [[[10, 20]], [[30, 40, 50, 60]], [[90, 90, 70], [80, 90, 100]]]
+
+
+def test_a_hidden_size_as_large_as_the_padded_length_is_not_cut(together: Make) -> None:
+    two = together(hidden)
+    results = two.results(tokens(3), tokens(5))
+    assert [result.shape for result in results] == [(1, 3, 5), (1, 5, 5)]
+
+
+def test_a_hidden_size_before_the_length_is_not_cut_either(together: Make) -> None:
+    two = together(lambda features: hidden(features).swapaxes(1, 2))
+    results = two.results(tokens(3), tokens(5))
+    assert [result.shape for result in results] == [(1, 5, 3), (1, 5, 5)]
+
+
+def test_a_vector_as_long_as_the_padded_rows_is_not_cut(together: Make) -> None:
+    two = together(lambda features: features["ids"].sum(1)[:, None] * numpy.ones(5, int))
+    results = two.results(tokens(3), tokens(5))
+    assert [result.tolist() for result in results] == [[[6] * 5], [[15] * 5]]
+
+
+def test_attentions_are_cut_on_two_axes_and_their_heads_are_not_even_if_they_are_as_many(together: Make) -> None:
+    def attentions(features: dict[str, Any]) -> Any:
+        ids = features["ids"]
+        return ids[:, None, :, None] * ids[:, None, None, :] * numpy.ones((4, 1, 1), int)
+
+    two = together(attentions)
+    results = two.results(tokens(3), tokens(4))
+    assert [result.shape for result in results] == [(1, 4, 3, 3), (1, 4, 4, 4)]
+    assert results[0][0, 3].tolist() == [[1, 2, 3], [2, 4, 6], [3, 6, 9]]
+
+
+def test_two_features_of_different_length_are_told_apart(together: Make) -> None:
+    two = together(
+        lambda features: {"b": features["b"] + 0, "a": features["a"] + 0, "pairs": features["a"][:, :, None] * features["b"][:, None]}
+    )
+    calls = [{"a": numpy.ones((1, 2)), "b": numpy.ones((1, 4))}, {"a": numpy.ones((1, 4)), "b": numpy.ones((1, 3))}]
+    first, second = two.results(*calls)
+    assert {name: array.shape for name, array in first.items()} == {"b": (1, 4), "a": (1, 2), "pairs": (1, 2, 4)}
+    assert {name: array.shape for name, array in second.items()} == {"b": (1, 3), "a": (1, 4), "pairs": (1, 4, 3)}
+
+
+def test_features_without_padding_leave_nothing_to_cut(together: Make) -> None:
+    two = together(lambda features: features["x"] * 2)
+    results = two.results(of_shape(1, 3, 4, 4), of_shape(2, 3, 4, 4))
+    assert [result.shape for result in results] == [(1, 3, 4, 4), (2, 3, 4, 4)]
+    assert two.fn.stats.probes == 0
+
+
+def test_padding_to_a_multiple_is_cut_too(together: Make) -> None:
+    two = together(lambda features: (hidden(features, 8), features["ids"]), pad_to_multiple_of=8)
+    results = two.results(tokens(3), tokens(5))
+    assert [(first.shape, second.shape) for first, second in results] == [((1, 3, 8), (1, 3)), ((1, 5, 8), (1, 5))]
+    (alone,) = two.results(tokens(6))
+    assert [part.shape for part in alone] == [(1, 6, 8), (1, 6)]
+
+
+# ---------------------------------------------------------------- how it is learned
+
+
+def test_one_probe_settles_all_outputs_and_later_batches_need_none(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        return {"hidden": hidden(features), "more": (hidden(features, 6), features["ids"].sum(1)), "ids": features["ids"] * 2}
+
+    three = together(compute)
+    results = three.results(tokens(3), tokens(5), tokens(4))
+    assert three.fn.stats.probes == 1
+    assert [batch["ids"].shape for batch in three.seen] == [(3, 5), (1, 3)], "the probe is one short row, alone"
+    assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5), (1, 4, 5)]
+    results = three.results(tokens(6), tokens(5), tokens(3))
+    assert three.fn.stats.probes == 1
+    assert [result["hidden"].shape for result in results] == [(1, 6, 5), (1, 5, 5), (1, 3, 5)]
+
+
+def test_a_probe_counts_as_no_batch_and_no_item(together: Make) -> None:
+    two = together(hidden)
+    two.results(tokens(3), tokens(5))
+    stats = two.fn.stats
+    assert (stats.probes, stats.total_batches, stats.total_processed, stats.calls) == (1, 2, 3, 3)  # a decoy among them
+
+
+def test_no_probe_is_needed_where_batches_of_different_length_have_told_before(together: Make) -> None:
+    two = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
+    two.results(tokens(2))
+    two.results(tokens(4))
+    results = two.results(tokens(3), tokens(5))
+    assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
+    assert two.fn.stats.probes == 0
+
+
+def test_probes_are_few_however_many_lengths_there_are(together: Make) -> None:
+    many = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
+    source = numpy.random.default_rng(0)
+    for _ in range(30):
+        widths = source.integers(1, 100, 4).tolist()
+        results = many.results(*map(tokens, widths))
+        assert [result["hidden"].shape for result in results] == [(1, width, 5) for width in widths]
+    assert many.fn.stats.probes <= 3
+
+
+def test_no_probe_is_needed_while_all_callers_have_rows_of_one_length(together: Make) -> None:
+    two = together(hidden)
+    results = two.results(tokens(5), tokens(5))
+    assert [result.shape for result in results] == [(1, 5, 5)] * 2
+    assert two.fn.stats.probes == 0
+
+
+def test_what_one_kind_of_call_has_taught_is_not_taken_for_true_of_another(together: Make) -> None:
+    two = together(lambda features, size=1: hidden(features, size))
+    extra = ({"size": 5}, {"size": 5})
+    assert [result.shape for result in two.results(tokens(3), tokens(4))] == [(1, 3, 1), (1, 4, 1)]
+    assert [result.shape for result in two.results(tokens(3), tokens(5), extra=extra)] == [(1, 3, 5), (1, 5, 5)]
+
+
+def test_a_probe_that_fails_fails_its_callers_and_the_next_call_is_served(together: Make) -> None:
+    error = RuntimeError("no single rows")
+    refusing = [True]
+
+    def compute(features: dict[str, Any]) -> Any:
+        if refusing[0] and len(features["ids"]) == 1:
+            raise error
+        return hidden(features)
+
+    two = together(compute)
+    for answer in two.answers(tokens(3), tokens(5)):
+        assert type(answer) is RuntimeError
+        assert answer is error or answer.__cause__ is error
+    refusing.clear()
+    refusing.append(False)
+    assert two.fn(tokens(3)).shape == (1, 3, 5)
+    assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 3, 5), (1, 5, 5)]
+
+
+def test_a_probe_that_returns_something_else_is_an_error(together: Make) -> None:
+    two = together(lambda features: hidden(features) if len(features["ids"]) > 1 else (hidden(features),))
+    for answer in two.answers(tokens(3), tokens(5)):
+        assert isinstance(answer, BatchFunctionError)
+        assert "structure" in str(answer)
+
+
+def longer_by_one(features: dict[str, Any]) -> Any:
+    ids = features["ids"]
+    return numpy.concatenate([ids[:, :1], ids], axis=1)
+
+
+def test_an_axis_that_varies_and_follows_no_feature_is_an_error_that_says_so(together: Make) -> None:
+    two = together(lambda features: {"deep": [longer_by_one(features)]}, name="shop.embed")
+    for width in (2, 4):
+        two.results(tokens(width))
+    for answer in two.answers(tokens(3), tokens(5)):
+        assert type(answer) is BatchFunctionError, repr(answer)
+        for part in ("shop.embed", "axis 1", "deep.0", "ids", "unpad"):
+            assert part in str(answer)
+    assert two.fn(tokens(3))["deep"][0].shape == (1, 4), "a caller alone loses nothing"
+
+
+def test_an_axis_that_follows_no_feature_is_found_out_in_the_very_first_batch(together: Make) -> None:
+    two = together(longer_by_one)
+    first, second = two.answers(tokens(3), tokens(5))
+    for answer, width in ((first, 4), (second, 6)):
+        assert isinstance(answer, BatchFunctionError) or answer.shape == (1, width), answer
+
+
+def test_an_axis_that_grows_in_steps_is_not_taken_for_fixed(together: Make) -> None:
+    two = together(lambda features: features["ids"][:, ::4] * 10)  # as convolutions shorten sounds
+    for width in (8, 7):  # which become equally long
+        two.results(tokens(width))
+    first, second = two.answers(tokens(8), tokens(4))
+    for answer, length in ((first, 2), (second, 1)):
+        assert isinstance(answer, BatchFunctionError) or answer.shape == (1, length), answer
+
+
+# ---------------------------------------------------------------- declared, or not at all
+
+
+def test_what_is_declared_is_cut_without_a_probe(together: Make) -> None:
+    two = together(lambda features: {"hidden": hidden(features), "sums": features["ids"].sum(1)}, unpad={"hidden": {1: "ids"}})
+    results = two.results(tokens(3), tokens(5))
+    assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
+    assert two.fn.stats.probes == 0
+
+
+def test_what_is_not_declared_is_not_cut(together: Make) -> None:
+    two = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]}, unpad={"hidden": {1: "ids"}})
+    results = two.results(tokens(3), tokens(5))
+    assert [result["ids"].shape for result in results] == [(1, 5), (1, 5)]
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_a_path_may_mean_the_whole_output_and_an_axis_be_counted_from_the_end(together: Make, axis: int) -> None:
+    two = together(hidden, unpad={"": {axis: "ids"}})
+    assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 3, 5), (1, 5, 5)]
+
+
+def test_a_path_may_mean_all_that_is_below_it(together: Make) -> None:
+    two = together(lambda features: {"states": (hidden(features), [hidden(features)])}, unpad={"states": {1: "ids"}})
+    first, second = two.results(tokens(3), tokens(5))
+    assert [first["states"][0].shape, first["states"][1][0].shape] == [(1, 3, 5)] * 2
+    assert [second["states"][0].shape, second["states"][1][0].shape] == [(1, 5, 5)] * 2
+
+
+@pytest.mark.parametrize(
+    ("unpad", "said"),
+    [
+        ({"logits": {1: "ids"}}, ["'logits'", "'hidden'"]),
+        ({"hidden": {1: "mask"}}, ["'mask'", "ids"]),
+        ({"hidden": {3: "ids"}}, ["axis 3", "'hidden'", "(2, 5, 4)"]),
+        ({"hidden": {2: "ids"}}, ["axis 2", "'hidden'", "(2, 5, 4)"]),
+        ({"hidden": {-3: "ids"}}, ["axis -3", "'hidden'", "(2, 5, 4)"]),
+    ],
+)
+def test_a_declaration_that_does_not_fit_the_output_is_an_error_that_says_so(together: Make, unpad: Any, said: list[str]) -> None:
+    two = together(lambda features: {"hidden": hidden(features, 4)}, unpad=unpad, name="shop.embed")
+    for answer in two.answers(tokens(3), tokens(5)):
+        assert type(answer) is BatchFunctionError, repr(answer)
+        for part in ["shop.embed", "unpad", *said]:
+            assert part in str(answer)
+
+
+def test_nothing_is_cut_where_that_is_wanted(together: Make) -> None:
+    two = together(hidden, unpad=False)
+    results = two.results(tokens(3), tokens(5))
+    assert [result.shape for result in results] == [(1, 5, 5), (1, 5, 5)]
+    assert results[0][0, :, 0].tolist() == [1, 2, 3, 0, 0]
+    assert two.fn.stats.probes == 0
+
+
+# ---------------------------------------------------------------- what may be returned
+
+
+class Pair(NamedTuple):
+    tokens: Any
+    pooled: Any
+
+
+@dataclass
+class Plain:
+    tokens: Any
+    pooled: Any
+
+
+@dataclass(frozen=True)
+class Frozen:
+    tokens: Any
+    pooled: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    tokens: Any
+    pooled: Any
+
+
+@dataclass(frozen=True)
+class SlottedByHand:
+    __slots__ = ("pooled", "tokens")
+    tokens: Any
+    pooled: Any
+
+
+@dataclass
+class Made:
+    """Has a field that its constructor does not take."""
+
+    tokens: Any
+    pooled: Any = field(init=False)
+
+
+class Listed(list[Any]):
+    pass
+
+
+class Mapped(dict[str, Any]):
+    pass
+
+
+class Outputs(MutableMapping[str, Any]):
+    """A mapping of an author's own, which keeps its entries in another."""
+
+    def __init__(self, **entries: Any) -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> Any:
+        return self._entries[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def made(tokens: Any, pooled: Any) -> Made:
+    output = Made(tokens)
+    output.pooled = pooled
+    return output
+
+
+def parts(output: Any) -> list[Any]:
+    """Tokens and pooled, in this order, of any of the containers."""
+    if isinstance(output, (list, tuple)):
+        return list(output)
+    return [output["tokens"], output["pooled"]] if hasattr(output, "__getitem__") else [output.tokens, output.pooled]
+
+
+def values(output: Any) -> list[Any]:
+    return [part.tolist() for part in parts(output)]
+
+
+CONTAINERS: list[Any] = [
+    pytest.param(lambda tokens, pooled: (tokens, pooled), id="tuple"),
+    pytest.param(lambda tokens, pooled: [tokens, pooled], id="list"),
+    pytest.param(lambda tokens, pooled: Listed([tokens, pooled]), id="list of an author's own"),
+    pytest.param(Pair, id="named tuple"),
+    pytest.param(lambda tokens, pooled: {"tokens": tokens, "pooled": pooled}, id="dict"),
+    pytest.param(lambda tokens, pooled: Mapped(tokens=tokens, pooled=pooled), id="dict of an author's own"),
+    pytest.param(lambda tokens, pooled: OrderedDict(pooled=pooled, tokens=tokens), id="ordered dict"),
+    pytest.param(lambda tokens, pooled: defaultdict(list, {"tokens": tokens, "pooled": pooled}), id="default dict"),
+    pytest.param(lambda tokens, pooled: UserDict({"tokens": tokens, "pooled": pooled}), id="user dict"),
+    pytest.param(lambda tokens, pooled: Outputs(tokens=tokens, pooled=pooled), id="mapping of an author's own"),
+    pytest.param(Plain, id="dataclass"),
+    pytest.param(Frozen, id="frozen dataclass"),
+    pytest.param(Slotted, id="dataclass with slots"),
+    pytest.param(SlottedByHand, id="dataclass with slots by hand"),
+    pytest.param(made, id="dataclass with a field that is set later"),
+]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_each_caller_gets_its_rows_in_what_the_function_returned_them_in(together: Make, container: Callable[[Any, Any], Any]) -> None:
+    returned: list[Any] = []
+
+    def compute(features: dict[str, Any]) -> Any:
+        returned.append(container(features["ids"] * 10, features["ids"].sum(1)))
+        return returned[-1]
+
+    two = together(compute)
+    results = two.results(tokens(2), tokens(1, 3, first=3))
+    assert [type(result) for result in results] == [type(returned[0])] * 2
+    assert [values(result) for result in results] == [[[[10, 20]], [3]], [[[30, 0, 0], [40, 50, 60]], [3, 15]]]
+    assert len(parts(returned[0])[0]) == 3, "the function may have kept its output"
+    if isinstance(results[0], dict):
+        assert list(results[0]) == list(returned[0])
+    if isinstance(results[0], defaultdict):
+        assert results[0]["new"] == []
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_caller_alone_and_one_whose_call_was_split_get_the_same_container(together: Make, container: Callable[[Any, Any], Any]) -> None:
+    one = together(lambda features: container(features["ids"] * 10, features["ids"].sum(1)), batch_size=2)
+    for call in (tokens(2, 2), tokens(2, 1, 2)):
+        (result,) = one.results(call)
+        assert type(result) is type(container(1, 2))
+        assert [part.shape for part in parts(result)] == [(len(call["ids"]), 2), (len(call["ids"]),)]
+
+
+def test_a_mapping_that_cannot_be_changed_reaches_its_callers_as_a_mapping(together: Make) -> None:
+    two = together(lambda features: MappingProxyType({"ids": features["ids"] * 2}))
+    results = two.results(tokens(2), tokens(2, first=3))
+    assert [result["ids"].tolist() for result in results] == [[[2, 4]], [[6, 8]]]
+
+
+def test_two_heads_of_a_batch_of_two_are_not_taken_for_rows(together: Make) -> None:
+    for kind in (tuple, list):
+        two = together(lambda features, kind=kind: kind([features["ids"].sum(1), -features["ids"].sum(1)]))
+        first, second = two.results(tokens(2), tokens(2, first=3))
+        assert (type(first), [head.tolist() for head in first]) == (kind, [[3], [-3]])
+        assert (type(second), [head.tolist() for head in second]) == (kind, [[7], [-7]])
+
+
+def test_outputs_may_be_nested_as_deep_as_they_go(together: Make) -> None:
+    two = together(lambda features: {"a": [{"b": (Frozen(features["ids"], [features["ids"]]),)}], 3: features["ids"].sum(1)})
+    first, second = two.results(tokens(2), tokens(3))
+    assert [result["a"][0]["b"][0].tokens.tolist() for result in (first, second)] == [[[1, 2]], [[1, 2, 3]]]
+    assert [result["a"][0]["b"][0].pooled[0].tolist() for result in (first, second)] == [[[1, 2]], [[1, 2, 3]]]
+    assert [result[3].tolist() for result in (first, second)] == [[3], [6]]
+
+
+def test_what_is_none_stays_none(together: Make) -> None:
+    two = together(lambda features: {"ids": features["ids"], "loss": None, "more": (None, [None])})
+    for result in two.results(tokens(2), tokens(2)):
+        assert (list(result), result["loss"], result["more"]) == (["ids", "loss", "more"], None, (None, [None]))
+
+
+def test_the_output_may_be_of_another_dtype_than_the_features(together: Make) -> None:
+    two = together(lambda features: (features["ids"].astype(numpy.float16) / 2, features["ids"] > 1, features["ids"].astype("U2")))
+    first, _ = two.results(tokens(2), tokens(3))
+    assert [(part.dtype.str, part.tolist()) for part in first] == [("<f2", [[0.5, 1.0]]), ("|b1", [[False, True]]), ("<U2", [["1", "2"]])]
+
+
+@pytest.mark.model
+def test_an_output_of_a_model_keeps_its_type(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    def compute(features: dict[str, Any]) -> Any:
+        states = features["ids"][:, :, None] * torch.ones(5)
+        return outputs.BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=states.sum(1), hidden_states=(states, states * 2))
+
+    two = together(compute)
+    for number, result in enumerate(
+        [*two.results({"ids": torch.ones(1, 3)}, {"ids": torch.ones(1, 5)}), two.fn({"ids": torch.ones(1, 4)})]
+    ):
+        width = (3, 5, 4)[number]
+        assert type(result) is outputs.BaseModelOutputWithPooling
+        assert list(result) == ["last_hidden_state", "pooler_output", "hidden_states"]
+        assert result.attentions is None
+        assert result.last_hidden_state is result["last_hidden_state"]
+        assert result.last_hidden_state.shape == (1, width, 5)
+        assert [state.shape for state in result.hidden_states] == [(1, width, 5)] * 2
+        assert result[1].shape == (1, 5)
+
+
+@pytest.mark.model
+def test_an_output_of_a_model_keeps_entries_that_were_added_to_it(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    def compute(features: dict[str, Any]) -> Any:
+        output = outputs.BaseModelOutput(last_hidden_state=features["ids"] * 2)
+        output["scores"] = features["ids"].sum(1)
+        return output
+
+    two = together(compute)
+    for result in [*two.results({"ids": torch.ones(1, 2)}, {"ids": torch.ones(1, 2)}), two.fn({"ids": torch.ones(1, 2)})]:
+        assert type(result) is outputs.BaseModelOutput
+        assert result["scores"].tolist() == [2.0]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("reduction", ["max", "sort", "topk"])
+def test_what_reductions_of_torch_return_is_split(together: Make, reduction: str) -> None:
+    torch = pytest.importorskip("torch")
+    compute: Any = {
+        "max": lambda x: torch.max(x, 1),
+        "sort": lambda x: torch.sort(x, 1, descending=True),
+        "topk": lambda x: torch.topk(x, 1),
+    }[reduction]
+    two = together(lambda features: compute(features["x"]))
+    rows = [torch.tensor([[1.0, 3.0]]), torch.tensor([[6.0, 5.0]])]
+    results = two.results(*({"x": row} for row in rows))
+    for row, result in zip(rows, results, strict=True):
+        assert type(result) is type(compute(row))
+        assert torch.equal(result.values, compute(row).values)
+        assert torch.equal(result.indices, compute(row).indices)
+
+
+# ---------------------------------------------------------------- what may not be returned
+
+
+class Thing:
+    pass
+
+
+class DynamicCache:
+    """Named as that of transformers."""
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (lambda ids: {"logits": ids, "loss": 0.5}, ["'loss'", "float"]),
+        (lambda ids: {"logits": ids, "loss": ids.sum()}, ["'loss'", "int64"]),
+        (lambda ids: {"logits": ids, "loss": numpy.array(0.5)}, ["'loss'", "single value"]),
+        (lambda ids: {"logits": ids, "count": 3}, ["'count'", "int"]),
+        (lambda ids: {"logits": ids, "labels": ["a", "b"]}, ["'labels.0'", "str"]),
+        (lambda ids: ["a", "b"], ["'0'", "str"]),
+        (lambda ids: ["ab" for _ in ids], ["'0'", "str"]),
+        (lambda ids: {"a": [ids, {"b": Thing()}]}, ["'a.1.b'", "Thing"]),
+        (lambda ids: Plain(ids, "text"), ["'pooled'", "str"]),
+        (lambda ids: {"logits": ids, "past_key_values": DynamicCache()}, ["'past_key_values'", "DynamicCache", "use_cache=False"]),
+        (lambda ids: {"logits": ids, "ids": {1, 2}}, ["'ids'", "set"]),
+        (lambda ids: Plain, ["type"]),
+        (lambda ids: numpy.array(1.0), ["single value"]),
+        (lambda ids: "text", ["str"]),
+        (lambda ids: None, ["NoneType"]),
+        (lambda ids: {}, ["dict"]),
+        (lambda ids: {"a": None, "b": ()}, ["dict"]),
+    ],
+)
+@pytest.mark.parametrize("callers", [1, 2])
+def test_what_cannot_be_split_is_an_error_that_names_its_path(together: Make, output: Any, said: list[str], callers: int) -> None:
+    wrong = [True]
+    some = together(lambda features: output(features["ids"]) if wrong else features["ids"], name="shop.embed")
+    for answer in some.answers(*[tokens(2)] * callers):
+        assert type(answer) is BatchFunctionError, repr(answer)
+        for part in ["shop.embed", *said]:
+            assert part in str(answer)
+    wrong.clear()
+    assert some.fn(tokens(2)).tolist() == [[1, 2]]
+
+
+@pytest.mark.model
+def test_the_cache_of_a_real_model_is_an_error_that_says_what_to_do(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=16)).eval()
+
+    def compute(features: dict[str, Any], use_cache: bool = True) -> Any:
+        with torch.inference_mode():
+            return model(**features, use_cache=use_cache)
+
+    two = together(compute)
+    calls = [{"input_ids": torch.ones(1, width, dtype=torch.int64)} for width in (3, 5)]
+    for answer in two.answers(*calls):
+        assert type(answer) is BatchFunctionError
+        assert "past_key_values" in str(answer)
+        assert "use_cache=False" in str(answer)
+    results = two.results(*calls, extra=({"use_cache": False},) * 2)
+    for call, result in zip(calls, results, strict=True):
+        alone = compute(call, use_cache=False)
+        assert type(result) is type(alone)
+        assert torch.allclose(result.logits, alone.logits, atol=1e-5)
+
+
+@pytest.mark.model
+def test_a_sparse_output_is_split_or_refused_by_its_path(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    two = together(lambda features: {"weights": features["x"].to_sparse()})
+    for number, answer in enumerate(two.answers({"x": torch.tensor([[1.0, 0.0]])}, {"x": torch.tensor([[0.0, 2.0]])})):
+        if isinstance(answer, Exception):
+            assert type(answer) is BatchFunctionError, repr(answer)[:200]
+            assert "'weights'" in str(answer)
+        else:
+            assert answer["weights"].to_dense().tolist() == [[[1.0, 0.0]], [[0.0, 2.0]]][number]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 4])
+@pytest.mark.parametrize("output", [lambda array: array, lambda array: {"fine": numpy.zeros(3), "a": [array]}], ids=["bare", "nested"])
+def test_a_wrong_number_of_rows_is_an_error_with_both_numbers_to_every_caller(together: Make, output: Any, rows: int) -> None:
+    wrong = [True]
+    two = together(lambda features: output(numpy.zeros((rows, 2))) if wrong else features["ids"], name="shop.embed")
+    for call in ((tokens(2, 2), tokens(2)), (tokens(2, 2, 2),)):
+        for answer in two.answers(*call):
+            assert type(answer) is BatchSizeMismatch
+            assert (answer.expected, answer.actual) == (3, rows)
+            assert "shop.embed" in str(answer)
+    wrong.clear()
+    assert two.fn(tokens(2)).tolist() == [[1, 2]]
+
+
+def test_parts_of_a_call_whose_outputs_are_of_different_structure_cannot_be_joined(together: Make) -> None:
+    one = together(lambda features: {"a": features["ids"]} if len(features["ids"]) == 2 else {"b": features["ids"]}, batch_size=2)
+    (answer,) = one.answers(tokens(2, 2, 2))
+    assert type(answer) is BatchFunctionError
+    assert "structure" in str(answer)
+
+
+def test_parts_of_a_call_whose_outputs_are_of_different_shape_cannot_be_joined(together: Make) -> None:
+    one = together(lambda features: numpy.zeros((len(features["ids"]), len(features["ids"]))), batch_size=2, unpad=False)
+    (answer,) = one.answers(tokens(2, 2, 2))
+    assert type(answer) is BatchFunctionError
+    assert "joined" in str(answer)
+
+
+# ---------------------------------------------------------------- results own their memory
+
+
+def test_the_output_for_a_caller_alone_comes_back_as_it_was_returned(together: Make) -> None:
+    returned: list[Any] = []
+
+    def compute(features: dict[str, Any]) -> Any:
+        returned.append({"whole": features["ids"] * 2, "view": (features["ids"] * 2)[:, :1]})
+        return returned[-1]
+
+    one = together(compute)
+    result = one.fn(tokens(2))
+    assert result["whole"] is returned[0]["whole"]
+    assert result["view"] is returned[0]["view"]
+
+
+def views(features: dict[str, Any]) -> Any:
+    whole = features["ids"][:, :, None] * numpy.ones((2, 3, 1, 1), int)[..., None][0, 0]
+    return {
+        "whole": features["ids"] * 2,
+        "views": list(numpy.stack([features["ids"], features["ids"]])),
+        "turned": whole.swapaxes(1, 2),
+        "broadcast": numpy.broadcast_to(features["ids"].sum(1)[:, None], (len(features["ids"]), 7)),
+        "flat": features["ids"].sum(1),
+    }
+
+
+@pytest.mark.parametrize("batch_size", [2, 32])
+def test_arrays_that_were_split_off_own_their_memory(together: Make, batch_size: int) -> None:
+    two = together(views, batch_size=batch_size)
+    for result in two.results(tokens(2, 2, 1), tokens(4)):
+        for array in (result["whole"], *result["views"], result["turned"], result["broadcast"], result["flat"]):
+            assert array.base is None
+            assert array.flags.writeable
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("batch_size", [2, 32])
+def test_tensors_that_were_split_off_own_their_memory(together: Make, batch_size: int) -> None:
+    torch = pytest.importorskip("torch")
+
+    def compute(features: dict[str, Any]) -> Any:
+        ids = features["ids"]
+        return [ids * 2, *torch.stack([ids, ids]), (ids[:, :, None] * torch.ones(5)).transpose(1, 2), ids[:, :1].expand(-1, 7), ids.sum(1)]
+
+    two = together(compute, batch_size=batch_size)
+    for result in two.results({"ids": torch.ones(3, 2)}, {"ids": torch.ones(1, 4)}):
+        for tensor in result:
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_callers_do_not_see_what_others_or_the_function_write_later(together: Make) -> None:
+    buffer = numpy.zeros((4, 2), int)
+
+    def compute(features: dict[str, Any]) -> Any:
+        buffer[: len(features["ids"])] = features["ids"]
+        return {"one": buffer[: len(features["ids"])], "same": buffer[: len(features["ids"])]}
+
+    two = together(compute)
+    first, second = two.results(tokens(2), tokens(2, first=3))
+    buffer[:] = -1
+    first["one"][:] = 7
+    assert first["same"].tolist() == [[1, 2]]
+    assert (second["one"].tolist(), second["same"].tolist()) == ([[3, 4]], [[3, 4]])
+    third, fourth = two.results(tokens(2, first=5), tokens(2, first=7))
+    assert (second["one"].tolist(), third["one"].tolist(), fourth["one"].tolist()) == ([[3, 4]], [[5, 6]], [[7, 8]])
+
+
+@pytest.mark.model
+def test_outputs_that_are_part_of_a_graph_reach_callers_without_it(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    weights = torch.ones(2, 5, requires_grad=True)
+    two = together(lambda features: {"y": features["x"] @ weights, "all": [features["x"] @ weights]}, batch_size=2)
+    results = two.results({"x": torch.ones(1, 2)}, {"x": torch.ones(1, 2)}, {"x": torch.ones(3, 2)})
+    for result in [*results, two.fn({"x": torch.ones(1, 2)})]:
+        for tensor in (result["y"], result["all"][0]):
+            assert not tensor.requires_grad
+            assert tensor.grad_fn is None
+            assert tensor.tolist() == [[2.0] * 5] * len(tensor)
+
+
+@pytest.mark.model
+def test_a_function_in_inference_mode_returns_tensors_that_may_be_changed_and_learned_from(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch is loaded at run time
+    def compute(features: dict[str, Any]) -> Any:
+        return features["x"] * 2
+
+    two = together(compute)
+    for result in two.results({"x": torch.ones(1, 2)}, {"x": torch.ones(1, 3)}):
+        result += 1
+        assert not result.is_inference()
+        (result * torch.ones(1, requires_grad=True)).sum().backward()
+
+
+def test_a_copy_of_a_dataclass_is_no_neighbours(together: Make) -> None:
+    two = together(lambda features: Plain(features["ids"], features["ids"].sum(1)))
+    first, second = two.results(tokens(2), tokens(2, first=3))
+    first.tokens = None
+    assert second.tokens.tolist() == [[3, 4]]
+    assert [each.name for each in dataclasses.fields(first)] == ["tokens", "pooled"]

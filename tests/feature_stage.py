@@ -1,0 +1,121 @@
+"""A function of features under control, and calls of it that share a batch: what the tests of the tensor variant are written in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy
+
+import batched
+from stage import BOUND, Stage
+
+DECOY = "decoy"
+"""The feature of a call that keeps the worker busy until it is let through; nothing shares a batch with it."""
+
+
+def decoy() -> dict[str, Any]:
+    return {DECOY: numpy.zeros(1)}
+
+
+def unchanged(features: dict[str, Any], **_: Any) -> Any:
+    return features
+
+
+class FeatureStage(Stage):
+    """A batch function of features on any runtime; it records what it gets, and waits for a decoy or, if `gated`, always."""
+
+    def decorate(self, compute: Callable[..., Any] = unchanged, *, gated: bool = False, **settings: Any) -> Any:
+        self.seen: list[dict[str, Any]] = []  # features of each call of the function but the decoys, probes included
+
+        def noted(features: dict[str, Any]) -> bool:
+            self.batches.append(list(features))
+            if DECOY not in features:
+                self.seen.append(features)
+            return gated or DECOY in features
+
+        def answer(features: dict[str, Any], extra: dict[str, Any]) -> Any:
+            return features if DECOY in features else compute(features, **extra)
+
+        def plain(features: dict[str, Any], **extra: Any) -> Any:
+            if noted(features):
+                assert self._threads.acquire(timeout=BOUND), "nobody let the batch through"
+            return answer(features, extra)
+
+        async def coroutine(features: dict[str, Any], **extra: Any) -> Any:
+            if noted(features):
+                with anyio.fail_after(BOUND):
+                    await self._tasks.acquire()
+            else:
+                await anyio.lowlevel.checkpoint()
+            return answer(features, extra)
+
+        def spread_plain(**features: Any) -> Any:
+            return plain(features)
+
+        async def spread_coroutine(**features: Any) -> Any:
+            return await coroutine(features)
+
+        spread = settings.get("spread_kwargs", False)
+        if self.kind == "aio-coroutine":
+            self.fn = batched.aio.inference.dynamically(**settings)(spread_coroutine if spread else coroutine)
+        elif self.kind == "aio-sync":
+            self.fn = batched.aio.inference.dynamically(**settings)(spread_plain if spread else plain)
+        else:
+            self.fn = batched.inference.dynamically(**settings)(spread_plain if spread else plain)
+        return self.fn
+
+
+class Together:
+    """A batched function of features, and calls of it that wait at the same time, so that those of one group share batches."""
+
+    def __init__(self, compute: Callable[..., Any] = unchanged, **settings: Any) -> None:
+        self.seen: list[dict[str, Any]] = []  # features of each call of the function but the decoys, probes included
+        self.extra: list[dict[str, Any]] = []  # and its further arguments
+        self._running = threading.Event()
+        self._go = threading.Event()
+
+        def function(features: dict[str, Any], **extra: Any) -> Any:
+            if DECOY in features:
+                self._running.set()
+                assert self._go.wait(BOUND), "nobody let the decoy through"
+                return features
+            self.seen.append(features)
+            self.extra.append(extra)
+            return compute(features, **extra)
+
+        def spread(**features: Any) -> Any:
+            return function(features)
+
+        self.fn: Any = batched.inference.dynamically(**settings)(spread if settings.get("spread_kwargs") else function)
+
+    def answers(self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()) -> list[Any]:
+        """What each of the calls, all of them waiting before the first batch of them is formed, returned or raised."""
+        self._running.clear()
+        self._go.clear()
+        first = self.fn.submit(decoy())
+        assert self._running.wait(BOUND), "the decoy did not run"
+        waiting: list[Any] = []
+        for number, call in enumerate(calls):
+            try:
+                waiting.append(self.fn.submit(call, **(extra[number] if extra else {})))
+            except Exception as error:
+                waiting.append(error)
+        self._go.set()
+        first.result(BOUND)
+        return [each if isinstance(each, Exception) else each.exception(BOUND) or each.result(BOUND) for each in waiting]
+
+    def results(self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()) -> list[Any]:
+        """The results of the calls, none of which may fail."""
+        answers = self.answers(*calls, extra=extra)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def close(self) -> None:
+        self._go.set()
+        self.fn.shutdown()

@@ -1,0 +1,103 @@
+"""Features and results on a GPU: transfers, and work that has not ended when its launch returns."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy
+import pytest
+from feature_stage import Together
+
+import batched
+
+torch: Any = pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.model, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+A_WHILE = 200_000_000
+"""Cycles of a GPU, about a tenth of a second."""
+
+
+def doubled(features: dict[str, Any]) -> Any:
+    assert all(tensor.is_cuda for tensor in features.values())
+    return {name: tensor * 2 for name, tensor in features.items()}
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("output_device", [None, "cpu"])
+def test_features_reach_the_gpu_and_results_come_back(library: str, output_device: str | None) -> None:
+    together = Together(doubled, device="cuda", output_device=output_device, batch_size=16)
+    source = numpy.random.default_rng(0)
+    for _ in range(20):  # memory that transfers start from is used again
+        arrays = [source.integers(0, 100, (int(rows), int(width))) for rows, width in source.integers(1, 9, (6, 2))]
+        calls = [{"ids": array, "scores": (array / 4).astype("float16")} for array in arrays]
+        given = calls if library == "numpy" else [{name: torch.from_numpy(array) for name, array in call.items()} for call in calls]
+        for call, result in zip(calls, together.results(*given), strict=True):
+            assert {name: tensor.device.type for name, tensor in result.items()} == dict.fromkeys(call, output_device or "cuda")
+            assert result["scores"].dtype is torch.float16
+            assert all((result[name].cpu().numpy() == array * 2).all() for name, array in call.items())
+    together.close()
+
+
+def test_memory_that_a_transfer_starts_from_is_not_written_to_before_it_has_arrived() -> None:
+    @batched.inference.dynamically(device="cuda", batch_size=4, max_concurrent_batches=2)
+    def fn(features: dict[str, Any]) -> Any:
+        torch.cuda._sleep(A_WHILE // 20)
+        return features["x"] + 1
+
+    with fn, ThreadPoolExecutor(8) as pool:
+        calls = [{"x": numpy.full((1, 10_000 + number % 3), number)} for number in range(100)]
+        for number, result in enumerate(pool.map(fn, calls)):
+            assert result.shape == (1, 10_000 + number % 3)
+            assert (result == number + 1).all()
+
+
+def test_tensors_on_the_gpu_stay_there() -> None:
+    together = Together(doubled)
+    results = together.results(*({"x": torch.ones(1, width, device="cuda")} for width in (2, 4, 3)))
+    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [("cuda", (1, width)) for width in (2, 4, 3)]
+    together.close()
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+def test_inputs_that_are_still_being_computed_on_a_stream_of_the_caller_are_waited_for(callers: int) -> None:
+    together = Together(doubled)
+    calls = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for number in range(callers):
+            x = torch.zeros(1, 1000 + number, device="cuda")
+            torch.cuda._sleep(A_WHILE)
+            x += 3
+            calls.append({"x": x})
+        results = together.results(*calls)
+    assert all((result["x"] == 6).all() for result in results)
+    together.close()
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+@pytest.mark.parametrize("output_device", [None, "cpu"])
+def test_results_are_complete_whichever_stream_they_are_read_on(callers: int, output_device: str | None) -> None:
+    def slow(features: dict[str, Any]) -> Any:
+        torch.cuda._sleep(A_WHILE)
+        return features["x"] * 2
+
+    together = Together(slow, device="cuda", output_device=output_device)
+    results = together.results(*({"x": numpy.full((1, 1000 + number), 3)} for number in range(callers)))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert all((result.cpu() == 6).all() for result in results)
+    together.close()
+
+
+def test_a_batch_that_the_gpu_has_no_memory_for_is_served_in_parts() -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+
+    def hungry(features: dict[str, Any]) -> Any:
+        torch.empty(len(features["x"]) * (total // 12), dtype=torch.uint8, device="cuda")
+        return features["x"] * 2
+
+    together = Together(hungry, device="cuda", output_device="cpu", batch_size=64)
+    x = numpy.arange(64)[:, None]
+    assert (together.fn({"x": x}).numpy() == x * 2).all()
+    assert together.fn.stats.memory_errors > 0
+    together.close()

@@ -1,0 +1,67 @@
+"""The promise of the tensor variant, over random functions and callers: each gets what it would have got alone. Tensors of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from inference.models import MODELS, Call, Example, Shape, attentions, elementwise, examples, hold, per_token, pooled, scaled
+
+torch: Any = pytest.importorskip("torch")
+generic: Any = pytest.importorskip("transformers.utils.generic")
+
+pytestmark = pytest.mark.model
+
+DTYPES = ["int64", "int32", "uint8", "bool", "float32", "float64", "float16", "bfloat16"]
+NUMPY_DTYPES = ["int64", "int32", "uint8", "bool", "float32", "float16"]
+
+
+@dataclass
+class EncoderOutput(generic.ModelOutput):  # type: ignore[misc]  # its base is loaded at run time
+    """As models of transformers return it."""
+
+    last_hidden_state: Any = None
+    pooler_output: Any = None
+    hidden_states: Any = None
+    attentions: Any = None
+
+
+def encoder(features: Call, shape: Shape) -> Any:
+    hidden = per_token(features, shape)
+    return EncoderOutput(last_hidden_state=hidden, hidden_states=(scaled(hidden), hidden), attentions=(attentions(features, shape),))
+
+
+def encoder_in_a_dict(features: Call, shape: Shape) -> Any:
+    return {
+        "first": EncoderOutput(last_hidden_state=per_token(features, shape)),
+        "second": EncoderOutput(pooler_output=pooled(features, shape)),
+    }
+
+
+def longest(features: Call, shape: Shape) -> Any:
+    """A named tuple of torch, as its reductions return."""
+    return torch.max(per_token(features, shape), 2)
+
+
+def recorded(features: Call, shape: Shape) -> Any:
+    """Outputs that are part of a graph; what callers get is not."""
+    return per_token(features, shape).requires_grad_(), pooled(features, shape).requires_grad_()
+
+
+@pytest.mark.parametrize("model", [*MODELS, encoder, encoder_in_a_dict, longest, recorded])
+def test_each_caller_gets_what_the_function_returns_for_it_alone(model: Any) -> None:
+    hold(examples(model, DTYPES, tensors=True), model.__name__)
+
+
+@pytest.mark.parametrize("model", [elementwise, attentions, encoder])
+def test_arrays_of_numpy_become_tensors_where_a_device_is_given(model: Any) -> None:
+    def on_tensors(features: Call, shape: Shape) -> Any:
+        assert all(isinstance(value, torch.Tensor) for value in features.values())
+        return model(features, shape)
+
+    def sent(example: Example) -> Example:
+        return dataclasses.replace(example, settings={**example.settings, "device": "cpu"})
+
+    hold(examples(on_tensors, NUMPY_DTYPES, tensors=False).map(sent), model.__name__, lambda array: torch.from_numpy(array.copy()))

