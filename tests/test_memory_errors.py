@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy
 import pytest
-from feature_stage import Together
 
 import batched
 from batched._runtime.memory import is_out_of_memory
+from feature_stage import Together
 
 FITS = 8
 """Rows that the functions of these tests have memory for."""

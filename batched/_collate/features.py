@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ..errors import CollationError
 from .devices import made
 from .fields import KNOWN_PADS, Array, CpuTensorField, Field, NumpyField, TensorField
-from .outputs import is_array, is_dense
+from .outputs import is_array, is_dense, is_scalar
 from .settings import FeatureSettings
 
 REMEMBERED: Final = 1024
@@ -110,14 +110,17 @@ class Reader:
         if field is None:
             if len(self._fields) >= REMEMBERED:
                 self._fields.clear()
-            field = self._fields.setdefault(key, kind(name, array, self._pads.get(name)))
+            try:
+                field = self._fields.setdefault(key, kind(name, array, self._pads.get(name)))
+            except NotImplementedError:  # of torch, for numbers of less than a byte
+                raise CollationError(f"{self._name}: {name} is of {array.dtype}, of which no batch can be made") from None
         return field, array, field.view(array)
 
     def _stacked(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
         """`rows` as one array, and how much each was padded."""
         if not rows:
             raise CollationError(f"{self._name}: {name} is an empty list; a feature has one row per item")
-        described = [self._described(name, row[None] if is_array(row) else row) for row in rows]
+        described = [self._described(name, row[None] if is_array(row) or is_scalar(row) else row) for row in rows]
         field = described[0][0]
         for number, (other, _, _) in enumerate(described):
             if other != field:

@@ -55,6 +55,12 @@ def is_array(value: Any) -> bool:
     return (torch is not None and isinstance(value, torch.Tensor)) or (numpy is not None and isinstance(value, numpy.ndarray))
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether `value` is a number of numpy, as rows of an array of one axis are."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
 def is_dense(array: Array) -> bool:
     """Whether rows of it are slices: of all arrays of numpy, and of tensors that are neither sparse nor nested."""
     return not hasattr(array, "layout") or (array.layout is sys.modules["torch"].strided and not array.is_nested)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy
 import pytest
-from feature_stage import Together
 
 import batched
 from batched._collate.features import REMEMBERED
 from batched.errors import CollationError
+from feature_stage import Together
 
 Make = Callable[..., Together]
 
@@ -739,3 +739,20 @@ def test_a_setting_that_cannot_be_is_refused_at_decoration(settings: dict[str, A
 def test_the_plain_variant_has_none_of_the_settings_of_features(setting: str) -> None:
     with pytest.raises(TypeError, match=setting):
         batched.dynamically(**{setting: None})  # type: ignore[call-overload]  # as a caller might
+
+
+def test_the_rows_of_a_list_may_be_numbers_of_numpy() -> None:
+    fn = batched.inference.dynamically(lambda features: features["x"] * 2)
+    result = fn(x=list(numpy.arange(3.0, dtype=numpy.float32)))
+    assert result.dtype == numpy.float32
+    assert result.tolist() == [0.0, 2.0, 4.0]
+    fn.shutdown()
+
+
+@pytest.mark.model
+def test_numbers_of_less_than_a_byte_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    fn = batched.inference.dynamically(lambda features: features["x"])
+    with pytest.raises(CollationError, match="of which no batch can be made"):
+        fn(x=torch.empty(2, 2, dtype=torch.float4_e2m1fn_x2))
+    fn.shutdown()

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy
 import pytest
-from feature_stage import Together
 
 from batched.errors import BatchFunctionError, BatchSizeMismatch
+from feature_stage import Together
 
 Make = Callable[..., Together]
 

@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 import numpy
 import pytest
-from feature_stage import DECOY, FeatureStage, decoy
 
 import batched
 from batched.errors import CollationError
+from feature_stage import DECOY, FeatureStage, decoy
 from stage import BOUND, Scenario
 
 pytestmark = pytest.mark.anyio

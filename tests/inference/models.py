@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import hypothesis
 import numpy
-from feature_stage import FeatureStage, decoy
 from hypothesis import strategies as st
 
+from feature_stage import FeatureStage, decoy
 from stage import BOUND, SCENARIOS, Scenario
 
 Model = Callable[[dict[str, Any]], Any]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy
 import pytest
-from feature_stage import Together
 
 import batched
+from feature_stage import Together
 
 torch: Any = pytest.importorskip("torch")
 

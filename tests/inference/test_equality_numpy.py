@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from inference.models import MODELS, examples, hold
 
 DTYPES = ["int64", "int32", "uint8", "bool", "float32", "float64", "float16"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from inference.models import MODELS, Call, Example, Shape, attentions, elementwise, examples, hold, per_token, pooled, scaled
 
 torch: Any = pytest.importorskip("torch")
