@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
-    Feature: TypeAlias = numpy.ndarray[Any, Any] | torch.Tensor | list[numpy.ndarray[Any, Any]] | list[torch.Tensor]
+    Feature: TypeAlias = numpy.ndarray[Any, Any] | torch.Tensor | list[Any]
 else:
     Feature = Any
 
