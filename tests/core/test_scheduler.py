@@ -208,6 +208,16 @@ def test_a_group_is_held_again_when_no_call_of_it_has_begun_any_more(how: str) -
     assert held.take(2.5) is None
 
 
+def test_a_group_is_held_again_after_a_call_of_which_a_single_item_had_run() -> None:
+    held = windowed(2)
+    first, begun = call(1), call(2)
+    submitted(held, first, begun)
+    assert contents(ran(held)) == [(first, 0, 1), (begun, 0, 1)]
+    submitted(held, call(), call(), now=2.0)
+    assert requests_of(ran(held, 2.0))[0] is begun
+    assert (held.waiting, held.next_deadline()) == (1, 3.0)
+
+
 def test_submit_tells_the_moment_from_which_the_group_may_leave() -> None:
     held = windowed()
     assert held.submit(call(), 0.5) == 1.5
