@@ -74,15 +74,24 @@ class FeatureIntake:
     def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:  # noqa: ARG002  # features are one call anyway
         if item is MISSING:
             name = self._binder.items_name or ""
-            item, kwargs = (kwargs.pop(name), kwargs) if isinstance(kwargs.get(name), Mapping) else (kwargs, {})
+            item, kwargs = (kwargs.pop(name), kwargs) if isinstance(kwargs.get(name), Mapping) else (_Keywords(kwargs), {})
         elif not isinstance(item, Mapping):
             if _is_class_of(item, self._home):
                 raise TypeError(UNDER_CLASSMETHOD.format(self._name))
             raise CollationError(f"{self._name} takes a mapping of features, or features by keyword, got {item!r:.60}")
-        features = self._reader.features(item)
+        try:
+            features = self._reader.features(item)
+        except CollationError as error:
+            if isinstance(item, _Keywords) and item:
+                raise CollationError(f"{error} (keywords are features; other arguments go next to a mapping of features)") from None
+            raise
         arguments = self._binder.bind(args, kwargs, tuple([field.name for field in features.fields]) if self._spread else ())
         lengths = [features.longest] * features.rows
         return Request(features, features.rows, Group(arguments, features.fields), waker=waker, owner=owner, lengths=lengths)
+
+
+class _Keywords(dict[str, Any]):
+    """Features that were passed by keyword."""
 
 
 def _is_class_of(item: Any, home: str) -> bool:

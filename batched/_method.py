@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from ._intake import MISSING
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -33,7 +35,9 @@ class BatchedMethod(Generic[S, F]):
         bound: F = self._function.__get__(instance, owner)
         return bound
 
-    def __call__(self, instance: S, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, instance: S = MISSING, /, *args: Any, **kwargs: Any) -> Any:
+        if instance is MISSING:
+            raise TypeError(f"{self.__qualname__} is a method: call it on an instance, or pass one first")
         return self._function.__get__(instance, type(instance))(*args, **kwargs)
 
     def __reduce__(self) -> str:

@@ -33,8 +33,9 @@ class BatchSizeMismatch(BatchFunctionError):
     """Results it returned."""
 
     @classmethod
-    def between(cls, name: str, expected: int, actual: int) -> BatchSizeMismatch:
-        error = cls(f"{name} was given {expected} items and returned {actual} results; it must return one per item, in order")
+    def between(cls, name: str, expected: int, actual: int, where: str = "") -> BatchSizeMismatch:
+        place = f" in {where!r} of its output, of which every array needs as many (a list or tuple holds arrays, not rows)" if where else ""
+        error = cls(f"{name} was given {expected} items and returned {actual} results{place}; it must return one per item, in order")
         error.expected, error.actual = expected, actual
         return error
 

@@ -169,8 +169,9 @@ class Recorder:
             self._durations.add(duration)
             self._sizes[batch.size] = self._sizes.get(batch.size, 0) + 1
             self._reasons[batch.reason] = self._reasons.get(batch.reason, 0) + 1
-            for request, start, _ in batch.slices:
-                if start == 0:
+            for request, _, _ in batch.slices:
+                if not request.waited:
+                    request.waited = True
                     self._waits.add(batch.started - request.arrived)
 
     def snapshot(self, queue_size: int, in_flight: int) -> Stats:

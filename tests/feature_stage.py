@@ -82,6 +82,8 @@ class Together:
             if DECOY in features:
                 self._running.set()
                 assert self._go.wait(BOUND), "nobody let the decoy through"
+                if isinstance(settings.get("unpad"), dict):  # which does not speak of decoys
+                    raise RuntimeError("a decoy")
                 return features
             self.seen.append(features)
             self.extra.append(extra)
@@ -105,7 +107,7 @@ class Together:
             except Exception as error:
                 waiting.append(error)
         self._go.set()
-        first.result(BOUND)
+        first.exception(BOUND)
         return [each if isinstance(each, Exception) else each.exception(BOUND) or each.result(BOUND) for each in waiting]
 
     def results(self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()) -> list[Any]:

@@ -49,16 +49,21 @@ class Parts:
 Nobody = Arguments((), {})
 
 
+async def returned(items: Any) -> Any:
+    return items
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
 @pytest.mark.parametrize("step", ["collate", "split", "result"])
-def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str) -> None:
-    execution = Execution(lambda items: items, Parts(step), "fn", splits=False)
+def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str, coroutine: bool) -> None:
+    execution = Execution(returned if coroutine else (lambda items: items), Parts(step), "fn", splits=False)
     scheduler = Scheduler(BatchPolicy())
     requests = [Request([i], 1, Nobody, waker=object()) for i in range(2)]
     for request in requests:
         scheduler.submit(request, 0.0)
     batch = scheduler.take(0.0)
     assert batch is not None
-    outcomes = execution.run(batch)
+    outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
     scheduler.finished(batch, 1.0)
     ended = settle(scheduler, outcomes)
     assert execution.conclude(ended) == 2

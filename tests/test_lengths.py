@@ -116,6 +116,15 @@ def test_an_item_without_a_length_fails_alone(length: Callable[[Any], Any], erro
     fn.shutdown()
 
 
+@pytest.mark.parametrize("kind", ["uint8", "uint64", "int32", "float32"])
+def test_numbers_of_numpy_are_lengths(kind: str) -> None:
+    number = getattr(pytest.importorskip("numpy"), kind)
+    fn = batched.dynamically(length=lambda item: number(len(item)))(lambda items: items)
+    assert fn(["four", "eightlet"]) == ["four", "eightlet"]
+    assert fn.stats.padding_waste == 0.25
+    fn.shutdown()
+
+
 def test_lengths_are_measured_by_the_callers() -> None:
     threads: set[int] = set()
 

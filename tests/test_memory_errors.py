@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 
 import batched
-from batched._runtime.memory import is_out_of_memory
+from batched._runtime.memory import free_cache, is_out_of_memory, without_frames
 from feature_stage import Together
 
 FITS = 8
@@ -307,3 +309,45 @@ def test_the_errors_of_torch_are_recognised() -> None:
     with pytest.raises(RuntimeError) as real:
         torch.empty(2**60, dtype=torch.int8)
     assert is_out_of_memory(real.value)
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as that of torch."""
+
+
+def test_the_error_of_torch_is_known_by_its_name() -> None:
+    assert is_out_of_memory(OutOfMemoryError("CUDA ran out of something"))
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("mps", [False, True])
+def test_the_caches_that_are_in_use_are_emptied(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool) -> None:
+    emptied: list[str] = []
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(is_initialized=lambda: cuda, empty_cache=lambda: emptied.append("cuda")),
+        mps=SimpleNamespace(empty_cache=lambda: emptied.append("mps")),
+        backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: mps)),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    free_cache()
+    assert emptied == ["cuda"] * cuda + ["mps"] * mps
+
+
+def test_without_torch_there_is_no_cache_to_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    free_cache()
+
+
+def test_frames_below_an_error_and_its_causes_are_let_go() -> None:
+    def fail() -> None:
+        try:
+            raise MemoryError("first")
+        except MemoryError as first:
+            raise RuntimeError("CUDA out of memory") from first
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    without_frames(caught.value)
+    assert caught.value.__traceback__ is None
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.__traceback__ is None

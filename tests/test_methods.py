@@ -322,3 +322,13 @@ def test_a_metaclass_may_have_batched_methods() -> None:
 
     one: Any = One
     assert one.method(1) == "One1"
+
+
+def test_a_method_that_is_called_on_the_class_without_an_instance_says_so() -> None:
+    class Owner:
+        @batched.dynamically
+        def method(self, items: list[int]) -> list[int]:
+            return items
+
+    with pytest.raises(TypeError, match="Owner.method is a method: call it on an instance"):
+        Owner.method()

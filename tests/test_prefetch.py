@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -211,6 +212,36 @@ def test_where_a_thread_cannot_be_started_the_call_ends(monkeypatch: pytest.Monk
     assert fn(2) == 2
     fn.shutdown()
     wait_until(lambda: not [thread for thread in threading.enumerate() if "starved" in thread.name])
+
+
+@pytest.mark.parametrize("end", ["cancel", "fail"])
+def test_shutdown_ends_when_what_waited_is_gone_without_having_run(end: str) -> None:
+    gate, running = threading.Event(), threading.Event()
+
+    def compute(items: list[int]) -> list[int]:
+        running.set()
+        assert gate.wait(BOUND)
+        if end == "fail":
+            raise ValueError("no")
+        return items
+
+    fn = batched.dynamically(batch_size=2, prefetch=1, name="drained")(compute)
+    if end == "fail":
+        threading.Thread(target=lambda: contextlib.suppress(ValueError)(fn)(list(range(10))), daemon=True).start()
+    else:
+        futures = [fn.submit(item) for item in range(8)]
+    assert running.wait(BOUND)
+    wait_until(lambda: fn.stats.in_flight >= 3)
+    closing = threading.Thread(target=fn.shutdown, daemon=True)
+    closing.start()
+    wait_until(lambda: fn._batcher.runtime._closed)
+    if end == "cancel":
+        for future in futures:
+            future.cancel()
+    gate.set()
+    closing.join(BOUND)
+    assert not closing.is_alive()
+    assert not [thread for thread in threading.enumerate() if "drained" in thread.name]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")

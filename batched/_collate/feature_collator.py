@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
@@ -13,9 +13,12 @@ from .collator import Call, ProbeNeeded
 from .devices import Devices, wait_for, wait_here
 from .features import Features
 from .fields import Array, Field
-from .outputs import Path, leaves, rebuilt
+from .outputs import Path, leaves, rebuilt, said
 from .settings import FeatureSettings
 from .unpadding import Ambiguous, Cuts, Unpadding, Widths
+
+IMAGE_AXES: Final = 2
+"""Axes behind the length of rows from which on they are taken for images: channels, height and width, in any order."""
 
 
 class Group(NamedTuple):
@@ -23,6 +26,16 @@ class Group(NamedTuple):
 
     arguments: Arguments
     fields: tuple[Field, ...]
+
+
+class Padded:
+    """How the features of a call of the function were padded."""
+
+    __slots__ = ("refused", "widths")
+
+    def __init__(self, widths: Widths) -> None:
+        self.widths = widths  # the length of the rows of each feature
+        self.refused: dict[Widths, BaseException] = {}  # what the function raised for a row of these lengths alone
 
 
 class FeatureCollator:
@@ -39,29 +52,30 @@ class FeatureCollator:
         calls: list[Features] = [request.items for request, _, _ in slices]
         group: Group = slices[0][0].group  # type: ignore[assignment]  # what the request was made with
         every = list(zip(*[call.widths for call in calls], strict=True))
-        padded = tuple([self._padded(field, widths) for field, widths in zip(group.fields, every, strict=True)])
+        padded = self._padded(group.fields, every)
         self._count(slices, padded, batch)
         return self._call(slices, group, padded)
 
-    def split(self, output: Any, slices: list[Slice], note: Widths) -> Sequence[Any]:
+    def split(self, output: Any, slices: list[Slice], note: Padded) -> Sequence[Any]:
         request, start, stop = slices[0]
         group: Any = request.group
         arrays = self._leaves(output, sum([stop - start for _, start, stop in slices]))
-        if len(slices) == 1 and stop - start == request.size and note == request.items.widths:  # what it would have got alone, and did
-            self._unpadding.learn(group, arrays, note)
+        if len(slices) == 1 and stop - start == request.size and note.widths == request.items.widths:  # what it gets alone
+            self._unpadding.learn(group, arrays, note.widths)
             whole = self._devices.outward([array for _, array in arrays])
             wait_for(whole)
             unchanged = all(moved is array for moved, (_, array) in zip(whole, arrays, strict=True))
             return [output if unchanged else rebuilt(output, iter(whole))]
-        widths = {request.items.widths: (request, start, start + 1) for request, start, _ in slices}
+        rows = {request.items.widths: (request, start, start + 1) for request, start, _ in slices}
         try:
-            cuts = self._unpadding.cuts(group, arrays, note, sorted(widths, key=_as_probe))
+            cuts = self._unpadding.cuts(group, arrays, note.widths, sorted(rows.keys() - note.refused.keys(), key=_as_probe))
         except Ambiguous as ambiguous:
-            raise self._probe(widths[ambiguous.widths], note, arrays) from None
+            raise self._probe(rows[ambiguous.widths], note, output, arrays) from None
         moved = self._devices.outward([array for _, array in arrays])
         columns = [self._shares(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)]
         wait_for([column[-1] for column in columns])
-        return [rebuilt(output, iter(share)) for share in zip(*columns, strict=True)]
+        parts = [rebuilt(output, iter(share)) for share in zip(*columns, strict=True)]
+        return [note.refused.get(request.items.widths, part) for part, (request, _, _) in zip(parts, slices, strict=True)]
 
     def result(self, _: Request, parts: list[Any]) -> Any:
         if len(parts) == 1:
@@ -74,35 +88,45 @@ class FeatureCollator:
         except (TypeError, ValueError, RuntimeError) as error:
             raise BatchFunctionError(f"{self._name} returned outputs for parts of one call that cannot be joined: {error}") from error
 
-    def _probe(self, row: Slice, padded: Widths, arrays: list[tuple[Path, Array]]) -> ProbeNeeded:
-        """What shows how `arrays`, which are of a batch of these lengths, would look for the caller of `row` alone."""
+    def _probe(self, row: Slice, note: Padded, output: Any, arrays: list[tuple[Path, Array]]) -> ProbeNeeded:
+        """What shows how `arrays`, which are of a batch padded so, would look for the caller of `row` alone."""
         request = row[0]
         group: Any = request.group
         own: Widths = request.items.widths
-        others = self._settings.other_lengths(own, padded)
-        calls = [self._call([row], group, widths) for widths in dict.fromkeys([others, own])]
+        others = self._settings.other_lengths(own, note.widths)
+        calls = [self._call([row], group, widths, probe=True) for widths in dict.fromkeys([others, own])]
 
         def learn(output: Any, call: Call) -> None:
             probed = self._leaves(output, 1)
             if [(path, array.ndim) for path, array in probed] != [(path, array.ndim) for path, array in arrays]:
                 raise BatchFunctionError(f"{self._name} returned an output of another structure for one row than for several")
-            self._unpadding.learn(group, probed, call[2])
+            self._unpadding.learn(group, probed, call[2].widths)
 
-        return ProbeNeeded(calls, learn)
+        def give_up(error: BaseException) -> None:
+            note.refused[own] = error
 
-    def _padded(self, field: Field, widths: tuple[int, ...]) -> int:
-        """The length to which the rows of a feature are padded for calls with rows of these lengths."""
-        longest = max(widths)
-        if field.is_token or (field.is_sequence and min(widths) < longest):
-            return self._settings.rounded(longest)
-        return longest
+        return ProbeNeeded(rebuilt(output, iter([_copied(array) for _, array in arrays])), calls, learn, give_up)
 
-    def _call(self, slices: list[Slice], group: Group, padded: Widths) -> Call:
+    def _padded(self, fields: tuple[Field, ...], every: list[Widths]) -> Widths:
+        """To what length the rows of each feature are padded, for calls with rows of `every` of these lengths.
+
+        Rounded up are tokens, what is padded anyway, and what is as long as tokens are in every call (boxes, embeddings), unless it
+        looks like images.
+        """
+        tokens = {widths for field, widths in zip(fields, every, strict=True) if field.is_token}
+        padded: list[int] = []
+        for field, widths in zip(fields, every, strict=True):
+            longest = max(widths)
+            beside = widths in tokens and len(field.trailing) < IMAGE_AXES
+            padded.append(self._settings.rounded(longest) if field.is_sequence and (beside or min(widths) < longest) else longest)
+        return tuple(padded)
+
+    def _call(self, slices: list[Slice], group: Group, padded: Widths, *, probe: bool = False) -> Call:
         for request, _, _ in slices:
             wait_here(request.items.made)
         request, start, stop = slices[0]
         features: dict[str, Array] = {}
-        if len(slices) == 1 and stop - start == request.size and padded == request.items.widths:
+        if len(slices) == 1 and stop - start == request.size and padded == request.items.widths and not probe:
             for field, array in zip(group.fields, request.items.arrays, strict=True):
                 features[field.name] = self._devices.inward(array)
         else:
@@ -117,8 +141,8 @@ class FeatureCollator:
                 features[field.name] = self._devices.inward(array)
         args, kwargs = group.arguments.fresh()
         if self._settings.spread_kwargs:
-            return args, {**features, **kwargs}, padded
-        return (features, *args), kwargs, padded
+            return args, {**features, **kwargs}, Padded(padded)
+        return (features, *args), kwargs, Padded(padded)
 
     def _count(self, slices: list[Slice], padded: Widths, batch: Batch) -> None:
         """Adds to `batch` how many positions its rows have, and how many of them are padding."""
@@ -136,14 +160,13 @@ class FeatureCollator:
             arrays = leaves(output)
         except BatchFunctionError as error:
             raise BatchFunctionError(f"{self._name}: {error}") from None
-        for _, array in arrays:
+        for path, array in arrays:
             if len(array) != rows:
-                raise BatchSizeMismatch.between(self._name, rows, len(array))
+                raise BatchSizeMismatch.between(self._name, rows, len(array), where=said(path))
         return arrays
 
     def _shares(self, array: Array, slices: list[Slice], cuts: Cuts) -> list[Array]:
         """The part of an array that belongs to each slice, in memory of its own."""
-        torch = sys.modules.get("torch")
         shares: list[Array] = []
         position = 0
         for request, start, stop in slices:
@@ -154,7 +177,7 @@ class FeatureCollator:
                 if own < size:
                     kept = slice(size - own, None) if self._left else slice(own)
                     share = share[(slice(None),) * axis + (kept,)]
-            shares.append(share.clone() if torch is not None and isinstance(share, torch.Tensor) else share.copy())
+            shares.append(_copied(share))
             position = end
         return shares
 
@@ -162,6 +185,10 @@ class FeatureCollator:
 def _as_probe(widths: Widths) -> tuple[bool, int]:
     """Short rows make cheap probes; some functions choke on empty ones."""
     return 0 in widths, sum(widths)
+
+
+def _copied(array: Array) -> Array:
+    return array.clone() if hasattr(array, "clone") else array.copy()
 
 
 def _joined(arrays: list[Array]) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -99,7 +100,8 @@ class Reader:
             device, kind = None, NumpyField
         else:
             raise CollationError(
-                f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for each row, got {_said(array)}"
+                f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for each row, "
+                f"got {_said(array)}{_hint(array)}"
             )
         if not array.ndim:
             raise CollationError(f"{self._name}: {name} must have one row per item on its first axis, got a single value of {array.dtype}")
@@ -159,12 +161,18 @@ def whole_length(name: str, length: Any) -> int:
         TypeError, ValueError: it is no length.
     """
     try:
-        whole = length if type(length) is int else -int(-length // 1)
+        whole = length if type(length) is int else math.ceil(length)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name}: length must return a number of at least 0, got {length!r}") from None
     if whole < 0:
         raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
     return whole
+
+
+def _hint(value: Any) -> str:
+    if value is None:
+        return "; leave it out"
+    return '; tokenizers return arrays if told return_tensors="np" or "pt"' if isinstance(value, (list, int)) else ""
 
 
 def _said(value: Any) -> str:

@@ -112,7 +112,9 @@ def _owned(rows: list[Any]) -> list[Any]:
     memories: set[int] = set()
     for row in rows:
         if isinstance(row, arrays):
-            owned.append(row if row.base is None else row.copy())
+            own = row.base is None and id(row) not in memories
+            memories.add(id(row))
+            owned.append(row if own else row.copy())
         elif isinstance(row, tensors):
             memory = row.untyped_storage() if row.layout is getattr(sys.modules["torch"], "strided", None) else None
             own = memory is not None and memory.nbytes() == row.nbytes and memory.data_ptr() not in memories

@@ -109,6 +109,9 @@ class FeatureSettings:
         except ModuleNotFoundError:
             raise ValueError(f"{name}={device!r} needs torch, which is not installed") from None
         try:
-            torch.device(device)
+            kind = torch.device(device).type
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}") from None
+        built = {"cuda": torch.backends.cuda, "mps": torch.backends.mps}.get(kind)  # asking whether one is there would break forks
+        if built is not None and not built.is_built():
+            raise ValueError(f"{name}={device!r}, but this build of torch, {torch.__version__}, has no {kind.upper()}")

@@ -3,9 +3,9 @@
 An axis either has always the same size (that of hidden states) or follows a feature (as long as its rows were padded). Each batch rules
 out what it contradicts. An output is split among callers with rows of different lengths once
 
-1. batches have been padded to different lengths, one of them as short as the shortest caller's or half as long as another: what always
-   had one size then does not depend on the length, not even in steps (a length divided by a stride changes where it is doubled, but for the
-   first step);
+1. batches have been padded to different lengths, one of them as short as the shortest caller's: what always had one size then has it
+   for all of them, and what changes, be it in steps or up to some length only, has shown it. The same goes for the number of rows,
+   if an axis is as large;
 2. all that is still possible of an axis comes to the same size for every caller.
 
 Where that is not so, a row of such a caller is run alone: what the function makes of it is what the caller would have got.
@@ -81,18 +81,21 @@ class _Axis:
 class _Known:
     """What is known of outputs of one structure."""
 
-    __slots__ = ("_latest", "_longest", "_shortest", "axes")
+    __slots__ = ("_latest", "_longest", "_rows", "_shortest", "axes")
 
     def __init__(self, shapes: list[Shape], padded: Widths, features: frozenset[int]) -> None:
         self.axes = [[_Axis(size, True, features) for size in shape] for shape in shapes]  # those of each array behind the first
         self._shortest = self._longest = padded  # to what each feature was padded at least and at most
+        self._rows: set[int] = set()  # how many rows batches had: two numbers are enough
         self._latest: Any = None  # what was seen last
 
-    def see(self, shapes: list[Shape], padded: Widths) -> None:
+    def see(self, rows: int, shapes: list[Shape], padded: Widths) -> None:
         """Rules out what a batch contradicts that was padded to these lengths and gave arrays of these shapes behind the first axis."""
-        latest = shapes, padded
+        latest = rows, shapes, padded
         if latest == self._latest:
             return
+        if len(self._rows) < 2:
+            self._rows = {*self._rows, rows}
         self.axes = [
             [axis.seen(size, padded) for axis, size in zip(axes, shape, strict=True)] for axes, shape in zip(self.axes, shapes, strict=True)
         ]
@@ -108,9 +111,12 @@ class _Known:
         """
         if not any(self.axes):
             return
+        rows, shapes, _ = self._latest
+        if len(self._rows) < 2 and any(rows in shape for shape in shapes):
+            raise Ambiguous(callers[0])
         for widths in callers:
             for own, long, least, most in zip(widths, padded, self._shortest, self._longest, strict=True):
-                if own != long and (least == most or (least > rounded(own) and 2 * least > most)):
+                if own != long and (least == most or least > rounded(own)):
                     raise Ambiguous(widths)
 
 
@@ -163,6 +169,8 @@ class Unpadding:
         """Takes notice of what the function made of a batch padded to these lengths."""
         if self._unpad == "auto":
             self._seen(group, arrays, padded)
+        elif self._unpad:
+            self._declared(group, arrays, padded)
 
     def _seen(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Known:
         key = group, tuple([(path, len(array.shape)) for path, array in arrays])
@@ -173,7 +181,7 @@ class Unpadding:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             known = self._known.setdefault(key, _Known(shapes, padded, features))
-        known.see(shapes, padded)
+        known.see(len(arrays[0][1]), shapes, padded)
         return known
 
     def _declared(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> list[Cuts]:

@@ -32,6 +32,7 @@ class Request:
         "size",
         "taken",
         "unanswered",
+        "waited",
         "waker",
     )
 
@@ -60,6 +61,7 @@ class Request:
         self.taken = 0  # items handed out in batches so far
         self.rest: Rest | None = None  # which items wait; None while all do, or where they leave first to last
         self.unanswered = size  # items without a result so far
+        self.waited = False  # whether its wait has been counted, when the first batch of it ended
         self.parts: list[tuple[int, Any]] = []  # results so far, each with the position of its first item
         self.result: Any = None  # the answer, once all parts are there
         self.error: BaseException | None = None  # the answer, if the call failed

@@ -51,7 +51,7 @@ class Scheduler:
 
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
-        self._most_running = policy.max_concurrent_batches + policy.prefetch
+        self._most_running = policy.max_concurrent_batches + policy.prefetch  # batches
         self.waiting = 0  # items not yet handed out, in all groups
         self.draining = False  # nothing is held any more
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch

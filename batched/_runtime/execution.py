@@ -118,18 +118,24 @@ class Execution:
         note = call[2]
         output, error = yield call
         del call
-        while error is None:
+        if error is not None:
+            return [], error
+        while True:
             try:
                 return self._collator.split(output, slices, note), None
             except ProbeNeeded as needed:
-                probe = needed
+                probe, output = needed, needed.kept
             for alone in probe.calls:
                 batch.probes += 1
                 answer, error = yield alone
                 if error is None:
                     probe.learn(answer, alone)
                     break
-        return [], error
+                if self._splits and is_out_of_memory(error):
+                    return [], error
+            else:
+                assert error is not None
+                probe.give_up(error)
 
     def conclude(self, ended: list[Request]) -> int:
         """Gives each of `ended` its result or its own error, and returns how many have an error."""
@@ -197,10 +203,13 @@ def _longest(slices: list[Slice]) -> int:
 
 def _cut(slices: list[Slice], room: int) -> tuple[list[Slice], list[Slice]]:
     """The first `room` items of `slices`, and the rest."""
-    for number, (request, start, stop) in enumerate(slices):
-        if stop - start >= room:
-            middle = start + room
-            rest = slices[number + 1 :] if middle == stop else [(request, middle, stop), *slices[number + 1 :]]
-            return [*slices[:number], (request, start, middle)], rest
-        room -= stop - start
-    return slices, []
+    first: list[Slice] = []
+    rest: list[Slice] = []
+    for request, start, stop in slices:
+        middle = min(stop, start + room)
+        room -= middle - start
+        if start < middle:
+            first.append((request, start, middle))
+        if middle < stop:
+            rest.append((request, middle, stop))
+    return first, rest

@@ -109,9 +109,10 @@ class ThreadRuntime(Runtime):
         del outcomes  # an error among them holds this frame
 
     def relieve(self) -> None:
-        """Calls the worker, if there is room for a batch that it had no room for, and wakes those who wait for the last one."""
+        """Calls the worker to the batch that it had no room for, or to its end, and wakes those who wait for the last one."""
         with self._lock:
-            call = self._scheduler.next_deadline() < self._alarm
+            idle = self._closed and not self._scheduler.waiting and bool(self._resting)
+            call = idle or self._scheduler.next_deadline() < self._alarm
             if call:
                 self._alarm = AWAKE
             drained = self._drained()

@@ -367,14 +367,14 @@ BAD: list[tuple[str, Any, list[str]]] = [
 @pytest.mark.parametrize(("call", "said"), [pytest.param(call, said, id=name) for name, call, said in BAD])
 def test_features_that_make_no_batch_are_refused_to_their_caller_alone(together: Make, call: Any, said: list[str]) -> None:
     three = together(name="shop.embed")
-    good = {"ids": numpy.array([[1, 2]])}
+    good = {"ids": numpy.array([[1, 2, 3]])}
     before, refused, after = three.answers(good, call, good)
     assert type(refused) is CollationError, repr(refused)
     assert isinstance(refused, ValueError)
     for part in ["shop.embed", *said]:
         assert part in str(refused)
-    assert before["ids"].tolist() == after["ids"].tolist() == [[1, 2]]
-    assert [batch["ids"].tolist() for batch in three.seen] == [[[1, 2], [1, 2]]]
+    assert before["ids"].tolist() == after["ids"].tolist() == [[1, 2, 3]]
+    assert [batch["ids"].tolist() for batch in three.seen] == [[[1, 2, 3], [1, 2, 3]]]
     assert three.fn.stats.calls == 3  # the two, and the decoy
     with pytest.raises(CollationError):
         three.fn(call)
@@ -756,3 +756,43 @@ def test_numbers_of_less_than_a_byte_are_refused() -> None:
     with pytest.raises(CollationError, match="of which no batch can be made"):
         fn(x=torch.empty(2, 2, dtype=torch.float4_e2m1fn_x2))
     fn.shutdown()
+
+
+@pytest.mark.parametrize("beside", ["boxes", "weights", "embeddings"])
+def test_what_is_as_long_as_tokens_is_rounded_up_with_them(together: Make, beside: str) -> None:
+    shape = {"boxes": (1, 5, 4), "weights": (1, 5), "embeddings": (1, 5, 3)}[beside]
+    other = numpy.ones(shape, numpy.int64 if beside == "boxes" else numpy.float32)
+    one = together(pad_to_multiple_of=8)
+    one.results({"ids": numpy.ones((1, 5), int), beside: other, "image": numpy.ones((1, 5, 4, 4), numpy.uint8)})
+    assert one.seen[0]["ids"].shape == (1, 8)
+    assert one.seen[0][beside].shape == (1, 8, *shape[2:])
+    assert one.seen[0]["image"].shape == (1, 5, 4, 4)
+
+
+def test_an_argument_among_features_by_keyword_is_told_where_to_go() -> None:
+    @batched.inference.dynamically
+    def fn(features: dict[str, Any], layer: int = 0) -> Any:
+        return features["x"] + layer
+
+    with pytest.raises(CollationError, match="other arguments go next to a mapping of features"):
+        fn(x=numpy.ones((1, 2)), layer=3)  # type: ignore[call-overload]
+    assert fn({"x": numpy.ones((1, 2))}, layer=3).tolist() == [[4.0, 4.0]]
+    fn.shutdown()
+
+
+@pytest.mark.parametrize(("value", "hint"), [([[1, 2], [3]], "return_tensors"), (3, "return_tensors"), (None, "leave it out")])
+def test_what_is_no_feature_comes_with_a_hint(value: Any, hint: str) -> None:
+    fn = batched.inference.dynamically(lambda features: features)
+    with pytest.raises(CollationError, match=hint):
+        fn({"x": value})
+
+
+@pytest.mark.model
+def test_a_device_that_this_build_of_torch_has_not_is_told_at_decoration() -> None:
+    torch = pytest.importorskip("torch")
+    for kind, backend in (("cuda", torch.backends.cuda), ("mps", torch.backends.mps)):
+        if not backend.is_built():
+            with pytest.raises(ValueError, match=f"has no {kind.upper()}"):
+                batched.inference.dynamically(device=kind)
+    with pytest.raises(ValueError, match="output_device must be a device of torch, got 'nowhere'"):
+        batched.inference.dynamically(output_device="nowhere")

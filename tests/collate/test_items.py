@@ -430,3 +430,11 @@ def test_rows_of_a_sparse_tensor_reach_their_callers(items: Items) -> None:
     torch = pytest.importorskip("torch")
     (first,), (second,) = parts_of(items, torch.eye(2).to_sparse(), 1, 1)
     assert [first.to_dense().tolist(), second.to_dense().tolist()] == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_an_array_that_stands_for_several_items_is_each_callers_own(items: Items) -> None:
+    numpy = pytest.importorskip("numpy")
+    row = numpy.zeros(3)
+    (first,), (second,) = parts_of(items, [row, row], 1, 1)
+    first[:] = 7
+    assert second.tolist() == [0, 0, 0]

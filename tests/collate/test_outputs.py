@@ -92,8 +92,8 @@ def test_two_features_of_different_length_are_told_apart(together: Make) -> None
 
 def test_features_without_padding_leave_nothing_to_cut(together: Make) -> None:
     two = together(lambda features: features["x"] * 2)
-    results = two.results(of_shape(1, 3, 4, 4), of_shape(2, 3, 4, 4))
-    assert [result.shape for result in results] == [(1, 3, 4, 4), (2, 3, 4, 4)]
+    results = two.results(of_shape(1, 3, 4, 4), of_shape(1, 3, 4, 4))
+    assert [result.shape for result in results] == [(1, 3, 4, 4), (1, 3, 4, 4)]
     assert two.fn.stats.probes == 0
 
 
@@ -162,7 +162,7 @@ def test_what_one_kind_of_call_has_taught_is_not_taken_for_true_of_another(toget
     assert [result.shape for result in two.results(tokens(3), tokens(5), extra=extra)] == [(1, 3, 5), (1, 5, 5)]
 
 
-def test_a_probe_that_fails_fails_its_callers_and_the_next_call_is_served(together: Make) -> None:
+def test_a_probe_that_fails_fails_callers_with_rows_as_long_and_no_others(together: Make) -> None:
     error = RuntimeError("no single rows")
     refusing = [True]
 
@@ -172,13 +172,45 @@ def test_a_probe_that_fails_fails_its_callers_and_the_next_call_is_served(togeth
         return hidden(features)
 
     two = together(compute)
-    for answer in two.answers(tokens(3), tokens(5)):
+    for answer in (answers := two.answers(tokens(3), tokens(5), tokens(3)))[::2]:
         assert type(answer) is RuntimeError
-        assert answer is error or answer.__cause__ is error
+        assert answer.__cause__ is error
+    assert answers[1].shape == (1, 5, 5)
     refusing.clear()
     refusing.append(False)
     assert two.fn(tokens(3)).shape == (1, 3, 5)
     assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 3, 5), (1, 5, 5)]
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_an_axis_as_large_as_the_batch_is_not_taken_for_fixed(together: Make, rows: int) -> None:
+    two = together(lambda features: features["x"] @ features["x"].T)
+    row = {"x": numpy.ones((1, 7))}
+    for _ in range(2):
+        for answer in two.answers(*[row] * rows):
+            assert isinstance(answer, BatchFunctionError) or answer.shape == (1, 1)
+
+
+def test_an_axis_that_is_cut_off_at_some_length_is_not_taken_for_fixed(together: Make) -> None:
+    two = together(lambda features: features["ids"][:, :32])
+    for length in (32, 64):
+        two.results(tokens(length))
+    for answer, length in zip(two.answers(tokens(8), tokens(40)), (8, 32), strict=True):
+        assert isinstance(answer, BatchFunctionError) or answer.shape == (1, length)
+
+
+def test_what_is_declared_is_looked_for_in_every_output(together: Make) -> None:
+    alone = together(lambda features: {"last_hidden_state": hidden(features)}, unpad={"last_hidden": {1: "ids"}})
+    with pytest.raises(BatchFunctionError, match="'last_hidden', which is not in the output: 'last_hidden_state'"):
+        alone.fn(tokens(3))
+
+
+def test_a_list_of_rows_is_told_to_be_no_list_of_outputs(together: Make) -> None:
+    two = together(lambda features: list(features["ids"]))
+    for answer in two.answers(tokens(5), tokens(5)):
+        assert isinstance(answer, BatchSizeMismatch)
+        assert "2 items and returned 5 results in '0' of its output" in str(answer)
+        assert "a list or tuple holds arrays, not rows" in str(answer)
 
 
 def test_a_probe_that_returns_something_else_is_an_error(together: Make) -> None:
