@@ -225,9 +225,13 @@ def test_shutdown_ends_when_what_waited_is_gone_without_having_run(end: str) -> 
             raise ValueError("no")
         return items
 
+    def call() -> None:
+        with contextlib.suppress(ValueError):
+            fn(list(range(10)))
+
     fn = batched.dynamically(batch_size=2, prefetch=1, name="drained")(compute)
     if end == "fail":
-        threading.Thread(target=lambda: contextlib.suppress(ValueError)(fn)(list(range(10))), daemon=True).start()
+        threading.Thread(target=call, daemon=True).start()
     else:
         futures = [fn.submit(item) for item in range(8)]
     assert running.wait(BOUND)

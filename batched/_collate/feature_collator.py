@@ -20,6 +20,9 @@ from .unpadding import Ambiguous, Cuts, Unpadding, Widths
 IMAGE_AXES: Final = 2
 """Axes behind the length of rows from which on they are taken for images: channels, height and width, in any order."""
 
+PROBES: Final = 3
+"""Rows of one length that are run alone for one batch: one tells, unless another thread has just forgotten what was known."""
+
 
 class Group(NamedTuple):
     """Calls with equal ones may share a batch."""
@@ -31,10 +34,11 @@ class Group(NamedTuple):
 class Padded:
     """How the features of a call of the function were padded."""
 
-    __slots__ = ("refused", "widths")
+    __slots__ = ("probed", "refused", "widths")
 
     def __init__(self, widths: Widths) -> None:
         self.widths = widths  # the length of the rows of each feature
+        self.probed: list[Widths] = []  # callers with rows of these lengths had one of them run alone
         self.refused: dict[Widths, BaseException] = {}  # what the function raised for a row of these lengths alone
 
 
@@ -93,6 +97,9 @@ class FeatureCollator:
         request = row[0]
         group: Any = request.group
         own: Widths = request.items.widths
+        if note.probed.count(own) == PROBES:
+            raise BatchFunctionError(f"{self._name}: what its output has to do with the length of rows changes from call to call")
+        note.probed.append(own)
         others = self._settings.other_lengths(own, note.widths)
         calls = [self._call([row], group, widths, probe=True) for widths in dict.fromkeys([others, own])]
 

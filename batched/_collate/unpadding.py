@@ -112,7 +112,7 @@ class _Known:
         if not any(self.axes):
             return
         rows, shapes, _ = self._latest
-        if len(self._rows) < 2 and any(rows in shape for shape in shapes):
+        if rows > 1 and len(self._rows) < 2 and any(rows in shape for shape in shapes):
             raise Ambiguous(callers[0])
         for widths in callers:
             for own, long, least, most in zip(widths, padded, self._shortest, self._longest, strict=True):

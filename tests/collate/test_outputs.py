@@ -744,3 +744,18 @@ def test_a_copy_of_a_dataclass_is_no_neighbours(together: Make) -> None:
     first.tokens = None
     assert second.tokens.tolist() == [[3, 4]]
     assert [each.name for each in dataclasses.fields(first)] == ["tokens", "pooled"]
+
+
+def test_an_output_that_changes_from_call_to_call_ends_in_an_error(together: Make) -> None:
+    two = together(lambda features: features["ids"])
+    unpadding = two.fn._batcher.runtime.execution._collator._unpadding
+    see = unpadding._seen
+
+    def forgetful(*arguments: Any) -> Any:
+        unpadding._known.clear()
+        return see(*arguments)
+
+    unpadding._seen = forgetful
+    for answer in two.answers(tokens(3), tokens(5)):
+        assert isinstance(answer, BatchFunctionError)
+        assert "changes from call to call" in str(answer)

@@ -35,7 +35,7 @@ def tokens(first: int, width: int = 1, rows: int = 1) -> dict[str, Any]:
 
 
 def hidden(features: dict[str, Any], scale: int = 1) -> Any:
-    return {"hidden": features["ids"][:, :, None] * numpy.ones(3, int) * scale, "first": features["ids"][:, 0] * scale}
+    return {"hidden": features["ids"][:, :, None] * numpy.ones(13, int) * scale, "first": features["ids"][:, 0] * scale}
 
 
 def first_of(stage: FeatureStage) -> list[list[int]]:
@@ -47,7 +47,7 @@ async def test_a_call_gets_its_own_rows(stage: FeatureStage) -> None:
     stage.decorate(hidden)
     result = await stage.call(tokens(5, width=2, rows=3))
     assert result["first"].tolist() == [5, 6, 7]
-    assert result["hidden"].shape == (3, 2, 3)
+    assert result["hidden"].shape == (3, 2, 13)
 
 
 async def test_calls_made_while_the_worker_is_busy_run_together_in_their_order(stage: FeatureStage) -> None:
@@ -61,7 +61,7 @@ async def test_calls_made_while_the_worker_is_busy_run_together_in_their_order(s
     assert stage.seen[0]["ids"].shape == (8, 4)
     for number, width in zip(numbers, (1, 3, 2, 4), strict=True):
         assert callers.answers[number]["first"].tolist() == [10 * width, 10 * width + 1]
-        assert callers.answers[number]["hidden"].shape == (2, width, 3)
+        assert callers.answers[number]["hidden"].shape == (2, width, 13)
     assert stage.fn.stats.probes == len(stage.seen) - 1 == 1
 
 
@@ -74,8 +74,8 @@ async def test_a_call_larger_than_a_batch_is_put_together_in_its_order(stage: Fe
         small = await callers.call(tokens(50, width=2))
         stage.let_through(1)
     assert callers.answers[large]["first"].tolist() == list(range(11))
-    assert callers.answers[large]["hidden"].shape == (11, 3, 3)
-    assert callers.answers[small]["hidden"].tolist() == [[[50] * 3, [100] * 3]]
+    assert callers.answers[large]["hidden"].shape == (11, 3, 13)
+    assert callers.answers[small]["hidden"].tolist() == [[[50] * 13, [100] * 13]]
 
 
 async def test_calls_with_different_arguments_never_share_a_batch(stage: FeatureStage) -> None:
@@ -177,7 +177,7 @@ async def test_what_runs_out_of_memory_is_served_in_parts(stage: FeatureStage) -
         stage.let_through(1)
     for number, width in zip(numbers, (1, 2, 3), strict=True):
         assert callers.answers[number]["first"].tolist() == [10 * width, 10 * width + 1]
-        assert callers.answers[number]["hidden"].shape == (2, width, 3)
+        assert callers.answers[number]["hidden"].shape == (2, width, 13)
     assert stage.fn.stats.errors == 0
     assert stage.fn.stats.memory_errors > 0
 
