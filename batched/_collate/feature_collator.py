@@ -70,9 +70,13 @@ class FeatureCollator:
             wait_for(whole)
             unchanged = all(moved is array for moved, (_, array) in zip(whole, arrays, strict=True))
             return [output if unchanged else rebuilt(output, iter(whole))]
-        rows = {request.items.widths: (request, start, start + 1) for request, start, _ in slices}
+        rows = {
+            request.items.widths: (request, start, start + 1) for request, start, _ in slices if request.items.widths not in note.refused
+        }
+        if not rows:
+            return [note.refused[request.items.widths] for request, _, _ in slices]
         try:
-            cuts = self._unpadding.cuts(group, arrays, note.widths, sorted(rows.keys() - note.refused.keys(), key=_as_probe))
+            cuts = self._unpadding.cuts(group, arrays, note.widths, sorted(rows, key=_as_probe))
         except Ambiguous as ambiguous:
             raise self._probe(rows[ambiguous.widths], note, output, arrays) from None
         moved = self._devices.outward([array for _, array in arrays])

@@ -30,7 +30,7 @@ Cuts = tuple[tuple[int, int], ...]
 """The axes of one array to be cut, each with the number of the feature that it follows."""
 
 REMEMBERED: Final = 256
-"""Output structures of which the axes are known; there are few, unless something else than the function makes them up."""
+"""Kinds of outputs, by group and structure, of which the axes are known at a time."""
 
 
 class Ambiguous(Exception):

@@ -213,6 +213,18 @@ def test_a_list_of_rows_is_told_to_be_no_list_of_outputs(together: Make) -> None
         assert "a list or tuple holds arrays, not rows" in str(answer)
 
 
+def test_where_all_probes_fail_all_callers_do(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        if len(features["ids"]) == 1:
+            raise RuntimeError("no single rows")
+        return hidden(features)
+
+    two = together(compute, pad_to_multiple_of=8)
+    for answer in two.answers(tokens(3), tokens(3)):
+        assert str(answer) == "no single rows"
+    assert two.fn.stats.probes == 2, "with rows of a multiple, and as they are"
+
+
 def test_a_probe_that_returns_something_else_is_an_error(together: Make) -> None:
     two = together(lambda features: hidden(features) if len(features["ids"]) > 1 else (hidden(features),))
     for answer in two.answers(tokens(3), tokens(5)):
