@@ -130,7 +130,8 @@ class InferenceDynamically(_Decorator):
     Settings, besides those of `batched.dynamically`:
         pad_token: what fills short rows, by name of the feature; 0 for those not named. `pad_tokens` is another spelling.
         padding_side: the side on which rows are filled, "right" or "left"; "right".
-        pad_to_multiple_of: rows of integers and bools, and all rows that are padded, get a length that is a multiple of this; 1.
+        pad_to_multiple_of: rows of token ids and masks, what is as long as they are, and all rows that are padded, get a length that
+            is a multiple of this; 1.
         unpad: how outputs are cut to the lengths of the caller's rows: "auto", by what is learned of them; False, not at all; or as
             declared, `{"last_hidden_state": {1: "input_ids"}}`, where "" is the whole output; "auto".
         spread_kwargs: call `func(**features)` instead of `func(features)`; False.

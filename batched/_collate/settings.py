@@ -32,7 +32,7 @@ class FeatureSettings:
     padding_side: PaddingSide = "right"
     """The side on which short rows are filled."""
     pad_to_multiple_of: int = 1
-    """Rows of token features, and all rows that are padded, get a length that is a multiple of this."""
+    """Rows of tokens, what is as long as they are, and all rows that are padded, get a length that is a multiple of this."""
     unpad: Unpad = "auto"
     """How outputs are cut to the caller's own length: by what is learned, not at all, or as declared."""
     spread_kwargs: bool = False
