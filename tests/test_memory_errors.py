@@ -351,3 +351,19 @@ def test_frames_below_an_error_and_its_causes_are_let_go() -> None:
     assert caught.value.__traceback__ is None
     assert caught.value.__cause__ is not None
     assert caught.value.__cause__.__traceback__ is None
+
+
+def test_a_probe_that_runs_out_of_memory_splits_its_batch(together: Make) -> None:
+    tried: list[int] = []
+
+    def compute(features: dict[str, Any]) -> Any:
+        tried.append(len(features["x"]))
+        if tried == [2, 1]:
+            raise MemoryError
+        return features["x"] * 2
+
+    two = together(compute)
+    results = two.results({"x": numpy.ones((1, 3))}, {"x": numpy.ones((1, 5))})
+    assert [result.shape for result in results] == [(1, 3), (1, 5)]
+    assert tried == [2, 1, 1, 1], "the two, the probe, and each alone"
+    assert (two.fn.stats.probes, two.fn.stats.memory_errors) == (1, 1)
