@@ -80,7 +80,7 @@ def test_hidden_states_and_embeddings_equal_those_of_single_calls(model: Any, ca
     stats = fn.stats
     assert stats.total_processed == SENTENCES
     assert stats.total_batches < SENTENCES / 2
-    assert stats.probes <= 1
+    assert stats.probes < stats.total_batches  # only a batch with a row shorter than any before it needs one
     for features, result in zip(calls, results, strict=True):
         alone = compute(features)
         assert type(result) is type(alone)
