@@ -59,13 +59,14 @@ def split(calls: Calls, hidden: int) -> Step:
     """An output with a vector per token, or per row, to one result per call, cut to its own length."""
     collator, slices = FeatureCollator("fn", FeatureSettings()), requests(calls)
     call = collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
-    one = collator.collate(slices[:1], Batch(slices[:1], 1, "full", 0.0))
+    shortest = [min(slices, key=lambda one: one[0].items.widths)]
+    one = collator.collate(shortest, Batch(shortest, 1, "full", 0.0))
     shape = call[0][0]["input_ids"].shape
 
     def output(rows: int, width: int) -> torch.Tensor:
         return torch.ones(rows, width, hidden)
 
-    collator.split(output(1, one[0][0]["input_ids"].shape[1]), slices[:1], one[2])  # two lengths seen: it knows which axis to cut
+    collator.split(output(1, one[0][0]["input_ids"].shape[1]), shortest, one[2])  # two lengths seen: it knows which axis to cut
     whole = output(*shape)
     return lambda: collator.split(whole, slices, call[2])
 
