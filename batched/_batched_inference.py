@@ -26,13 +26,13 @@ class BatchedInference(Batched[Features, U, P]):
 
     if TYPE_CHECKING:  # features take the place of items, and may be passed by keyword
 
-        @overload  # type: ignore[override]
+        @overload  # type: ignore[override]  # features for items
         async def acall(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
         @overload
         async def acall(self, /, **features: Feature) -> U: ...
         async def acall(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
-        @overload  # type: ignore[override]
+        @overload  # type: ignore[override]  # features for items
         def __call__(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
         @overload
         def __call__(self, /, **features: Feature) -> U: ...
@@ -52,7 +52,7 @@ class AsyncBatchedInference(AsyncBatched[Features, U, P]):
 
     if TYPE_CHECKING:  # features take the place of items, and may be passed by keyword
 
-        @overload  # type: ignore[override]
+        @overload  # type: ignore[override]  # features for items
         async def acall(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
         @overload
         async def acall(self, /, **features: Feature) -> U: ...

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import CollationError
 from .devices import made
-from .fields import KNOWN_PADS, Array, CpuTensorField, Field, NumpyField, TensorField
+from .fields import Array, CpuTensorField, Field, NumpyField, TensorField
 from .outputs import is_array, is_dense, is_scalar
 from .settings import FeatureSettings
 
@@ -51,7 +51,7 @@ class Reader:
         length: Callable[[Any], Any] | None,
     ) -> None:
         self._name = name  # of the batch function, for error messages
-        self._pads = {**KNOWN_PADS, **settings.pad_token}
+        self._pads = settings.pad_token
         self._settings = settings
         self._length = length  # of one row, a dict of features without their first axis
         self._fields: dict[Hashable, Field] = {}  # by what they have in common

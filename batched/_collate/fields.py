@@ -10,15 +10,12 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from numbers import Real
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from ..errors import CollationError
 
 Array = Any
 """A `numpy.ndarray` or a `torch.Tensor`."""
-
-KNOWN_PADS: Final = {"attention_mask": 0, "token_type_ids": 0}
-"""What fills features of these names, whatever the tokenizer; so does 0 for all that no `pad_token` is given for."""
 
 
 class Field(ABC):
