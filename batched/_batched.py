@@ -55,7 +55,9 @@ class _Face(Generic[T, U, P]):
 
         Raises:
             BatcherClosed: the batcher was shut down.
-            RuntimeError: the batch function called itself, which would wait for ever.
+            QueueFull: there is no room for the call, with `on_full="raise"`.
+            QueueTimeout: nothing of the call has begun to run within `queue_timeout_ms`.
+            RuntimeError: the batch function called itself, directly or through others, which would wait for ever.
             Exception: whatever the batch function raised.
         """
         waker = async_waker()
@@ -63,13 +65,16 @@ class _Face(Generic[T, U, P]):
         if not request.size:
             return []
         runtime = self._batcher.runtime.here()
-        runtime.refuse_to_wait()
-        runtime.submit(request)
+        wait = runtime.wait_for(request)
         try:
+            runtime.submit(request)
             await waker
         except BaseException:
             runtime.abandon(request)
             raise
+        finally:
+            if wait is not None:
+                wait.ends()
         return request.outcome()
 
     @overload
@@ -80,16 +85,29 @@ class _Face(Generic[T, U, P]):
         """A future of the result for `item`, which is always one item, even if it is a list.
 
         `future.cancel()` takes an item that still waits out of the queue. For a coroutine function this needs a running
-        loop, and blocking that loop in `future.result()` raises instead of waiting for ever.
+        loop, and blocking that loop in `future.result()` raises instead of waiting for ever. While the queue is full
+        (`max_queue_size`) this waits for room; where that would block an event loop or a batch function for ever, the item waits in line
+        instead.
 
         Raises:
             BatcherClosed: the batcher was shut down.
+            QueueFull: there is no room for the item, with `on_full="raise"`.
         """
+        return self._submit(item, args, kwargs, room=BlockingWaker() if self._batcher.may_block and current_loop() is None else None)
+
+    def _submit(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, room: BlockingWaker | None = None) -> Future[U]:
+        """As `submit`; returns at once, unless it is to wait for room in the queue on `room`."""
         runtime = self._batcher.runtime.here()
-        future: Future[U] = Future(loop=current_loop() if self._function.coroutine else None)
+        future: Future[U] = Future(loop=current_loop() if self._function.coroutine else None, room=room)
         request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=future, single=True)
         future.bind(request, runtime)
-        runtime.submit(request)
+        try:
+            if not runtime.submit(request) and room is not None and (waiting := runtime.waiting_for(request)) is not None:
+                with waiting:
+                    room.wait()
+        except BaseException:  # nobody will ever have this future
+            runtime.abandon(request)
+            raise
         return future
 
     @property
@@ -186,11 +204,9 @@ class _Face(Generic[T, U, P]):
         return f"<batched {self._function.name}>"
 
     def _ahead(self, buffersize: int | None) -> int:
-        if buffersize is None:
-            return self._batcher.buffersize
-        if not isinstance(buffersize, int) or buffersize < 1:
+        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
             raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
-        return buffersize
+        return min(buffersize or self._batcher.buffersize, self._batcher.most_waiting)
 
 
 class Batched(_Face[T, U, P]):
@@ -205,7 +221,9 @@ class Batched(_Face[T, U, P]):
 
         Raises:
             BatcherClosed: the batcher was shut down.
-            RuntimeError: the batch function called itself, which would wait for ever.
+            QueueFull: there is no room for the call, with `on_full="raise"`.
+            QueueTimeout: nothing of the call has begun to run within `queue_timeout_ms`.
+            RuntimeError: the batch function called itself, directly or through others, which would wait for ever.
             Exception: whatever the batch function raised.
         """
         waker = BlockingWaker()
@@ -213,13 +231,18 @@ class Batched(_Face[T, U, P]):
         if not request.size:
             return []
         runtime = self._batcher.runtime.here()
-        runtime.refuse_to_wait()
+        if current_loop() is not None:
+            self._function.warn_of_blocking()
+        wait = runtime.wait_for(request)
         try:
             runtime.submit(request)
             waker.wait()
         except BaseException:  # a signal handler raised, wherever the call was just then
             runtime.abandon(request)
             raise
+        finally:
+            if wait is not None:
+                wait.ends()
         return request.outcome()
 
     @overload
@@ -235,15 +258,15 @@ class Batched(_Face[T, U, P]):
     ) -> Generator[Any, None, None]:
         """The results for `items`, in their order, computed a bounded way ahead of the one that is asked for.
 
-        At most `buffersize` items (by default four batches for each that may run at once) are taken from `items` and not
-        yet answered. Closing the generator cancels those that wait.
+        At most `buffersize` items (by default four batches for each that may run at once, and never more than `max_queue_size`) are
+        taken from `items` and not yet answered. Closing the generator cancels those that wait.
 
         Raises:
             TimeoutError: a result was not there `timeout` seconds after the call of `map`.
             Exception: whatever the batch function raised for the item, unless `return_exceptions` puts it in the result's
                 place; whatever `items` raised, after the results for what it gave before.
         """
-        return mapped(self.submit, items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
+        return mapped(lambda item: self._submit(item, (), {}), items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
 
 
 class AsyncBatched(_Face[T, U, P]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -14,15 +16,19 @@ from ._collate.feature_collator import FeatureCollator
 from ._collate.features import Reader
 from ._collate.items import Items
 from ._collate.settings import Device, FeatureSettings, PaddingSide, Unpad
-from ._core.policy import BatchPolicy, Flush
+from ._core.policy import BatchPolicy, Flush, OnFull
 from ._intake import FeatureIntake, Intake, ItemIntake
 from ._runtime.event_loop import EventLoopRuntime, EventLoops
 from ._runtime.execution import Execution
+from ._runtime.observer import Observer
 from ._runtime.thread import ThreadRuntime
-from .stats import Recorder, Stats
+from .stats import BatchRecord, Recorder, Stats
 
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
+
+OWN = ("length", "on_oom", "isolate_errors", "on_batch", "name")
+"""Settings that are neither the scheduler's nor the collator's."""
 
 
 class Settings(TypedDict, total=False):
@@ -33,8 +39,13 @@ class Settings(TypedDict, total=False):
     small_batch_threshold: int
     flush: Flush
     max_batch_tokens: int | None
+    max_queue_size: int | None
+    on_full: OnFull
+    queue_timeout_ms: float | None
     max_concurrent_batches: int
     prefetch: int
+    isolate_errors: bool
+    on_batch: Callable[[BatchRecord], object] | None
     length: Callable[[Any], float] | None
     on_oom: OnOom
     name: str
@@ -63,6 +74,10 @@ class Options:
     """How long an item is, so that items of like length run together; None: as long as its rows (tensor variant), or unknown."""
     on_oom: OnOom = "raise"
     """Whether a batch that runs out of memory is split and run again."""
+    isolate_errors: bool = False
+    """Whether the halves of a batch that failed are run again, to find the items that fail alone."""
+    on_batch: Callable[[BatchRecord], object] | None = None
+    """An observer, called with a record of each batch after its callers have been answered."""
     name: str | None = None
     """For messages and thread names; the function's qualified name if not given."""
 
@@ -73,6 +88,10 @@ class Options:
             raise TypeError(f"length must be a function of an item that returns its length, got {self.length!r}")
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
+        if not isinstance(self.isolate_errors, bool):
+            raise TypeError(f"isolate_errors must be True or False, got {self.isolate_errors!r}")
+        if self.on_batch is not None and (not callable(self.on_batch) or _is(inspect.iscoroutinefunction, self.on_batch)):
+            raise TypeError(f"on_batch must be a plain function of a BatchRecord, got {self.on_batch!r}")
 
     @property
     def item_length(self) -> Callable[[Any], float] | None:
@@ -92,7 +111,7 @@ class Options:
             changes["pad_token"] = changes.pop("pad_tokens")
         policy = _updated(self.policy, changes)
         features = None if self.features is None else _updated(self.features, changes)
-        own = {name: changes.pop(name) for name in ("length", "on_oom", "name") if name in changes}
+        own = {name: changes.pop(name) for name in OWN if name in changes}
         if changes:
             known = Settings.__annotations__ if self.features is None else [*InferenceSettings.__annotations__, "spread_kwargs"]
             raise TypeError(f"there is no setting {next(iter(changes))!r}; the settings are {', '.join(known)}")
@@ -113,6 +132,8 @@ class BatchFunction:
     kind: Literal["function", "static", "class"]  # what attribute access does: bind the instance, nothing, or the class
     coroutine: bool
     options: Options
+    told: set[str] = field(default_factory=set, compare=False)
+    """What callers have been warned of already, once per decorated function."""
 
     @classmethod
     def of(cls, func: object, options: Options, *, coroutines: bool) -> BatchFunction:
@@ -129,10 +150,9 @@ class BatchFunction:
             what = "a list" if options.features is None else "a dict of features"
             raise TypeError(f"only a function that takes {what} can be batched, got {func!r}; settings are passed by keyword")
         name = options.name or getattr(func, "__qualname__", None) or type(func).__qualname__
-        faces = (func, type(func).__call__)  # an object is what its __call__ is
-        if any(map(inspect.isgeneratorfunction, faces)) or any(map(inspect.isasyncgenfunction, faces)):
+        if _is(inspect.isgeneratorfunction, func) or _is(inspect.isasyncgenfunction, func):
             raise TypeError(f"{name} is a generator function; a batch function returns all its results at once")
-        coroutine = any(map(inspect.iscoroutinefunction, faces))
+        coroutine = _is(inspect.iscoroutinefunction, func)
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
             raise TypeError(f"{name} is a coroutine function; decorate it with {where}.dynamically")
@@ -146,6 +166,17 @@ class BatchFunction:
     def name(self) -> str:
         assert self.options.name is not None
         return self.options.name
+
+    def warn_of_blocking(self) -> None:
+        """Tells the first caller who blocks an event loop, and no other."""
+        if "blocking" not in self.told:
+            self.told.add("blocking")
+            warnings.warn(
+                f"{self.name}(...) blocks the event loop of this thread until its batch is done, so that no other call from there "
+                f"can join it; use `await {self.name}.acall(...)`",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     @cached_property
     def _unbound(self) -> Binder:
@@ -170,6 +201,7 @@ class Batcher:
     def __init__(self, function: BatchFunction, binder: Binder) -> None:
         options, name = function.options, function.name
         policy, recorder = options.policy, Recorder()
+        observer = None if options.on_batch is None else Observer(name, options.on_batch)
         home = getattr(function.func, "__qualname__", "").rpartition(".")[0]
         self.intake: Intake
         collator: Collator
@@ -179,15 +211,22 @@ class Batcher:
             reader = Reader(name, options.features, options.length)
             self.intake = FeatureIntake(name, binder, home, reader, spread=options.features.spread_kwargs)
             collator = FeatureCollator(name, options.features)
-        execution = Execution(function.func, collator, name, splits=options.on_oom == "split")
+        execution = Execution(function.func, collator, name, splits=options.on_oom == "split", isolates=options.isolate_errors)
         self.name = name
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches  # one batch runs, the next ones are there
+        self.most_waiting = policy.max_queue_size or sys.maxsize  # items
+        self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"  # callers who only submit
         self.recorder = recorder
         self.runtime: ThreadRuntime | EventLoops = (
-            EventLoops(lambda: EventLoopRuntime(policy, execution, recorder, name), name)
+            EventLoops(lambda loop: EventLoopRuntime(policy, execution, recorder, observer, name, loop), name)
             if function.coroutine
-            else ThreadRuntime(policy, execution, recorder, name)
+            else ThreadRuntime(policy, execution, recorder, observer, name)
         )
 
     def stats(self) -> Stats:
-        return self.recorder.snapshot(self.runtime.queue_size, self.runtime.in_flight)
+        return self.recorder.snapshot(self.runtime.queue_size, self.runtime.blocked, self.runtime.in_flight)
+
+
+def _is(check: Callable[[object], bool], func: object) -> bool:
+    """Whether `check` says so of `func` or, since an object is what its __call__ is, of that."""
+    return check(func) or check(type(func).__call__)

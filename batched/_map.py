@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 from ._core.scheduler import Request
@@ -86,9 +87,11 @@ async def async_mapped(
                         break
             if not ahead:
                 break
-            request, waker, _ = ahead[0]
-            if not await wait(waker, _left(deadline)):
-                raise _late()
+            request, waker, runtime = ahead[0]
+            noted = None if runtime is None or waker.woken else runtime.wait_for(request)
+            with noted or nullcontext():
+                if not await wait(waker, _left(deadline)):
+                    raise _late()
             ahead.popleft()
             try:
                 result = request.outcome()
@@ -100,9 +103,9 @@ async def async_mapped(
         if broken is not None:
             raise broken
     finally:
-        for request, _, runtime in ahead:
-            if runtime is not None:
-                runtime.abandon(request)
+        for request, _, server in ahead:
+            if server is not None:
+                server.abandon(request)
 
 
 def _submitted(submit: Callable[[T], concurrent.futures.Future[Any]], item: T) -> concurrent.futures.Future[Any]:

@@ -4,12 +4,14 @@ BatchedError
 ├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as it was
 │   └── BatchSizeMismatch              it returned more or fewer results than it was given items
 ├── CollationError(ValueError)         features that make no batch
+├── QueueFull(RuntimeError)            there was no room in the queue, and the call was not to wait for it
+├── QueueTimeout(TimeoutError)         the call waited too long, and nothing of it was run
 └── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
 """
 
 from __future__ import annotations
 
-__all__ = ["BatchFunctionError", "BatchSizeMismatch", "BatchedError", "BatcherClosed", "CollationError"]
+__all__ = ["BatchFunctionError", "BatchSizeMismatch", "BatchedError", "BatcherClosed", "CollationError", "QueueFull", "QueueTimeout"]
 
 
 class BatchedError(Exception):
@@ -42,6 +44,14 @@ class BatchSizeMismatch(BatchFunctionError):
 
 class CollationError(BatchedError, ValueError):
     """What a caller passed are no features with one row per item; that caller alone gets this, and nothing was run for it."""
+
+
+class QueueFull(BatchedError, RuntimeError):
+    """`max_queue_size` items were waiting, and `on_full="raise"` refuses what comes then; nothing was run for this call."""
+
+
+class QueueTimeout(BatchedError, TimeoutError):
+    """The call had waited for `queue_timeout_ms`, and nothing of it had begun to run; nothing will be."""
 
 
 class BatcherClosed(BatchedError, RuntimeError):

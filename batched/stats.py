@@ -6,11 +6,42 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+from ._core.linger import FlushReason
 from ._core.scheduler import Batch
 
-__all__ = ["Percentiles", "Stats"]
+__all__ = ["BatchRecord", "Percentiles", "Stats"]
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """One batch that has ended, as `on_batch` is told of it."""
+
+    name: str
+    """The batch function's."""
+    size: int
+    """Items in it."""
+    calls: int
+    """Calls of which it had items."""
+    tokens: int
+    """Positions that the function was given, padding included, as the lengths of the items have it; 0 where they have none."""
+    padding_waste: float
+    """Share of these that was padding."""
+    flush_reason: FlushReason
+    """Why it left: full, settled, timeout, eager or drain."""
+    oldest_wait: float
+    """From the arrival of its oldest call to forming it (s)."""
+    processing_time: float
+    """From forming it to having its results (s)."""
+    attempts: int
+    """Calls of the function: more than one if parts of it were run again, or probes were needed."""
+    outcome: Literal["ok", "partial", "failed"]
+    """Whether all its items have results, some, or none."""
+    failed: int
+    """Items that have an error instead of a result; all items of a call of which one has."""
+    error: str | None
+    """The type of the first of these errors, by name; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +64,9 @@ class Stats:
     """A snapshot of one batcher. Counts run from its creation or the last `reset_stats()`; `queue_size` and `in_flight` are of now."""
 
     queue_size: int
-    """Items that wait now."""
+    """Items that wait in the queue now."""
+    blocked: int
+    """Calls that wait now for room in the queue."""
     in_flight: int
     """Items in batches that are running now."""
     total_processed: int
@@ -50,8 +83,10 @@ class Stats:
     """Calls that ended with an exception of the batch function."""
     cancelled: int
     """Calls that ended unanswered: given up by their callers, cancelled at shutdown, or lost with their event loop."""
+    timed_out: int
+    """Calls that ended unanswered because nothing of them had begun to run within `queue_timeout_ms`."""
     rejected: int
-    """Calls refused because the batcher was closed."""
+    """Calls refused because the batcher was closed, or its queue full."""
     queue_wait: Percentiles
     """From the arrival of a call to the start of its first batch (s)."""
     processing_time: Percentiles
@@ -69,13 +104,15 @@ class Stats:
 
     def __repr__(self) -> str:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.flush_reasons.items()) or "none"
+        blocked = f", {self.blocked:,} calls blocked" if self.blocked else ""
+        timed_out = f", timed out {self.timed_out:,}" if self.timed_out else ""
         of_tensors = ""
         if self.padding_waste or self.probes or self.memory_errors:
             of_tensors = f"; padding {self.padding_waste:.0%}, probes {self.probes:,}, memory errors {self.memory_errors:,}"
         return (
             f"Stats({self.total_processed:,} items in {self.total_batches:,} batches of {self.avg_batch_size:.1f} on average, "
-            f"{_duration(self.avg_processing_time)} each; {self.queue_size:,} waiting, {self.in_flight:,} in flight; "
-            f"calls {self.calls:,}, errors {self.errors:,}, cancelled {self.cancelled:,}, rejected {self.rejected:,}; "
+            f"{_duration(self.avg_processing_time)} each; {self.queue_size:,} waiting{blocked}, {self.in_flight:,} in flight; "
+            f"calls {self.calls:,}, errors {self.errors:,}, cancelled {self.cancelled:,}{timed_out}, rejected {self.rejected:,}; "
             f"queue wait {self.queue_wait}; processing {self.processing_time}; left because {reasons}{of_tensors})"
         )
 
@@ -129,7 +166,7 @@ class Recorder:
     def reset(self) -> None:
         """Starts counting from zero."""
         with self._lock:
-            self._calls = self._errors = self._cancelled = self._rejected = 0  # calls
+            self._calls = self._errors = self._cancelled = self._timed_out = self._rejected = 0  # calls
             self._items = 0  # in batches that ended
             self._cells = self._padding = 0  # positions in batches whose items have a length, and those of them that are padding
             self._probes = self._memory_errors = 0  # calls of the function beyond one per batch
@@ -150,6 +187,10 @@ class Recorder:
     def cancelled(self) -> None:
         with self._lock:
             self._cancelled += 1
+
+    def timed_out(self) -> None:
+        with self._lock:
+            self._timed_out += 1
 
     def rejected(self) -> None:
         with self._lock:
@@ -174,11 +215,12 @@ class Recorder:
                     request.waited = True
                     self._waits.add(batch.started - request.arrived)
 
-    def snapshot(self, queue_size: int, in_flight: int) -> Stats:
+    def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:
             batches = sum(self._sizes.values())
             return Stats(
                 queue_size=queue_size,
+                blocked=blocked,
                 in_flight=in_flight,
                 total_processed=self._items,
                 total_batches=batches,
@@ -187,6 +229,7 @@ class Recorder:
                 calls=self._calls,
                 errors=self._errors,
                 cancelled=self._cancelled,
+                timed_out=self._timed_out,
                 rejected=self._rejected,
                 queue_wait=self._waits.percentiles(),
                 processing_time=self._durations.percentiles(),

@@ -56,7 +56,7 @@ async def returned(items: Any) -> Any:
 @pytest.mark.parametrize("coroutine", [False, True])
 @pytest.mark.parametrize("step", ["collate", "split", "result"])
 def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str, coroutine: bool) -> None:
-    execution = Execution(returned if coroutine else (lambda items: items), Parts(step), "fn", splits=False)
+    execution = Execution(returned if coroutine else (lambda items: items), Parts(step), "fn", splits=False, isolates=False)
     scheduler = Scheduler(BatchPolicy())
     requests = [Request([i], 1, Nobody, waker=object()) for i in range(2)]
     for request in requests:
@@ -226,7 +226,7 @@ def test_a_request_is_ended_once() -> None:
     request = Request([1], 1, Nobody, waker=None)
     runtime.abandon(request)
     assert not runtime.cancel(request)
-    assert runtime.recorder.snapshot(0, 0).cancelled == 0
+    assert runtime.recorder.snapshot(0, 0, 0).cancelled == 0
 
 
 class Picky(Exception):

@@ -35,7 +35,7 @@ def request(size: int = 1, arrived: float = 0.0) -> Request:
 
 
 def snapshot(recorder: Recorder) -> Stats:
-    return recorder.snapshot(queue_size=0, in_flight=0)
+    return recorder.snapshot(queue_size=0, blocked=0, in_flight=0)
 
 
 def recorded(*durations: float) -> Percentiles:
@@ -140,8 +140,9 @@ def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) 
 
 def test_nothing_is_counted_at_first() -> None:
     nothing = Percentiles(0.0, 0.0, 0.0)
-    assert Recorder().snapshot(queue_size=3, in_flight=2) == Stats(
+    assert Recorder().snapshot(queue_size=3, blocked=1, in_flight=2) == Stats(
         queue_size=3,
+        blocked=1,
         in_flight=2,
         total_processed=0,
         total_batches=0,
@@ -150,6 +151,7 @@ def test_nothing_is_counted_at_first() -> None:
         calls=0,
         errors=0,
         cancelled=0,
+        timed_out=0,
         rejected=0,
         queue_wait=nothing,
         processing_time=nothing,
@@ -254,7 +256,7 @@ def busy() -> Stats:
     for number in range(40):
         waiting = [request(arrived=0.75) for _ in range(30)]
         recorder.ended(ended_batch(*waiting, started=1.0, ended=1.0625, reason="full" if number else "timeout"), errors=number == 0)
-    return recorder.snapshot(queue_size=5678, in_flight=32)
+    return recorder.snapshot(queue_size=5678, blocked=0, in_flight=32)
 
 
 def test_a_snapshot_is_frozen(busy: Stats) -> None:

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Literal, get_args
 
 Flush = Literal["auto", "eager", "window"]
+OnFull = Literal["wait", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +35,35 @@ class BatchPolicy:
     """Batches running at once; at least 1."""
     prefetch: int = 0
     """Batches that are formed and collated while others run, to be ready when a worker is free; at least 0."""
+    max_queue_size: int | None = None
+    """Most items that wait in the queue; at least 1. A larger call enters an empty queue alone. None: no limit."""
+    on_full: OnFull = "wait"
+    """What becomes of a call for which the queue has no room: it waits for room, or is refused."""
+    queue_timeout_ms: float | None = None
+    """Longest a call waits before any of it runs, in milliseconds; finite, above 0. None: no limit."""
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("small_batch_threshold", 0), ("max_concurrent_batches", 1), ("prefetch", 0)):
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
-        if self.max_batch_tokens is not None:
-            object.__setattr__(self, "max_batch_tokens", _whole("max_batch_tokens", self.max_batch_tokens, 1))
+        for name in ("max_batch_tokens", "max_queue_size"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _whole(name, getattr(self, name), 1))
         object.__setattr__(self, "timeout_ms", _duration("timeout_ms", self.timeout_ms))
-        if self.flush not in get_args(Flush):
-            raise ValueError(f"flush must be one of {', '.join(map(repr, get_args(Flush)))}, got {self.flush!r}")
+        if self.queue_timeout_ms is not None:
+            object.__setattr__(self, "queue_timeout_ms", _duration("queue_timeout_ms", self.queue_timeout_ms, above=True))
+        for name, allowed in (("flush", get_args(Flush)), ("on_full", get_args(OnFull))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
 
     @property
     def timeout(self) -> float:
         """`timeout_ms` in seconds, the unit of every `now`."""
         return self.timeout_ms / 1e3
+
+    @property
+    def queue_timeout(self) -> float | None:
+        """`queue_timeout_ms` in seconds."""
+        return None if self.queue_timeout_ms is None else self.queue_timeout_ms / 1e3
 
 
 def _whole(name: str, value: object, least: int) -> int:
@@ -58,13 +74,14 @@ def _whole(name: str, value: object, least: int) -> int:
     return int(value)
 
 
-def _duration(name: str, value: object) -> float:
+def _duration(name: str, value: object, *, above: bool = False) -> float:
+    allowed = "above 0 and finite" if above else "at least 0 and finite"
     if not isinstance(value, (Real, Decimal)) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number of milliseconds, at least 0 and finite, got {value!r}")
+        raise TypeError(f"{name} must be a number of milliseconds, {allowed}, got {value!r}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+    if not (math.isfinite(number) and (number > 0 if above else number >= 0)):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
     return number

@@ -22,12 +22,17 @@ The rules, in the order they are applied:
    that may leave. So behind k older small calls, each of which fits one batch, a call that may leave has begun within
    k + 1 batches led by small calls, and within 3 * (k + 1) batches in all. (Older calls count as often as the batches
    that each would need alone.)
+7. With `max_queue_size` the queue has an entrance, where calls stand in line for room, first come, first served. The first
+   one enters as soon as all its items fit or, however many they are, the queue is empty. While the queue is full nothing is held back:
+   nothing could join it.
+8. A call of which nothing has left `queue_timeout_ms` after its arrival, in the queue or in line for it, expires.
 
 Times are seconds on whichever clock the caller passes as `now`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from itertools import chain
@@ -52,7 +57,9 @@ class Scheduler:
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
         self._most_running = policy.max_concurrent_batches + policy.prefetch  # batches
-        self.waiting = 0  # items not yet handed out, in all groups
+        self._most_waiting = policy.max_queue_size or math.inf  # items
+        self._patience = policy.queue_timeout  # of a call that waits (s); None: endless
+        self.waiting = 0  # items in the queue and not yet handed out, in all groups
         self.draining = False  # nothing is held any more
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
@@ -60,12 +67,15 @@ class Scheduler:
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = OrderedDict()  # small requests of all groups, oldest first
         self._large: Queue = OrderedDict()  # large requests of all groups, oldest first
+        self._line: Queue = OrderedDict()  # requests that are not in the queue yet, in the order in which they will be
+        self.entered: list[Request] = []  # requests that have left the line for the queue; cleared by whoever tells them
+        self._expiring: Queue = OrderedDict()  # requests of which nothing has left, oldest first; empty if they have all the time
         self._heir: Request | None = None  # the large request that leads when its share is due
         self._earned = 0  # by the heir so far, in batches / SHARE
 
     def __iter__(self) -> Iterator[Request]:
         """The requests of which anything still waits."""
-        return chain(self._small, self._large)
+        return chain(self._small, self._large, self._line)
 
     @property
     def in_flight(self) -> int:
@@ -73,16 +83,33 @@ class Scheduler:
         return sum(batch.size for batch in list(self.running))
 
     @property
+    def in_line(self) -> int:
+        """Requests that wait for room in the queue."""
+        return len(self._line)
+
+    @property
     def has_room(self) -> bool:
         """Whether one more batch may run, or be made ready."""
         return len(self.running) < self._most_running
 
+    def admits(self, request: Request) -> bool:
+        """Whether `request` would enter the queue at once."""
+        return not self._line and (not self.waiting or self.waiting + request.size <= self._most_waiting)
+
     def submit(self, request: Request, now: float) -> float:
-        """Queues `request` and returns the moment from which its group may leave."""
+        """Queues `request`, or puts it in line, and returns the moment from which its group, or one before it, may leave."""
+        request.arrived = now
+        if self._patience is not None:
+            self._expiring[request] = None
+        if self.admits(request):
+            return self._departure(self._enqueue(request))[0]
+        self._line[request] = None
+        return AT_ONCE
+
+    def _enqueue(self, request: Request) -> Group:
         group = self._groups.get(request.group)
         if group is None:
             group = self._groups[request.group] = Group(request.group)
-        request.arrived = now
         request.queues = group
         if request.size <= self.policy.small_batch_threshold:
             group.small[request] = self._small[request] = None
@@ -92,17 +119,44 @@ class Scheduler:
             group.joined(request, request.lengths[0])
         group.waiting += request.size
         self.waiting += request.size
-        return self._departure(group)[0]
+        return group
+
+    def _let_in(self) -> None:
+        """Has as many requests enter the queue as there is room for."""
+        while self._line:
+            request = next(iter(self._line))
+            if self.waiting and self.waiting + request.size > self._most_waiting:
+                return
+            del self._line[request]
+            self._enqueue(request)
+            self.entered.append(request)
 
     def cancel(self, request: Request) -> bool:
-        """Takes what still waits of `request` out of the queue; True if none of it was ever handed out."""
+        """Takes what still waits of `request` out of the queue, or out of the line; True if none of it was ever handed out."""
         group = request.queues
-        if group is None:
+        if group is not None:
+            if request.lengths is not None:
+                group.parted(request)
+            self._remove(request)
+        elif request in self._line:
+            del self._line[request]
+        else:
             return False
-        if request.lengths is not None:
-            group.parted(request)
-        self._remove(request)
+        self._expiring.pop(request, None)
+        self._let_in()
         return request.taken == 0
+
+    def next_expiry(self) -> float:
+        """The moment from which `expire` finds something; infinite if time alone changes nothing."""
+        return next(iter(self._expiring)).arrived + self._patience if self._expiring and self._patience is not None else NEVER
+
+    def expire(self, now: float) -> list[Request]:
+        """Takes the requests that have waited too long out of the queue and the line."""
+        expired: list[Request] = []
+        while self.next_expiry() <= now:
+            expired.append(next(iter(self._expiring)))
+            self.cancel(expired[-1])
+        return expired
 
     def take(self, now: float) -> Batch | None:
         """The next batch, or None while there is none to run yet: see `next_deadline`."""
@@ -118,6 +172,10 @@ class Scheduler:
         batch = self._formed(leader, now)
         self._earned = 1 + (0 if leader is large else self._earned)
         self.running[batch] = None
+        if self._expiring:
+            for request, _, _ in batch.slices:
+                self._expiring.pop(request, None)
+        self._let_in()
         return batch
 
     def next_deadline(self) -> float:
@@ -147,6 +205,8 @@ class Scheduler:
     def _departure(self, group: Group) -> tuple[float, FlushReason]:
         capacity = self.capacity
         if group.waiting >= capacity.batch_size or (capacity.varies and group.waiting >= capacity.most(group.longest)):
+            return AT_ONCE, "full"
+        if self.waiting >= self._most_waiting or self._line:
             return AT_ONCE, "full"
         if self.draining:
             return AT_ONCE, "drain"

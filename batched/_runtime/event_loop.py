@@ -8,10 +8,15 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Scheduler
-from .loops import current_loop, current_task, ends_task, is_gone, is_over
+from ..stats import Recorder
+from .execution import Execution
+from .loops import current_loop, current_task, ends_task, is_gone, is_over, post
+from .observer import Observer
 from .runtime import Runtime
 from .shift import Shift
 from .wakers import GLANCE, AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
@@ -21,6 +26,12 @@ class EventLoopRuntime(Runtime):
     """Serves the callers of one loop. Its workers are tasks there, at most `max_concurrent_batches`, and end when nothing waits."""
 
     workers_stay = False
+
+    def __init__(
+        self, policy: BatchPolicy, execution: Execution, recorder: Recorder, observer: Observer | None, name: str, home: object
+    ) -> None:
+        super().__init__(policy, execution, recorder, observer, name)
+        self._home = weakref.ref(home)  # the loop
 
     def _reset(self) -> None:
         super()._reset()
@@ -38,6 +49,19 @@ class EventLoopRuntime(Runtime):
     def _ring(self, bell: Any) -> None:
         bell.ring()
 
+    def _let_in(self) -> None:
+        """As in the base class, but always on the loop, where workers are started."""
+        home = self._home()
+        if not self._scheduler.entered or home is None:
+            return
+        if home is current_loop():
+            super()._let_in()
+        else:
+            try:
+                post(home, self._let_in)
+            except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
+                pass
+
     async def _work(self, scheduler: Scheduler) -> None:
         task = current_task()
         bell = _Bell(scheduler)
@@ -46,13 +70,13 @@ class EventLoopRuntime(Runtime):
                 bell.hang()
                 found = self._take(bell)
                 if isinstance(found, Batch):
-                    shift = Shift(self.badge)
+                    shift = Shift(self.badge, found)
                     try:
                         outcomes = await self.execution.run_async(found)
                         self._finish(found, outcomes)
                         del outcomes  # an error among them holds this frame
                     finally:
-                        shift.on = False
+                        shift.ends()
                     await bell.nap(0)  # callers who come straight back are to join the next batch
                 elif found is None:
                     return
@@ -110,7 +134,7 @@ class _Bell:
 class EventLoops:
     """One `EventLoopRuntime` for each loop that calls the function."""
 
-    def __init__(self, make: Callable[[], EventLoopRuntime], name: str) -> None:
+    def __init__(self, make: Callable[[object], EventLoopRuntime], name: str) -> None:
         self._make = make
         self._name = name  # of the batch function, for messages
         self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = weakref.WeakKeyDictionary()
@@ -140,7 +164,7 @@ class EventLoops:
             if is_gone(other):
                 runtime.forsake("the event loop that was to run it was closed")
                 self._runtimes.pop(other, None)
-        runtime = self._runtimes[loop] = self._make()
+        runtime = self._runtimes[loop] = self._make(loop)
         if self._closed:
             runtime.close(cancel=False)
         return runtime
@@ -149,6 +173,11 @@ class EventLoops:
     def queue_size(self) -> int:
         """Items that wait, on all loops."""
         return sum(runtime.queue_size for _, runtime in self._all())
+
+    @property
+    def blocked(self) -> int:
+        """Calls that wait for room in the queue, on all loops."""
+        return sum(runtime.blocked for _, runtime in self._all())
 
     @property
     def in_flight(self) -> int:
@@ -175,20 +204,22 @@ class EventLoops:
                 "use `await aclose()`, `async with`, or shutdown(wait=False)"
             )
         for loop, runtime in self._close(cancel):
-            if wait and runtime is not own and self._to_wait_for(loop, runtime):
-                drained = BlockingWaker()
-                runtime.when_drained(drained)
-                while not drained.wait(GLANCE):
-                    if is_over(loop):
-                        runtime.forsake("the event loop that was to run it has stopped")
+            if wait and runtime is not own and (waiting := self._waiting_for(loop, runtime)) is not None:
+                with waiting:
+                    drained = BlockingWaker()
+                    runtime.when_drained(drained)
+                    while not drained.wait(GLANCE):
+                        if is_over(loop):
+                            runtime.forsake("the event loop that was to run it has stopped")
 
     async def aclose(self, *, cancel: bool) -> None:
         """Closes, and returns once every accepted call has ended."""
         for loop, runtime in self._close(cancel):
-            if self._to_wait_for(loop, runtime):
-                drained = async_waker()
-                runtime.when_drained(drained)
-                await drained
+            if (waiting := self._waiting_for(loop, runtime)) is not None:
+                with waiting:
+                    drained = async_waker()
+                    runtime.when_drained(drained)
+                    await drained
 
     def _close(self, cancel: bool) -> list[tuple[object, EventLoopRuntime]]:
         self._closed = True
@@ -197,11 +228,11 @@ class EventLoops:
             runtime.close(cancel)
         return runtimes
 
-    def _to_wait_for(self, loop: object, runtime: EventLoopRuntime) -> bool:
-        """Whether `runtime` has calls to finish, and neither runs this code nor lives on a loop that has stopped."""
+    def _waiting_for(self, loop: object, runtime: EventLoopRuntime) -> AbstractContextManager[None] | None:
+        """As `runtime.waiting_for` all calls; None also if it has no calls to finish, or lives on a loop that has stopped."""
         if is_over(loop):
             runtime.forsake("the event loop that was to run it has stopped")
-        return runtime.busy and not runtime.within
+        return runtime.waiting_for(None) if runtime.busy else None
 
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
         loops = [ref() for ref in self._runtimes.keyrefs()]

@@ -25,11 +25,12 @@ Begun = tuple[Generator[Call, Answer, list[Outcome]], Call | None, list[Outcome]
 class Execution:
     """One batch function and its collator."""
 
-    def __init__(self, func: Callable[..., Any], collator: Collator, name: str, *, splits: bool) -> None:
+    def __init__(self, func: Callable[..., Any], collator: Collator, name: str, *, splits: bool, isolates: bool) -> None:
         self._func = func
         self._collator = collator
         self._name = name  # of the batch function, for error messages
         self._splits = splits  # batches that ran out of memory, instead of failing them
+        self._isolates = isolates  # the items that fail alone from those that fail with them
 
     def begin(self, batch: Batch) -> Begun:
         """`batch` collated, for `run` to go on with. Never raises."""
@@ -82,12 +83,19 @@ class Execution:
     def _attempts(self, batch: Batch) -> Generator[Call, Answer, list[Outcome]]:
         """Yields each call that is to be made and is sent what it came to; returns the outcomes.
 
-        What runs out of memory is cut in halves, and these again, until they fit or are one item.
+        What runs out of memory is cut in halves, and these again, until they fit or are one item. So is what fails, if it
+        is to be found out which items fail alone.
         """
         outcomes: list[Outcome] = []
+        lost: dict[Request, BaseException] = {}  # calls that fail whatever becomes of the rest of them
         todo = [batch.slices]
         while todo:
             slices = todo.pop()
+            if lost:
+                outcomes += [(each, lost[each[0]]) for each in slices if each[0] in lost]
+                slices = [each for each in slices if each[0] not in lost]
+                if not slices:
+                    continue
             if batch.too_big:
                 room = min([(items + 1) // 2 for items, longest in batch.too_big if longest <= _longest(slices)], default=batch.size)
                 if _size(slices) > room:
@@ -108,14 +116,19 @@ class Execution:
                 free_cache()
                 batch.too_big.append((_size(slices), _longest(slices)))
                 todo.append(slices)
+            elif self._isolates and isinstance(error, Exception) and (size := _size(slices)) > 1:
+                todo += reversed(_cut(slices, size // 2))
             else:
                 outcomes += [(each, error) for each in slices]
+                if todo:
+                    lost.update({request: error for request, _, _ in slices})
         return outcomes
 
     def _attempt(self, slices: list[Slice], batch: Batch) -> Generator[Call, Answer, tuple[Any, BaseException | None]]:
         """Yields what is to be called for `slices`; returns their parts of the output, or the error of a call."""
         call = self._collator.collate(slices, batch)
         note = call[2]
+        batch.attempts += 1
         output, error = yield call
         del call
         if error is not None:
@@ -127,6 +140,7 @@ class Execution:
                 probe, output = needed, needed.kept
             for alone in probe.calls:
                 batch.probes += 1
+                batch.attempts += 1
                 answer, error = yield alone
                 if error is None:
                     probe.learn(answer, alone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,13 +16,22 @@ def _trio(name: str) -> Any:
 def current_loop() -> object:
     """The asyncio loop, or the token of the trio loop, that runs this code; None outside any."""
     loop = asyncio._get_running_loop()
-    token = None if loop is not None else _trio("current_trio_token")
-    if token is None:
+    if "trio" not in sys.modules or (loop is not None and not _in_trio_task()):
         return loop
+    token = _trio("current_trio_token")
     try:
-        return token()
+        return token() if token is not None else None
     except RuntimeError:
         return None
+
+
+def _in_trio_task() -> bool:
+    """Whether a trio task runs this code; in its guest mode an asyncio loop is running, too."""
+    task = _trio("current_task")
+    try:
+        return task is not None and task() is not None
+    except RuntimeError:
+        return False
 
 
 def current_task() -> object:
@@ -41,12 +51,24 @@ def ends_task(error: BaseException, task: Any) -> bool:
     return isinstance(error, getattr(sys.modules.get("trio"), "Cancelled", ()))
 
 
+def post(loop: Any, function: Callable[..., object], *args: Any) -> None:
+    """Has `function` called on `loop`, from any thread.
+
+    Raises:
+        RuntimeError: the loop is closed.
+    """
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        loop.call_soon_threadsafe(function, *args)
+    else:  # a trio token
+        loop.run_sync_soon(function, *args)
+
+
 def is_gone(loop: object) -> bool:
     """Whether `loop` is closed, so that nothing will run on it any more."""
     if isinstance(loop, asyncio.AbstractEventLoop):
         return loop.is_closed()
     try:
-        loop.run_sync_soon(lambda: None)  # type: ignore[attr-defined]  # a trio token
+        post(loop, lambda: None)
     except RuntimeError:
         return True
     return False

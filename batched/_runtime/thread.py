@@ -21,7 +21,9 @@ from .._core.scheduler import Batch, Scheduler
 from ..stats import Recorder
 from .execution import Begun, Execution
 from .loops import current_loop
-from .runtime import AWAKE, Runtime, alive
+from .observer import Observer
+from .reception import AWAKE
+from .runtime import Runtime, alive
 from .shift import Shift
 from .wakers import BlockingWaker, async_waker, logger, wake_all
 
@@ -34,8 +36,8 @@ class ThreadRuntime(Runtime):
 
     workers_stay = True
 
-    def __init__(self, policy: BatchPolicy, execution: Execution, recorder: Recorder, name: str) -> None:
-        super().__init__(policy, execution, recorder, name)
+    def __init__(self, policy: BatchPolicy, execution: Execution, recorder: Recorder, observer: Observer | None, name: str) -> None:
+        super().__init__(policy, execution, recorder, observer, name)
         if policy.prefetch:
             self.most_workers = 1
 
@@ -52,18 +54,23 @@ class ThreadRuntime(Runtime):
         """Closes; with `wait`, returns once every accepted call has ended and the threads have."""
         threads = set(self._threads)
         self.close(cancel)
-        if not wait or self.within:
+        waiting = self.waiting_for(None) if wait else None
+        if waiting is None:
             return
-        drained = BlockingWaker()
-        self.when_drained(drained)
-        drained.wait()
+        with waiting:
+            drained = BlockingWaker()
+            self.when_drained(drained)
+            drained.wait()
         for thread in threads - self._threads:
             thread.join()
 
     async def aclose(self, *, cancel: bool) -> None:
         """Closes, and returns once every accepted call has ended."""
         self.close(cancel)
-        if not self.within:
+        waiting = self.waiting_for(None)
+        if waiting is None:
+            return
+        with waiting:
             drained = async_waker()
             self.when_drained(drained)
             await drained
@@ -102,10 +109,10 @@ class ThreadRuntime(Runtime):
 
     def run(self, batch: Batch, begun: Begun | None) -> None:
         """Calls the function for `batch` here, and answers its callers."""
-        shift = Shift(self.badge)
+        shift = Shift(self.badge, batch)
         outcomes = self.execution.run(batch, begun)
         self._finish(batch, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
-        shift.on = False
+        shift.ends()
         del outcomes  # an error among them holds this frame
 
     def relieve(self) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core.scheduler import Request
-from .loops import current_loop, is_gone
+from .loops import current_loop, is_gone, post
+from .shift import Wait
 
 if TYPE_CHECKING:
     import trio
@@ -37,6 +38,8 @@ class Server(Protocol):
     def cancel(self, request: Request) -> bool: ...
 
     def forsake(self, why: str) -> None: ...
+
+    def wait_for(self, request: Request) -> Wait | None: ...
 
 
 class Waker(Protocol):
@@ -94,18 +97,28 @@ class Future(concurrent.futures.Future[U]):
 
     home = None
 
-    def __init__(self, *, loop: object = None) -> None:
+    def __init__(self, *, loop: object = None, room: BlockingWaker | None = None) -> None:
         super().__init__()
         self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
         self._request: Request | None = None  # while unanswered
         self._server: Server | None = None  # while unanswered
+        self._room = room  # tells whoever submitted it that there is room in the queue
 
     def bind(self, request: Request, server: Server) -> None:
         """Makes this the future of `request`, which `server` has in its queue."""
         self._request = request
         self._server = server
 
+    def enters(self) -> None:
+        """Tells that its request has got room in the queue, or needs none any more."""
+        if self._room is not None:
+            try:
+                self._room.wake()
+            except RuntimeError:  # told already
+                pass
+
     def wake(self) -> None:
+        self.enters()
         request = self._request
         self._release()
         if request is None:
@@ -137,13 +150,26 @@ class Future(concurrent.futures.Future[U]):
         return request is not None and request.taken > 0
 
     def result(self, timeout: float | None = None) -> U:
+        wait = self._begins_to_wait()
         try:
             return super().result(self._waited(timeout))
         finally:
+            if wait is not None:
+                wait.ends()
             del self  # what it raises holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        return super().exception(self._waited(timeout))
+        wait = self._begins_to_wait()
+        try:
+            return super().exception(self._waited(timeout))
+        finally:
+            if wait is not None:
+                wait.ends()
+
+    def _begins_to_wait(self) -> Wait | None:
+        """Refuses what would never end."""
+        request, server = self._request, self._server
+        return None if request is None or server is None else server.wait_for(request)
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held its lock is gone."""
@@ -193,7 +219,7 @@ class AsyncioWaker:
             self._future.set_result(None)
 
     def post(self, wakers: Sequence[Waker]) -> None:
-        self.home.call_soon_threadsafe(_wake_each, wakers)
+        post(self.home, _wake_each, wakers)
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._future.__await__()
@@ -217,7 +243,7 @@ class TrioWaker:
             self._trio.reschedule(task)
 
     def post(self, wakers: Sequence[Waker]) -> None:
-        self.home.run_sync_soon(_wake_each, wakers)
+        post(self.home, _wake_each, wakers)
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._wait().__await__()

@@ -25,6 +25,9 @@ def test_the_defaults_are_those_of_the_settings_table() -> None:
         "max_batch_tokens": None,
         "max_concurrent_batches": 1,
         "prefetch": 0,
+        "max_queue_size": None,
+        "on_full": "wait",
+        "queue_timeout_ms": None,
     }
 
 
@@ -37,6 +40,9 @@ def test_settings_are_kept_as_given() -> None:
         "max_batch_tokens": 4096,
         "max_concurrent_batches": 2,
         "prefetch": 1,
+        "max_queue_size": 100,
+        "on_full": "raise",
+        "queue_timeout_ms": 1.5,
     }
     assert dataclasses.asdict(BatchPolicy(**given)) == given
 

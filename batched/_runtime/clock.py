@@ -1,0 +1,77 @@
+"""Calls back at a given moment: one thread for all batchers of the process, started when the first of them needs it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .wakers import logger
+
+_Appointment = tuple[float, int, "weakref.WeakMethod[Callable[[], object]]"]
+"""When (s), a number that makes it unique, and what to call then, if that still exists."""
+
+
+class Clock:
+    """Has methods called, from its own thread, when their time has come."""
+
+    def __init__(self) -> None:
+        self._starting = threading.Lock()
+        self._numbers = itertools.count()
+        self.renew()
+
+    def renew(self) -> None:
+        """Forgets everything; in a forked process the thread is gone."""
+        self._starting = threading.Lock()
+        self._appointments: queue.SimpleQueue[_Appointment] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Makes sure that it runs.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=_run, args=(self._appointments,), name="batched-clock", daemon=True)
+                    thread.start()
+                    self._thread = thread
+
+    def call_at(self, when: float, method: Callable[[], object]) -> None:
+        """Has `method`, whose object this does not keep alive, called at `when` on the monotonic clock (s). It must be quick."""
+        self._appointments.put((when, next(self._numbers), weakref.WeakMethod(method)))
+
+
+def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
+    pending: list[_Appointment] = []
+    while True:
+        now = time.monotonic()
+        while pending and pending[0][0] <= now:
+            _call(heapq.heappop(pending)[2])
+        seconds: float | None = None
+        if pending:
+            seconds = min(pending[0][0] - now, threading.TIMEOUT_MAX)
+        try:
+            heapq.heappush(pending, appointments.get(timeout=seconds))
+        except queue.Empty:
+            pass
+
+
+def _call(ref: Any) -> None:
+    method = ref()
+    if method is None:
+        return
+    try:
+        method()
+    except BaseException:
+        logger.exception("a call of the clock failed")
+
+
+clock = Clock()

@@ -1,0 +1,47 @@
+"""Tells an observer of each batch, without harm to anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .._core.scheduler import Batch
+from ..stats import BatchRecord
+from .execution import Outcome
+from .wakers import logger
+
+
+class Observer:
+    """Whoever wants a record of each batch of one function."""
+
+    def __init__(self, name: str, hook: Callable[[BatchRecord], object]) -> None:
+        self._name = name  # of the batch function
+        self._hook = hook
+        self._failed = False  # a failure has been logged; one is enough
+
+    def observe(self, batch: Batch, outcomes: list[Outcome]) -> None:
+        """Calls the hook with a record of `batch`, whose callers have been answered. Never raises."""
+        try:
+            self._hook(self._record(batch, outcomes))
+        except BaseException:
+            if not self._failed:
+                self._failed = True
+                logger.exception("on_batch of %s raised; further failures of it are not logged", self._name)
+
+    def _record(self, batch: Batch, outcomes: list[Outcome]) -> BatchRecord:
+        failures = [(stop - start, outcome) for (_, start, stop), outcome in outcomes if isinstance(outcome, BaseException)]
+        failed = sum([items for items, _ in failures])
+        requests = {id(request): request for request, _, _ in batch.slices}
+        return BatchRecord(
+            name=self._name,
+            size=batch.size,
+            calls=len(requests),
+            tokens=batch.cells,
+            padding_waste=batch.padding / batch.cells if batch.cells else 0.0,
+            flush_reason=batch.reason,
+            oldest_wait=batch.started - min([request.arrived for request in requests.values()]),
+            processing_time=batch.ended - batch.started,
+            attempts=batch.attempts,
+            outcome="ok" if not failures else "failed" if failed == batch.size else "partial",
+            failed=failed,
+            error=type(failures[0][1]).__name__ if failures else None,
+        )
