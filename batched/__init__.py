@@ -12,7 +12,8 @@ embed(["many", "texts"])
 # inference.dynamically      the same for functions that take padded arrays or tensors         (inference.py)
 # aio.dynamically,
 # aio.inference.dynamically  the same two for functions that coroutines await                  (aio/)
-# Stats                      what fn.stats returns                                             (stats.py)
+# Stats, BatchRecord         what fn.stats returns, and what an observer of batches gets       (stats.py)
+# metrics                    such observers for Prometheus and OpenTelemetry                   (metrics.py)
 # errors                     what calls raise besides the function's own exceptions            (errors.py)
 #
 # _core/     which items form the next batch, and when: pure, no clock
@@ -21,19 +22,20 @@ embed(["many", "texts"])
 # _intake.py, _batcher.py     what a caller passes; functions, settings, and what is behind each
 # _batched.py, _decorator.py  what a decorated function can do, and how it is made
 
-from . import aio, errors, inference
+from . import aio, errors, inference, metrics
 from ._batched import AsyncBatched, Batched
 from ._batched_inference import AsyncBatchedInference, BatchedInference
 from ._decorator import dynamically
 from ._method import BatchedMethod
-from .errors import BatchedError, BatcherClosed, BatchFunctionError, BatchSizeMismatch, CollationError
-from .stats import Stats
+from .errors import BatchedError, BatcherClosed, BatchFunctionError, BatchSizeMismatch, CollationError, QueueFull, QueueTimeout
+from .stats import BatchRecord, Stats
 
 __version__ = "0.1.0"
 __all__ = [
     "AsyncBatched",
     "AsyncBatchedInference",
     "BatchFunctionError",
+    "BatchRecord",
     "BatchSizeMismatch",
     "Batched",
     "BatchedError",
@@ -41,10 +43,13 @@ __all__ = [
     "BatchedMethod",
     "BatcherClosed",
     "CollationError",
+    "QueueFull",
+    "QueueTimeout",
     "Stats",
     "__version__",
     "aio",
     "dynamically",
     "errors",
     "inference",
+    "metrics",
 ]

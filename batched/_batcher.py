@@ -218,7 +218,7 @@ class Batcher:
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"  # callers who only submit
         self.recorder = recorder
         self.runtime: ThreadRuntime | EventLoops = (
-            EventLoops(lambda loop: EventLoopRuntime(policy, execution, recorder, observer, name, loop), name)
+            EventLoops(lambda: EventLoopRuntime(policy, execution, recorder, observer, name), name)
             if function.coroutine
             else ThreadRuntime(policy, execution, recorder, observer, name)
         )

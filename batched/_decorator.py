@@ -66,9 +66,15 @@ class Dynamically(_Decorator):
             oldest item is `timeout_ms` old); "auto".
         length: how long an item is, a function of it; of more items than fit, those of like length run together; None.
         max_batch_tokens: most items times the longest of them in one batch; without `length`, that is `len`; None.
+        max_queue_size: most items waiting in the queue; a larger call enters when it is empty; None.
+        on_full: what a caller gets when the queue is full: "wait", its turn, first come, first served, or "raise", `QueueFull`; "wait".
+        queue_timeout_ms: a call of which nothing has begun to run after this many milliseconds ends with `QueueTimeout`; None.
         max_concurrent_batches: batches running at once, each in a thread of its own; 1.
         prefetch: batches formed and collated while others run, to be ready when the function returns; 0.
         on_oom: "split" runs a batch that ran out of memory again in smaller ones; "raise".
+        isolate_errors: a batch that failed is run again in halves, until the items that fail stand alone (13 calls of the function for one
+            in 64), and the others get their results; False.
+        on_batch: an observer, called with a `BatchRecord` of every batch after its callers were answered; None.
         name: for messages and thread names; the function's qualified name.
 
     Raises:

@@ -29,7 +29,7 @@ LAYERS = [
     ["batched._batched"],
     ["batched._batched_inference"],
     ["batched._decorator"],
-    ["batched.inference", "batched.aio"],
+    ["batched.inference", "batched.aio", "batched.metrics"],
     ["batched"],
     ["batched._demo", "batched.cli"],
     ["batched.__main__"],

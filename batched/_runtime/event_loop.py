@@ -11,12 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Scheduler
-from ..stats import Recorder
-from .execution import Execution
-from .loops import current_loop, current_task, ends_task, is_gone, is_over, post
-from .observer import Observer
+from .loops import current_loop, current_task, ends_task, is_gone, is_over
 from .runtime import Runtime
 from .shift import Shift
 from .wakers import GLANCE, AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
@@ -26,12 +22,6 @@ class EventLoopRuntime(Runtime):
     """Serves the callers of one loop. Its workers are tasks there, at most `max_concurrent_batches`, and end when nothing waits."""
 
     workers_stay = False
-
-    def __init__(
-        self, policy: BatchPolicy, execution: Execution, recorder: Recorder, observer: Observer | None, name: str, home: object
-    ) -> None:
-        super().__init__(policy, execution, recorder, observer, name)
-        self._home = weakref.ref(home)  # the loop
 
     def _reset(self) -> None:
         super()._reset()
@@ -48,19 +38,6 @@ class EventLoopRuntime(Runtime):
 
     def _ring(self, bell: Any) -> None:
         bell.ring()
-
-    def _let_in(self) -> None:
-        """As in the base class, but always on the loop, where workers are started."""
-        home = self._home()
-        if not self._scheduler.entered or home is None:
-            return
-        if home is current_loop():
-            super()._let_in()
-        else:
-            try:
-                post(home, self._let_in)
-            except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
-                pass
 
     async def _work(self, scheduler: Scheduler) -> None:
         task = current_task()
@@ -134,7 +111,7 @@ class _Bell:
 class EventLoops:
     """One `EventLoopRuntime` for each loop that calls the function."""
 
-    def __init__(self, make: Callable[[object], EventLoopRuntime], name: str) -> None:
+    def __init__(self, make: Callable[[], EventLoopRuntime], name: str) -> None:
         self._make = make
         self._name = name  # of the batch function, for messages
         self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = weakref.WeakKeyDictionary()
@@ -164,7 +141,7 @@ class EventLoops:
             if is_gone(other):
                 runtime.forsake("the event loop that was to run it was closed")
                 self._runtimes.pop(other, None)
-        runtime = self._runtimes[loop] = self._make(loop)
+        runtime = self._runtimes[loop] = self._make()
         if self._closed:
             runtime.close(cancel=False)
         return runtime

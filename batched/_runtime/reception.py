@@ -172,20 +172,18 @@ class Reception(ABC):
         self._let_in()
 
     def _let_in(self) -> None:
-        """Tells the callers that have got room in the queue, and calls a worker for what may leave now; to be asked after any change."""
+        """Tells the callers that have got room in the queue; to be asked after whatever made room.
+
+        No worker needs to be called: while anybody stands in line, nothing is held back, so that all of them work.
+        """
         if not self._scheduler.entered:
             return
         with self._lock:
             entered, self._scheduler.entered = self._scheduler.entered, []
-            call = self._scheduler.has_room and self._scheduler.next_deadline() < self._alarm
-            if call:
-                self._alarm = AWAKE
         for request in entered:
             future = request.waker
             if isinstance(future, Future):
                 future.enters()
-        if call:
-            self._call_worker()
 
     def close(self, cancel: bool) -> None:
         """Takes no more calls; what waits is run without being held back or, with `cancel`, ends now."""

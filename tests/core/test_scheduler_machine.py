@@ -28,6 +28,8 @@ policies = st.builds(
     small_batch_threshold=st.sampled_from([1, 3, 8, 0]),
     flush=st.sampled_from(["window", "window", "auto", "eager"]),
     max_concurrent_batches=st.integers(1, 3),
+    max_queue_size=st.sampled_from([None, None, 20, 7, 1]),
+    queue_timeout_ms=st.sampled_from([None, 1, 5.5, 1000]),
 )
 sizes = st.sampled_from([1, 2, 3, 4, 5, 9, 10, 17, 40])
 groups = st.sampled_from("abc")
@@ -61,6 +63,7 @@ class Model:
     policy: BatchPolicy
     calls: list[Call] = field(default_factory=list)  # all there ever were
     queue: list[Call] = field(default_factory=list)  # of which anything waits
+    line: list[Call] = field(default_factory=list)  # that wait for room in the queue
     running: list[Batch] = field(default_factory=list)
     draining: bool = False
 
@@ -71,12 +74,36 @@ class Model:
             self.queue.remove(call)
 
     @property
+    def waiting(self) -> int:
+        return sum(call.waiting for call in self.queue)
+
+    def has_room_for(self, call: Call) -> bool:
+        return not self.queue or self.waiting + call.waiting <= (self.policy.max_queue_size or math.inf)
+
+    def let_in(self) -> None:
+        while self.line and self.has_room_for(self.line[0]):
+            self.queue.append(self.line.pop(0))
+
+    @property
+    def full(self) -> bool:
+        return bool(self.line) or self.waiting >= (self.policy.max_queue_size or math.inf)
+
+    @property
+    def hopeful(self) -> list[Call]:
+        """The calls that expire if nothing becomes of them."""
+        return [call for call in (*self.queue, *self.line) if not call.handed_out] if self.policy.queue_timeout_ms is not None else []
+
+    @property
+    def expiry(self) -> float:
+        return min((call.arrived + (self.policy.queue_timeout or 0.0) for call in self.hopeful), default=NEVER)
+
+    @property
     def groups(self) -> set[Any]:
         return {call.request.group for call in self.queue}
 
     def departure(self, group: object) -> tuple[float, FlushReason]:
         calls = [call for call in self.queue if call.request.group == group]
-        if sum(call.waiting for call in calls) >= self.policy.batch_size:
+        if sum(call.waiting for call in calls) >= self.policy.batch_size or self.full:
             return AT_ONCE, "full"
         if self.draining:
             return AT_ONCE, "drain"
@@ -121,8 +148,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = Request(list(range(size)), size, group, waker=None)
         call = Call(request, len(self.model.calls), self.now, size <= self.model.policy.small_batch_threshold, waiting=size)
         self.model.calls.append(call)
-        self.model.queue.append(call)
-        assert self.real.submit(request, self.now) == self.model.departure(group)[0]
+        admitted = not self.model.line and self.model.has_room_for(call)
+        assert self.real.admits(request) == admitted
+        (self.model.queue if admitted else self.model.line).append(call)
+        assert self.real.submit(request, self.now) == (self.model.departure(group)[0] if admitted else AT_ONCE)
         assert request.arrived == self.now
 
     @precondition(lambda self: len(self.model.queue) <= 2 * self.model.policy.batch_size)
@@ -144,9 +173,34 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def cancel(self, call: Call) -> None:
         assert self.real.cancel(call.request) is (call.waiting == call.request.size)
+        self.gone(call)
+
+    def gone(self, call: Call) -> None:
         if call.waiting:
-            self.model.queue.remove(call)
+            (self.model.line if call in self.model.line else self.model.queue).remove(call)
             call.waiting, call.cancelled = 0, True
+        self.model.let_in()
+
+    @precondition(lambda self: self.model.line)
+    @rule(pick=picks)
+    def cancel_one_in_line(self, pick: int) -> None:
+        self.cancel(self.model.line[pick % len(self.model.line)])
+
+    @rule()
+    def expire(self) -> None:
+        """Whoever has waited too long, the oldest first."""
+        expired = [call for call in self.model.hopeful if call.arrived + (self.model.policy.queue_timeout or 0.0) <= self.now]
+        assert self.real.expire(self.now) == [call.request for call in sorted(expired, key=lambda call: call.number)]
+        for call in expired:
+            self.gone(call)
+
+    @precondition(lambda self: self.now < self.model.expiry < NEVER)
+    @rule()
+    def wait_until_one_expires(self) -> None:
+        self.now = max(self.now, math.nextafter(self.model.expiry, -math.inf))
+        assert self.real.expire(self.now) == []
+        self.now = self.model.expiry
+        self.expire()
 
     @rule(seconds=st.sampled_from([0.0, 0.0001, 0.001, 0.0055, 0.1, 1.0]))
     def time_passes(self, seconds: float) -> None:
@@ -194,6 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert start == by_request[request].handed_out
             self.model.hand_out(by_request[request], stop - start)
         self.model.running.append(batch)
+        self.model.let_in()
         if self.watch is not None and self.watch.call.waiting:
             self.watch.batches += 1
             assert self.watch.batches <= math.ceil(4 * self.watch.owed / self.model.policy.batch_size), "one more must finish it"
@@ -239,9 +294,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        assert self.real.waiting == sum(call.waiting for call in self.model.queue)
+        assert self.real.waiting == self.model.waiting
+        assert self.real.in_line == len(self.model.line)
+        assert self.real.waiting or not self.real.in_line
+        limit = self.model.policy.max_queue_size
+        assert limit is None or self.real.waiting <= limit or len(self.model.queue) == 1
         assert self.real.in_flight == sum(batch.size for batch in self.model.running)
-        assert list(self.real) == [call.request for call in sorted(self.model.queue, key=lambda call: (not call.small, call.number))]
+        queue = sorted(self.model.queue, key=lambda call: (not call.small, call.number))
+        assert list(self.real) == [call.request for call in (*queue, *self.model.line)]
         assert list(self.real.running) == self.model.running
         assert set(self.real._groups) == self.model.groups
 
@@ -250,6 +310,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.real.has_room == self.model.has_room
         assert len(self.real.running) <= self.model.policy.max_concurrent_batches
         assert self.real.next_deadline() == self.model.deadline
+        assert self.real.next_expiry() == self.model.expiry
 
     def teardown(self) -> None:
         """After closing, whatever waits leaves, and then nothing is left."""
@@ -257,13 +318,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model.draining = True
         while self.model.running or self.model.queue:
             while self.model.queue and self.model.has_room:
-                before = self.real.waiting
+                before = sum(call.waiting for call in self.model.calls)
                 self.take()
-                assert self.real.waiting < before
+                assert sum(call.waiting for call in self.model.calls) < before
             self.finish(0, 0.0)
             self.counts_agree()
         assert (self.real.waiting, self.real.in_flight, self.real._groups, list(self.real)) == (0, 0, {}, [])
-        assert self.real.next_deadline() == NEVER
+        assert (self.real.next_deadline(), self.real.next_expiry(), self.real.in_line) == (NEVER, NEVER, 0)
         assert all(call.cancelled or call.handed_out == call.request.size for call in self.model.calls)
 
 

@@ -1,0 +1,139 @@
+"""`on_batch`: a record of every batch, and no harm to anybody. On every runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+import batched
+from batched import BatchRecord
+from stage import Stage
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_batch_is_told_of(stage: Stage) -> None:
+    records: list[BatchRecord] = []
+    fn = stage.decorate(gated=True, batch_size=4, on_batch=records.append, name="it")
+    async with stage.callers() as callers:
+        await callers.call("first")
+        await stage.running(1)
+        await callers.call("a")
+        await callers.call(["b", "c", "d", "e", "f"])
+        stage.let_through(100)
+    await fn.aclose()
+    assert [(record.size, record.calls, record.flush_reason, record.attempts) for record in records] == [
+        (1, 1, "eager", 1),
+        (4, 2, "full", 1),
+        (2, 1, records[2].flush_reason, 1),
+    ]
+    assert {(record.name, record.outcome, record.failed, record.error, record.tokens) for record in records} == {("it", "ok", 0, None, 0)}
+    assert all(record.oldest_wait >= 0 and record.processing_time >= 0 for record in records)
+    assert sum(record.size for record in records) == fn.stats.total_processed
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        records[0].size = 2  # type: ignore[misc]
+
+
+async def test_a_record_tells_of_padding(stage: Stage) -> None:
+    records: list[BatchRecord] = []
+    fn = stage.decorate(length=len, on_batch=records.append)
+    await stage.call(["a", "bcd"])
+    await fn.aclose()
+    assert [(record.tokens, record.padding_waste) for record in records] == [(6, 2 / 6)]
+
+
+async def test_a_record_tells_of_failures(stage: Stage) -> None:
+    def compute(items: list[Any]) -> list[Any]:
+        if "raise" in items:
+            raise KeyError("raise")
+        return [ValueError(item) if item == "bad" else item for item in items]
+
+    records: list[BatchRecord] = []
+    fn = stage.decorate(compute, gated=True, isolate_errors=True, on_batch=records.append)
+    async with stage.callers() as callers:
+        await callers.call("good")
+        await stage.running(1)
+        for item in ("good", "bad", "raise"):
+            await callers.call(item)
+        stage.let_through(1)
+        await stage.running(2)
+        stage.let_through(100)
+    async with stage.callers() as callers:
+        await callers.call("raise")
+    await fn.aclose()
+    assert [(record.size, record.outcome, record.failed, record.error) for record in records] == [
+        (1, "ok", 0, None),
+        (3, "partial", 2, "ValueError"),
+        (1, "failed", 1, "KeyError"),
+    ]
+    assert [record.attempts for record in records] == [1, 5, 1]
+
+
+@pytest.mark.parametrize("error", [KeyError("broken"), SystemExit(1), KeyboardInterrupt()], ids=repr)
+async def test_an_observer_that_raises_is_logged_once_and_harms_nobody(
+    stage: Stage, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[int] = []
+
+    def broken(record: BatchRecord) -> None:
+        seen.append(record.size)
+        raise error
+
+    fn = stage.decorate(on_batch=broken, name="it")
+    with caplog.at_level(logging.ERROR, "batched"):
+        assert [await stage.call(i) for i in range(3)] == [("done", i) for i in range(3)]
+        await fn.aclose()
+    assert seen == [1, 1, 1]
+    assert [record.getMessage() for record in caplog.records] == ["on_batch of it raised; further failures of it are not logged"]
+
+
+async def test_an_observer_that_calls_its_own_function_is_told_so_instead_of_hanging(stage: Stage) -> None:
+    if stage.kind in {"aio-sync", "aio-coroutine"}:
+        pytest.skip("a plain function cannot await")
+    told: list[Exception] = []
+
+    def calling(record: BatchRecord) -> None:
+        try:
+            fn(0)
+        except Exception as error:
+            told.append(error)
+
+    fn = stage.decorate(on_batch=calling)
+    assert await stage.call(1) == ("done", 1)
+    await fn.aclose()
+    assert len(told) == 1
+    assert isinstance(told[0], RuntimeError)
+    assert "from within its own batch" in str(told[0])
+
+
+async def test_callers_are_answered_before_the_observer_is_called(stage: Stage) -> None:
+    answered = threading.Event()
+    in_time: list[bool] = []
+
+    def observe(record: BatchRecord) -> None:
+        in_time.append(answered.wait(10))
+
+    if stage.kind == "aio-coroutine":
+        pytest.skip("callers on the loop that runs the observer go on when it returns")
+    fn = stage.decorate(on_batch=observe)
+    assert await stage.call(1) == ("done", 1)
+    answered.set()
+    await fn.aclose()
+    assert in_time == [True]
+
+
+@pytest.mark.parametrize("hook", [3, "print", batched])
+def test_what_cannot_observe_is_refused_at_decoration(hook: Any) -> None:
+    with pytest.raises(TypeError, match="on_batch must be a plain function of a BatchRecord"):
+        batched.dynamically(on_batch=hook)
+
+
+def test_a_coroutine_function_cannot_observe() -> None:
+    async def observe(record: BatchRecord) -> None: ...
+
+    with pytest.raises(TypeError, match="on_batch must be a plain function of a BatchRecord"):
+        batched.aio.dynamically(on_batch=observe)

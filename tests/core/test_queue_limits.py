@@ -1,0 +1,151 @@
+"""Who gets into a queue that is full, and who has waited too long: by arithmetic, every `now` a literal number of seconds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from batched._core.linger import AT_ONCE, NEVER
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Batch, Request, Scheduler
+
+
+def call(size: int = 1, group: str = "g") -> Request:
+    return Request(list(range(size)), size, group, waker=None)
+
+
+def scheduler(**settings: Any) -> Scheduler:
+    return Scheduler(BatchPolicy(**{"batch_size": 4, **settings}))
+
+
+def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
+    requests = [call(size) for size in sizes]
+    for request in requests:
+        to.submit(request, now)
+    return requests
+
+
+def ran(of: Scheduler, now: float = 0.0) -> Batch:
+    batch = of.take(now)
+    assert batch is not None
+    of.finished(batch, now)
+    return batch
+
+
+def requests_of(batch: Batch) -> list[Request]:
+    return [request for request, _, _ in batch.slices]
+
+
+# ---------------------------------------------------------------- room in the queue
+
+
+def test_what_does_not_fit_stands_in_line_and_enters_in_its_order() -> None:
+    full = scheduler(max_queue_size=4, batch_size=2)
+    calls = submitted(full, 2, 2, 1, 1)
+    assert (full.waiting, full.in_line) == (4, 2)
+    assert requests_of(ran(full)) == [calls[0]]
+    assert (full.waiting, full.in_line, full.entered) == (4, 0, calls[2:])
+    assert [requests_of(ran(full)) for _ in range(2)] == [[calls[1]], calls[2:]]
+
+
+def test_a_small_call_does_not_pass_a_large_one_in_line() -> None:
+    full = scheduler(max_queue_size=4)
+    first, large, small = submitted(full, 2, 3, 1)
+    assert (full.waiting, full.in_line) == (2, 2), "the third would fit, but is not the first in line"
+    assert requests_of(ran(full)) == [first]
+    assert (full.waiting, full.in_line, full.entered) == (4, 0, [large, small])
+
+
+def test_a_call_larger_than_the_queue_holds_newer_ones_back_and_enters_alone() -> None:
+    full = scheduler(max_queue_size=3, batch_size=2)
+    first, giant, newer = submitted(full, 1, 7, 1)
+    assert requests_of(ran(full)) == [first]
+    assert (full.waiting, full.in_line, full.entered) == (7, 1, [giant])
+    for left in (5, 3):
+        assert requests_of(ran(full)) == [giant]
+        assert (full.waiting, full.in_line) == (left, 1)
+    assert requests_of(ran(full)) == [giant]
+    assert full.entered == [giant, newer], "one item of the large call waits, and so there is room"
+    assert set(requests_of(ran(full))) == {newer, giant}
+
+
+def test_a_call_larger_than_the_queue_enters_an_empty_one_at_once() -> None:
+    empty = scheduler(max_queue_size=3)
+    assert empty.admits(call(100))
+    submitted(empty, 100)
+    assert (empty.waiting, empty.in_line) == (100, 0)
+    assert not empty.admits(call())
+
+
+def test_whoever_leaves_makes_room() -> None:
+    full = scheduler(max_queue_size=2)
+    first, second, third, fourth = submitted(full, 2, 2, 1, 1)
+    assert full.cancel(second), "out of the line"
+    assert (full.waiting, full.in_line, full.entered) == (2, 2, [])
+    assert full.cancel(first), "out of the queue"
+    assert (full.waiting, full.in_line, full.entered) == (2, 0, [third, fourth])
+    assert not full.cancel(second), "it has left already"
+
+
+def test_a_full_queue_holds_nothing_back() -> None:
+    held = scheduler(max_queue_size=3, flush="window", timeout_ms=1e9)
+    submitted(held, 1, 1)
+    assert held.next_deadline() == 1e6
+    assert held.submit(call(), 0.0) == AT_ONCE
+    assert ran(held).reason == "full"
+    submitted(held, 2)
+    assert held.next_deadline() == 1e6
+    assert held.submit(call(2), 0.0) == AT_ONCE, "there is room for one, but the next in line are two"
+    assert [ran(held).size, held.waiting, held.in_line] == [2, 2, 0]
+    assert held.next_deadline() == 1e6
+
+
+def test_there_is_no_limit_unless_it_is_set() -> None:
+    endless = scheduler()
+    submitted(endless, *[10_000] * 10)
+    assert (endless.waiting, endless.in_line) == (100_000, 0)
+    assert endless.admits(call(100_000))
+
+
+# ---------------------------------------------------------------- waiting too long
+
+
+def test_a_call_expires_exactly_when_its_time_is_over() -> None:
+    impatient = scheduler(queue_timeout_ms=250)
+    (one,) = submitted(impatient, 3, now=10.0)
+    assert impatient.next_expiry() == 10.25
+    assert impatient.expire(math.nextafter(10.25, 0.0)) == []
+    assert impatient.expire(10.25) == [one]
+    assert (impatient.waiting, impatient.next_expiry(), impatient.next_deadline()) == (0, NEVER, NEVER)
+
+
+def test_all_that_have_waited_too_long_expire_oldest_first_and_no_other() -> None:
+    impatient = scheduler(queue_timeout_ms=1000, small_batch_threshold=1)
+    large, small = submitted(impatient, 3, 1)
+    (late,) = submitted(impatient, 1, now=0.5)
+    assert impatient.expire(1.25) == [large, small]
+    assert (list(impatient), impatient.next_expiry()) == ([late], 1.5)
+
+
+def test_time_in_line_counts_and_whoever_expires_makes_room() -> None:
+    impatient = scheduler(max_queue_size=1, queue_timeout_ms=1000)
+    first, in_line = submitted(impatient, 1, 1)
+    (last,) = submitted(impatient, 1, now=0.5)
+    assert impatient.expire(1.0) == [first, in_line]
+    assert (list(impatient), impatient.in_line, impatient.entered[-1]) == ([last], 0, last)
+
+
+def test_a_call_of_which_a_part_has_left_does_not_expire() -> None:
+    impatient = scheduler(queue_timeout_ms=1000)
+    submitted(impatient, 5)
+    assert ran(impatient).size == 4
+    assert impatient.next_expiry() == NEVER
+    assert impatient.expire(1e9) == []
+    assert ran(impatient).size == 1
+
+
+def test_nothing_expires_unless_it_is_set() -> None:
+    patient = scheduler()
+    submitted(patient, 1)
+    assert patient.next_expiry() == NEVER
+    assert patient.expire(1e9) == []

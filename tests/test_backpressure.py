@@ -1,0 +1,314 @@
+"""Callers who only submit, and a queue that is full; and the clock that ends calls which have waited too long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import batched
+from batched._runtime.clock import Clock, clock
+from stage import BOUND, wait_until
+
+
+class Gate:
+    """A batch function that waits to be let through, once for each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.open = threading.Semaphore(0)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.batches.append(items)
+        assert self.open.acquire(timeout=BOUND)
+        return items
+
+
+def full(**settings: Any) -> tuple[Gate, Any, list[Any]]:
+    """A function whose queue is full: one item runs and one waits."""
+    gate = Gate()
+    fn: Any = batched.dynamically(**{"max_queue_size": 1, **settings})(gate)
+    first = fn.submit("running")
+    wait_until(lambda: bool(gate.batches))
+    return gate, fn, [first, fn.submit("waiting")]
+
+
+def blocked(fn: Any, item: Any) -> tuple[threading.Thread, list[Any]]:
+    """A thread that is blocked in submitting `item`, and where the future will be."""
+    futures: list[Any] = []
+    thread = threading.Thread(target=lambda: futures.append(fn.submit(item)), daemon=True)
+    thread.start()
+    wait_until(lambda: fn.stats.blocked == 1)
+    assert not futures
+    return thread, futures
+
+
+def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
+    gate, fn, earlier = full()
+    thread, futures = blocked(fn, "late")
+    gate.open.release()  # what waited runs now, and what stood in line waits
+    thread.join(BOUND)
+    assert not thread.is_alive()
+    assert not futures[0].done()
+    gate.open.release(2)
+    assert [future.result(BOUND) for future in (*earlier, *futures)] == ["running", "waiting", "late"]
+    fn.shutdown()
+
+
+def test_a_thread_that_waits_for_room_is_let_go_when_an_earlier_call_is_cancelled() -> None:
+    gate, fn, earlier = full()
+    thread, _ = blocked(fn, "late")
+    assert earlier[1].cancel()
+    thread.join(BOUND)
+    assert not thread.is_alive()
+    gate.open.release(2)
+    fn.shutdown()
+    assert gate.batches == [["running"], ["late"]]
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+def test_a_thread_that_waits_for_room_is_let_go_at_shutdown(cancel: bool) -> None:
+    gate, fn, earlier = full()
+    thread, futures = blocked(fn, "late")
+    closing = threading.Thread(target=lambda: fn.shutdown(cancel_futures=cancel), daemon=True)
+    closing.start()
+    if cancel:
+        thread.join(BOUND)
+        assert [future.cancelled() for future in (*earlier, *futures)] == [False, True, True]
+    gate.open.release(3)
+    for each in (thread, closing):
+        each.join(BOUND)
+        assert not each.is_alive()
+    if not cancel:
+        assert futures[0].result(BOUND) == "late"
+
+
+def test_a_thread_that_waits_too_long_for_room_has_a_future_that_says_so() -> None:
+    gate = Gate()
+    fn: Any = batched.dynamically(max_queue_size=1, queue_timeout_ms=50)(gate)
+    while not gate.batches:  # on a slow machine the first may come too late, too
+        fn.submit("running")
+        wait_until(lambda: bool(gate.batches) or fn.stats.timed_out == fn.stats.calls)
+    futures = [fn.submit(i) for i in range(3)]
+    assert all(isinstance(future.exception(BOUND), batched.QueueTimeout) for future in futures)
+    gate.open.release(10)
+    fn.shutdown()
+    assert gate.batches == [["running"]]
+
+
+def test_a_loop_that_submits_is_not_blocked() -> None:
+    async def main() -> None:
+        gate, fn, earlier = full()
+        late = fn.submit("late")
+        assert fn.stats.blocked == 1
+        assert late.cancel()
+        assert fn.stats.blocked == 0
+        late = fn.submit("later")
+        gate.open.release(3)
+        futures = [asyncio.wrap_future(future) for future in (*earlier, late)]
+        assert await asyncio.wait_for(asyncio.gather(*futures), BOUND) == ["running", "waiting", "later"]
+        await fn.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -> None:
+    gate, fn, earlier = full()
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    old = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.get_ident()
+
+    def send() -> None:
+        wait_until(lambda: fn.stats.blocked == 1)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(Interrupted):
+            fn.submit("late")
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    thread.join(BOUND)
+    assert (fn.stats.blocked, fn.stats.cancelled) == (0, 1)
+    gate.open.release(2)
+    assert [future.result(BOUND) for future in earlier] == ["running", "waiting"]
+    fn.shutdown()
+    assert gate.batches == [["running"], ["waiting"]]
+
+
+def test_map_waits_in_line_and_can_be_closed_there() -> None:
+    gate, fn, earlier = full()
+    results = fn.map(range(10), timeout=0.01)
+    with pytest.raises(TimeoutError):
+        next(results)
+    assert fn.stats.blocked == 0
+    gate.open.release(2)
+    assert [future.result(BOUND) for future in earlier] == ["running", "waiting"]
+    fn.shutdown()
+    assert gate.batches == [["running"], ["waiting"]]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_after_a_fork_the_child_has_an_empty_queue_and_a_clock_of_its_own() -> None:
+    program = """
+        import os, threading, time, batched
+        opened = threading.Event()
+        entered = threading.Event()
+        slow = True
+
+        @batched.dynamically(max_queue_size=1, queue_timeout_ms=1e7, batch_size=1)
+        def fn(items):
+            entered.set()
+            if slow:
+                assert opened.wait(20)
+            return items
+
+        running = fn.submit("running")
+        entered.wait(20)
+        waiting = fn.submit("waiting")
+        blocked = threading.Thread(target=lambda: fn.submit("blocked"))
+        blocked.start()
+        while not fn.stats.blocked:
+            time.sleep(0.001)
+        child = os.fork()
+        if not child:
+            slow = False
+            try:
+                running.result(10)
+            except batched.BatcherClosed:
+                pass
+            assert fn.stats.queue_size == fn.stats.blocked == 0
+            assert fn("child") == "child"
+            late = fn.with_options(max_queue_size=None, queue_timeout_ms=1, flush="window", timeout_ms=1e9)
+            try:
+                late("too late")
+            except batched.QueueTimeout:
+                os._exit(0)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        opened.set()
+        blocked.join(20)
+        assert waiting.result(20) == "waiting"
+        fn.shutdown()
+        assert fn.stats.total_processed == 3
+        print("served")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND * 2, check=False)
+    assert (done.stdout, done.returncode) == ("served\n", 0), done.stderr
+
+
+# ---------------------------------------------------------------- the clock
+
+
+def test_a_held_call_is_ended_by_the_clock_although_nothing_else_happens() -> None:
+    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=5)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    for _ in range(3):
+        with pytest.raises(batched.QueueTimeout):
+            fn(1)
+    assert fn.stats.timed_out == 3
+    fn.shutdown()
+
+
+def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it() -> None:
+    program = """
+        import threading, batched
+        names = lambda: sorted(thread.name for thread in threading.enumerate() if thread.name == "batched-clock")
+        plain = batched.dynamically(name="plain")(lambda items: items)
+        assert plain(1) == 1 and names() == []
+        fns = [plain.with_options(queue_timeout_ms=1e6) for _ in range(20)]
+        assert names() == []
+        assert [fn(1) for fn in fns] == [1] * 20
+        assert names() == ["batched-clock"]
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND * 2, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Alarm:
+    def __init__(self, name: str, rung: list[str]) -> None:
+        self.name = name
+        self.rung = rung
+        self.over = threading.Event()
+
+    def ring(self) -> None:
+        self.rung.append(self.name)
+        self.over.set()
+
+
+def test_the_clock_calls_in_the_order_of_the_moments_and_not_before() -> None:
+    rung: list[str] = []
+    ticking = Clock()
+    ticking.start()
+    ticking.start()
+    now = time.monotonic()
+    alarms = [Alarm(name, rung) for name in ("late", "early", "past")]
+    for alarm, moment in zip(alarms, (now + 0.04, now + 0.02, now - 1), strict=True):
+        ticking.call_at(moment, alarm.ring)
+    for alarm in alarms:
+        assert alarm.over.wait(BOUND)
+    assert rung == ["past", "early", "late"]
+    assert time.monotonic() >= now + 0.04
+
+
+def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(caplog: pytest.LogCaptureFixture) -> None:
+    rung: list[str] = []
+    ticking = Clock()
+    ticking.start()
+    gone, broken, last = (Alarm(name, rung) for name in ("gone", "broken", "last"))
+    broken.over = None  # type: ignore[assignment]
+    now = time.monotonic()
+    with caplog.at_level(logging.ERROR, "batched"):
+        for alarm, moment in ((gone, now + 0.02), (broken, now + 0.03), (last, now + 0.04)):
+            ticking.call_at(moment, alarm.ring)
+        del gone, alarm
+        assert last.over.wait(BOUND)
+    assert rung == ["broken", "last"]
+    assert [record.getMessage() for record in caplog.records] == ["a call of the clock failed"]
+
+
+def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    @batched.dynamically(queue_timeout_ms=1e6)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "_thread", None)
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            fn(1)
+    assert fn.stats.calls == 0
+    assert fn(2) == 2
+    fn.shutdown()
+
+
+def test_a_future_that_is_told_of_room_twice_minds_not() -> None:
+    gate, fn, earlier = full()
+    thread, futures = blocked(fn, "late")
+    gate.open.release(3)
+    thread.join(BOUND)
+    assert futures[0].result(BOUND) == "late"
+    futures[0].enters()
+    assert earlier[0].result(BOUND) == "running"
+    fn.shutdown()

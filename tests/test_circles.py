@@ -1,0 +1,292 @@
+"""Batched functions that call each other: what would wait for itself is told so, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anyio
+import pytest
+
+import batched
+from batched._runtime import shift
+from stage import BOUND
+
+LOOPS: list[Any] = [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})]
+
+
+def raised_or_returned(future: Any) -> Any:
+    error = future.exception(BOUND)
+    if error is not None:
+        raise error
+    return future.result()
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "call": lambda fn, item: fn(item),
+    "list call": lambda fn, item: fn([item])[0],
+    "submit": lambda fn, item: fn.submit(item).result(BOUND),
+    "exception": lambda fn, item: raised_or_returned(fn.submit(item)),
+    "map": lambda fn, item: next(fn.map([item])),
+    "acall": lambda fn, item: asyncio.run(fn.acall(item)),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_noted_for_ever() -> Any:
+    yield
+    assert not shift._waits
+
+
+@pytest.mark.parametrize(
+    ("way", "settings"),
+    [(way, settings) for way in WAYS for settings in ({}, {"prefetch": 1})]
+    + [(way, {"max_concurrent_batches": 4}) for way in ("call", "list call", "acall")],  # futures may be done before anybody waits
+    ids=str,
+)
+def test_a_function_that_waits_for_itself_is_told_so(way: str, settings: dict[str, Any]) -> None:
+    def again(items: list[int]) -> list[int]:
+        return [WAYS[way](fn, item - 1) if item else 0 for item in items]
+
+    fn: Any = batched.dynamically(**settings)(again)
+    with fn:
+        assert fn(0) == 0
+        for _ in range(3):
+            with pytest.raises(
+                RuntimeError, match=r"again is called from within its own batch, and would wait for itself; call \S+again.__wrapped__"
+            ):
+                fn(1)
+        assert fn(0) == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_a_circle_of_functions_is_told_so(way: str, length: int) -> None:
+    fns: list[Any] = []
+
+    def member(number: int) -> Any:
+        @batched.dynamically(name=f"fn{number}", max_concurrent_batches=number + 1)
+        def fn(items: list[int]) -> list[int]:
+            return [WAYS[way](fns[(number + 1) % length], item - 1) if item else number for item in items]
+
+        return fn
+
+    fns += [member(number) for number in range(length)]
+    for _ in range(2):
+        assert fns[0](length - 1) == length - 1, "a chain that ends is no circle"
+        with pytest.raises(RuntimeError, match=f"fn0 is called from within a batch of fn{length - 1} for which its own batch waits"):
+            fns[0](length)
+    for fn in fns:
+        fn.shutdown()
+
+
+@pytest.mark.parametrize(("backend", "options"), LOOPS)
+@pytest.mark.parametrize("way", ["call", "list", "acall", "map"])
+def test_a_circle_of_coroutine_functions_is_told_so(backend: str, options: dict[str, Any], way: str) -> None:
+    async def call(fn: Any, item: int) -> Any:
+        if way == "list":
+            return (await fn([item]))[0]
+        if way == "map":
+            results = [result async for result in fn.map([item])]
+            return results[0]
+        return await (fn.acall(item) if way == "acall" else fn(item))
+
+    @batched.aio.dynamically
+    async def one(items: list[int]) -> list[int]:
+        return [await call(two, item - 1) if item else 1 for item in items]
+
+    @batched.aio.dynamically
+    async def two(items: list[int]) -> list[int]:
+        return [await call(one, item - 1) if item else 2 for item in items]
+
+    async def main() -> None:
+        with anyio.fail_after(BOUND):
+            assert await one(0) == 1
+            assert await one(1) == 2
+            with pytest.raises(RuntimeError, match=r"one is called from within a batch of \S+two for which its own batch waits"):
+                await one(2)
+            assert await two(1) == 1
+            await one.aclose()
+            await two.aclose()
+
+    anyio.run(main, backend=backend, backend_options=options)
+
+
+def test_a_circle_through_threads_and_a_loop_is_told_so() -> None:
+    loop: Any = None
+
+    @batched.aio.dynamically
+    async def on_loop(items: list[int]) -> list[int]:
+        return [await in_thread.acall(item - 1) if item else 0 for item in items]
+
+    @batched.dynamically
+    def in_thread(items: list[int]) -> list[int]:
+        return [asyncio.run_coroutine_threadsafe(on_loop.acall(item - 1), loop).result(BOUND) if item else 0 for item in items]
+
+    async def main() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        assert await on_loop(1) == 0
+        with pytest.raises(RuntimeError, match=r"on_loop is called from within a batch of \S+in_thread for which its own batch waits"):
+            await on_loop(2)
+        await on_loop.aclose()
+
+    asyncio.run(main())
+    in_thread.shutdown()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_two_functions_that_wait_for_each_others_queues_are_told_so(workers: int) -> None:
+    """No request of one is in a batch of the other: each is queued behind batches that wait for the other function."""
+    entered = threading.Barrier(2 * workers)
+
+    def member(other: Callable[[], Any]) -> Any:
+        @batched.dynamically(batch_size=1, max_concurrent_batches=workers)
+        def fn(items: list[str]) -> list[str]:
+            if items == ["inner"]:
+                return items
+            entered.wait(BOUND)
+            return [other()("inner")]
+
+        return fn
+
+    left: Any = member(lambda: right)
+    right: Any = member(lambda: left)
+    futures = [fn.submit("outer") for fn in (left, right) for _ in range(workers)]
+    answers = [future.exception(BOUND) for future in futures]
+    refused = [error for error in answers if error is not None]
+    assert len(refused) == 1, "one gives way, and the others come through"
+    assert isinstance(refused[0], RuntimeError)
+    assert "would wait for itself" in str(refused[0])
+    assert left("inner") == right("inner") == "inner"
+    left.shutdown()
+    right.shutdown()
+
+
+def test_a_worker_that_is_free_is_waited_for() -> None:
+    """Two functions call each other, but not in a circle: there is a second worker for what the first waits for."""
+    both = threading.Barrier(2)
+
+    @batched.dynamically(batch_size=1, max_concurrent_batches=2)
+    def left(items: list[str]) -> list[str]:
+        if items == ["outer"]:
+            both.wait(BOUND)
+            return [right("inner")]
+        return items
+
+    @batched.dynamically(batch_size=1, max_concurrent_batches=2)
+    def right(items: list[str]) -> list[str]:
+        if items == ["outer"]:
+            both.wait(BOUND)
+            return [left("inner")]
+        return items
+
+    futures = [left.submit("outer"), right.submit("outer")]
+    assert [future.result(BOUND) for future in futures] == ["inner", "inner"]
+    left.shutdown()
+    right.shutdown()
+
+
+def test_many_runs_may_wait_for_one_function() -> None:
+    @batched.dynamically
+    def inner(items: list[int]) -> list[int]:
+        return [item + 1 for item in items]
+
+    @batched.dynamically(batch_size=1, max_concurrent_batches=8)
+    def outer(items: list[int]) -> list[int]:
+        with ThreadPoolExecutor(2):
+            return inner(items)
+
+    with outer, inner:
+        assert outer(list(range(100))) == list(range(1, 101))
+
+
+def test_a_call_that_its_function_only_starts_is_no_circle() -> None:
+    later: list[Any] = []
+
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        later.extend(fn.submit(item - 1) for item in items if item)
+        return items
+
+    assert fn(2) == 2
+    assert later[0].result(BOUND) == 1
+    assert later[1].result(BOUND) == 0
+    fn.shutdown()
+
+
+def test_a_full_queue_does_not_block_the_function_that_empties_it() -> None:
+    started: list[Any] = []
+
+    @batched.dynamically(max_queue_size=1)
+    def fn(items: list[str]) -> list[str]:
+        if items == ["first"]:
+            started.extend(fn.submit(f"later {i}") for i in range(3))
+        return items
+
+    assert fn("first") == "first"
+    assert [future.result(BOUND) for future in started] == ["later 0", "later 1", "later 2"]
+    fn.shutdown()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_function_may_close_the_one_that_waits_for_it(wait: bool) -> None:
+    @batched.dynamically
+    def outer(items: list[int]) -> list[int]:
+        return inner(items)
+
+    @batched.dynamically
+    def inner(items: list[int]) -> list[int]:
+        outer.shutdown(wait=wait)
+        return items
+
+    assert outer(1) == 1
+    with pytest.raises(batched.BatcherClosed):
+        outer(2)
+    inner.shutdown()
+
+
+def test_two_functions_that_close_each_other_do_not_hang() -> None:
+    both = threading.Barrier(2)
+
+    def member(other: Callable[[], Any]) -> Any:
+        @batched.dynamically
+        def fn(items: list[int]) -> list[int]:
+            both.wait(BOUND)
+            other().shutdown()
+            return items
+
+        return fn
+
+    left: Any = member(lambda: right)
+    right: Any = member(lambda: left)
+    futures = [left.submit(1), right.submit(2)]
+    assert [future.result(BOUND) for future in futures] == [1, 2]
+
+
+def test_a_task_that_outlives_its_run_may_wait_for_the_function() -> None:
+    tasks: list[asyncio.Task[int]] = []
+    over: Any = None
+
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        if 1 in items:
+            tasks.append(asyncio.create_task(after()))
+        return items
+
+    async def after() -> int:
+        await over.wait()
+        return await fn(2)
+
+    async def main() -> None:
+        nonlocal over
+        over = asyncio.Event()
+        assert await fn(1) == 1
+        over.set()
+        assert await asyncio.wait_for(tasks[0], BOUND) == 2
+        await fn.aclose()
+
+    asyncio.run(main())
