@@ -195,7 +195,7 @@ def test_after_a_fork_the_child_has_an_empty_queue_and_a_clock_of_its_own() -> N
                 pass
             assert fn.stats.queue_size == fn.stats.blocked == 0
             assert fn("child") == "child"
-            late = fn.with_options(max_queue_size=None, queue_timeout_ms=1, flush="window", timeout_ms=1e9)
+            late = fn.with_options(batch_size=2, max_queue_size=None, queue_timeout_ms=1, flush="window", timeout_ms=1e9)
             try:
                 late("too late")
             except batched.QueueTimeout:
