@@ -172,8 +172,8 @@ class BatchFunction:
         if "blocking" not in self.told:
             self.told.add("blocking")
             warnings.warn(
-                f"{self.name}(...) blocks the event loop of this thread until its batch is done, so that no other call from there "
-                f"can join it; use `await {self.name}.acall(...)`",
+                f"waiting for {self.name} blocks the event loop of this thread, so that no other call from there can join its batch; "
+                f"use `await {self.name}.acall(...)`",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -10,11 +10,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 import trio
 import uvloop
 
 import batched
+from batched._runtime.loops import current_loop
 from stage import BOUND, wait_until
 
 
@@ -321,3 +323,63 @@ async def test_a_module_level_function_serves_a_loop_per_test(turn: int) -> None
 
 
 per_test = batched.aio.dynamically(coroutine)
+
+
+def test_a_plain_call_on_a_running_loop_is_answered_and_warned_about_once() -> None:
+    class Owner:
+        @batched.dynamically(name="fn")
+        def fn(self, items: list[int]) -> list[int]:
+            return items
+
+    async def main() -> None:
+        with pytest.warns(RuntimeWarning, match=r"waiting for fn blocks the event loop .* use `await fn.acall\(...\)`") as caught:
+            assert Owner().fn(1) == 1
+        assert [warning.filename for warning in caught] == [__file__]
+        assert Owner().fn(2) == 2
+        assert Owner().fn.with_options(batch_size=2)([1, 2]) == [1, 2]
+
+    assert Owner().fn(0) == 0
+    asyncio.run(main())
+
+
+@runners
+def test_other_ways_of_calling_are_not_warned_about(run: Callable[[Coroutine[Any, Any, list[int]]], list[int]]) -> None:
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> list[int]:
+        future = fn.submit(0)
+        results = [await fn.acall(1), *(await fn.acall([2, 3]))]
+        return [future.result(BOUND), *results]
+
+    assert run(main()) == [0, 1, 2, 3]
+
+
+def test_trio_as_a_guest_of_asyncio_is_told_from_its_host() -> None:
+    """In guest mode both loops run in one thread."""
+
+    @batched.dynamically
+    def plain(items: list[int]) -> list[int]:
+        return items
+
+    @batched.aio.dynamically
+    async def coroutine(items: list[int]) -> list[str]:
+        await anyio.lowlevel.checkpoint()
+        return [type(current_loop()).__name__ for _ in items]
+
+    async def guest() -> list[Any]:
+        answers: list[Any] = [await plain.acall(1), await coroutine(2), plain.submit(3)]
+        await coroutine.aclose()
+        return answers
+
+    async def host() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[Any] = loop.create_future()
+        trio.lowlevel.start_guest_run(guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=over.set_result)
+        mine = await plain.acall(4)
+        answers = (await asyncio.wait_for(over, BOUND)).unwrap()
+        return [mine, *answers[:2], answers[2].result(BOUND)]
+
+    assert asyncio.run(host()) == [4, 1, "TrioToken", 3]
+    plain.shutdown()

@@ -21,13 +21,12 @@ class Clock:
     """Has methods called, from its own thread, when their time has come."""
 
     def __init__(self) -> None:
-        self._starting = threading.Lock()
         self._numbers = itertools.count()
         self.renew()
 
     def renew(self) -> None:
         """Forgets everything; in a forked process the thread is gone."""
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._appointments: queue.SimpleQueue[_Appointment] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -37,12 +36,11 @@ class Clock:
         Raises:
             RuntimeError: no thread can be started.
         """
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    thread = threading.Thread(target=_run, args=(self._appointments,), name="batched-clock", daemon=True)
-                    thread.start()
-                    self._thread = thread
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=_run, args=(self._appointments,), name="batched-clock", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
         """Has `method`, whose object this does not keep alive, called at `when` on the monotonic clock (s). It must be quick."""

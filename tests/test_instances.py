@@ -1,0 +1,104 @@
+"""Objects with batched methods come and go by the thousand: nothing of them, their batchers and their workers stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+import batched
+from stage import BOUND, wait_until
+
+INSTANCES = 10_000
+FIRST = 200
+"""Instances before the first look: they fill what caches there are."""
+SLACK = INSTANCES // 10
+"""Blocks of memory that may come and go meanwhile; a leak of anything is at least one for each instance."""
+
+
+class Owner:
+    @batched.dynamically(name="passing")
+    def in_a_thread(self, items: list[int]) -> list[int]:
+        return items
+
+    @batched.aio.dynamically(name="passing")
+    async def on_the_loop(self, items: list[int]) -> list[int]:
+        return items
+
+    @batched.aio.dynamically(name="passing")
+    def off_the_loop(self, items: list[int]) -> list[int]:
+        return items
+
+
+COUNTED = (Owner, threading.Thread, asyncio.Task)
+"""What is counted beside objects of the library."""
+
+
+def workers() -> int:
+    return sum(thread.name.startswith("batched-passing-") for thread in threading.enumerate())
+
+
+def blocks() -> int:
+    """Blocks of memory that Python holds."""
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+def objects() -> Counter[str]:
+    """Objects by their types."""
+    gc.collect()
+    types = map(type, gc.get_objects())
+    return Counter(kind.__qualname__ for kind in types if str(kind.__module__).startswith("batched") or issubclass(kind, COUNTED))
+
+
+def assert_nothing_stays(found: Counter[str], held: int) -> None:
+    assert objects() - found == {}
+    assert blocks() - held < SLACK
+
+
+@pytest.fixture(autouse=True)
+def no_tracing_of_threads() -> Iterator[None]:
+    """Coverage keeps something of every thread that it traces."""
+    tracer = threading.gettrace()
+    threading.settrace(None)
+    yield
+    threading.settrace(tracer)
+
+
+def test_ten_thousand_instances_leave_nothing_behind() -> None:
+    def use(count: int) -> None:
+        for i in range(count):
+            assert Owner().in_a_thread(i) == i
+        wait_until(lambda: workers() == 0)
+
+    use(FIRST)
+    found, held = objects(), blocks()
+    use(INSTANCES)
+    assert_nothing_stays(found, held)
+
+
+def test_ten_thousand_instances_leave_nothing_behind_on_a_loop_that_goes_on() -> None:
+    async def use(count: int) -> None:
+        for i in range(count):
+            owner = Owner()
+            assert await owner.on_the_loop(i) == i
+            if not i % 10:
+                assert await owner.off_the_loop(i) == i
+        with anyio.fail_after(BOUND):
+            while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110  # workers that are about to end
+                await asyncio.sleep(0)
+        wait_until(lambda: workers() == 0)
+
+    async def main() -> None:
+        await use(FIRST)
+        found, held = objects(), blocks()
+        await use(INSTANCES)
+        assert_nothing_stays(found, held)
+
+    asyncio.run(main())
