@@ -1,14 +1,17 @@
-"""The stage fixture: a test that asks for it runs for threads, `acall`, both event-loop variants, and asyncio, uvloop and trio."""
+"""Stages: a test that asks for one runs for threads, `acall`, both event-loop variants, and asyncio, uvloop and trio.
+
+One that asks for `numbers` runs for plain items and for features besides, and so for all four decorators.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
 
-from stage import BOUND, SCENARIOS, Scenario, Stage
+from number_stage import FeatureNumberStage, NumberStage
+from stage import SCENARIOS, Scenario, Stage
 
 
 @pytest.fixture(params=SCENARIOS, ids=lambda scenario: f"{scenario.kind}-{scenario.loop}")
@@ -26,7 +29,11 @@ def anyio_backend(scenario: Scenario) -> tuple[str, dict[str, Any]]:
 async def stage(scenario: Scenario, anyio_backend: object) -> AsyncIterator[Stage]:
     stage = Stage(scenario)
     yield stage
-    if stage.fn is not None:
-        stage.let_through(1000)
-        with anyio.fail_after(BOUND):
-            await stage.fn.aclose()
+    await stage.close()
+
+
+@pytest.fixture(params=[NumberStage, FeatureNumberStage], ids=["items", "features"])
+async def numbers(request: pytest.FixtureRequest, scenario: Scenario, anyio_backend: object) -> AsyncIterator[NumberStage]:
+    stage: NumberStage = request.param(scenario)
+    yield stage
+    await stage.close()

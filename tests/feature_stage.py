@@ -28,6 +28,10 @@ def unchanged(features: dict[str, Any], **_: Any) -> Any:
 class FeatureStage(Stage):
     """A batch function of features on any runtime; it records what it gets, and waits for a decoy or, if `gated`, always."""
 
+    @property
+    def decorator(self) -> Any:
+        return batched.aio.inference.dynamically if self.kind.startswith("aio") else batched.inference.dynamically
+
     def decorate(self, compute: Callable[..., Any] = unchanged, *, gated: bool = False, **settings: Any) -> Any:
         self.seen: list[dict[str, Any]] = []  # features of each call of the function but the decoys, probes included
 
@@ -61,11 +65,9 @@ class FeatureStage(Stage):
 
         spread = settings.get("spread_kwargs", False)
         if self.kind == "aio-coroutine":
-            self.fn = batched.aio.inference.dynamically(**settings)(spread_coroutine if spread else coroutine)
-        elif self.kind == "aio-sync":
-            self.fn = batched.aio.inference.dynamically(**settings)(spread_plain if spread else plain)
+            self.fn = self.decorator(**settings)(spread_coroutine if spread else coroutine)
         else:
-            self.fn = batched.inference.dynamically(**settings)(spread_plain if spread else plain)
+            self.fn = self.decorator(**settings)(spread_plain if spread else plain)
         return self.fn
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +32,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
             return
         never.wait(0.002)
     raise AssertionError("it did not happen in time")
+
+
+def python(code: str, *options: str, timeout: float = BOUND) -> subprocess.CompletedProcess[str]:
+    """Runs `code`, which may import what tests import, in a process of its own, which must end by itself."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,10 @@ class Stage:
         self._threads = threading.Semaphore(0)
         self._tasks = anyio.Semaphore(0)
 
+    @property
+    def decorator(self) -> Any:
+        return batched.aio.dynamically if self.kind.startswith("aio") else batched.dynamically
+
     def decorate(
         self,
         compute: Callable[..., Sequence[Any]] = _done,
@@ -87,13 +108,20 @@ class Stage:
                 await anyio.lowlevel.checkpoint()
             return compute(items, **({} if tag is None else {"tag": tag}), **more)
 
-        if self.kind == "aio-coroutine":
-            self.fn = batched.aio.dynamically(**settings)(coroutine)
-        elif self.kind == "aio-sync":
-            self.fn = batched.aio.dynamically(**settings)(plain)
-        else:
-            self.fn = batched.dynamically(**settings)(plain)
+        self.fn = self.decorator(**settings)(coroutine if self.kind == "aio-coroutine" else plain)
         return self.fn
+
+    def written(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """`plain`, as a coroutine function if the scenario wants one."""
+        if self.kind != "aio-coroutine":
+            return plain
+
+        @functools.wraps(plain)
+        async def coroutine(*args: Any) -> Any:
+            await anyio.lowlevel.checkpoint()
+            return plain(*args)
+
+        return coroutine
 
     def let_through(self, batches: int = 1) -> None:
         """Lets that many batches of a gated function pass."""
@@ -103,11 +131,20 @@ class Stage:
             else:
                 self._threads.release()
 
-    async def call(self, item: Any, **extra: Any) -> Any:
-        """One caller's call, in the way of this scenario."""
-        if self.kind == "threads":
-            return await anyio.to_thread.run_sync(lambda: self.fn(item, **extra), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
-        return await (self.fn.acall if self.kind == "acall" else self.fn)(item, **extra)
+    async def call(self, item: Any, *, on: Any = None, **extra: Any) -> Any:
+        """One caller's call, in the way of this scenario, of the batched function or of another one."""
+        fn = self.fn if on is None else on
+        with anyio.fail_after(BOUND):
+            if self.kind == "threads":
+                return await anyio.to_thread.run_sync(lambda: fn(item, **extra), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+            return await (fn.acall if self.kind == "acall" else fn)(item, **extra)
+
+    async def close(self) -> None:
+        """Lets all batches pass and ends what was decorated."""
+        if self.fn is not None:
+            self.let_through(1000)
+            with anyio.fail_after(BOUND):
+                await self.fn.aclose()
 
     async def running(self, batches: int) -> None:
         """Returns once that many batches have begun."""

@@ -17,18 +17,11 @@ import pytest
 
 import batched
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND, wait_until
+from stage import BOUND, python, wait_until
 
 
 def workers(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(f"batched-{name}-")]
-
-
-def python(code: str, *, timeout: float = BOUND) -> subprocess.CompletedProcess[str]:
-    """Runs `code` in a process of its own, which must end by itself."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout, check=False
-    )
 
 
 def test_no_thread_is_started_before_the_first_call() -> None:

@@ -117,40 +117,6 @@ def test_subclasses_inherit_override_and_call_up() -> None:
     assert overriding.scaled.stats.calls == 1
 
 
-def test_an_instance_has_one_batcher_even_under_a_race_of_first_accesses() -> None:
-    for _ in range(300):
-        model, barrier = Model(), threading.Barrier(4)
-        found: list[Any] = []
-
-        def access(model: Model = model, barrier: threading.Barrier = barrier, found: list[Any] = found) -> None:
-            barrier.wait(BOUND)
-            found.append(model.scaled._batcher)
-
-        threads = [threading.Thread(target=access) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(BOUND)
-        assert len(found) == 4
-        assert len(set(map(id, found))) == 1
-
-
-def test_a_collected_instance_takes_its_thread_along() -> None:
-    class Counted:
-        @batched.dynamically(name="counted")
-        def method(self, items: list[int]) -> list[int]:
-            return items
-
-    things = [Counted() for _ in range(20)]
-    assert [thing.method(1) for thing in things] == [1] * 20
-    assert workers("counted") == 20
-    refs = list(map(weakref.ref, things))
-    del things
-    gc.collect()
-    assert not any(ref() for ref in refs)
-    wait_until(lambda: workers("counted") == 0)
-
-
 def test_an_instance_in_a_cycle_is_collected_too() -> None:
     class Cyclic:
         def __init__(self) -> None:

@@ -423,24 +423,6 @@ def test_a_future_sees_a_loop_that_is_closed_while_it_waits() -> None:
     del tasks
 
 
-def test_a_function_that_calls_itself_is_told_so_instead_of_hanging() -> None:
-    @batched.dynamically
-    def fn(items: list[int]) -> list[int]:
-        return [fn(item - 1) if item else 0 for item in items]
-
-    @batched.aio.dynamically
-    async def afn(items: list[int]) -> list[int]:
-        return [await afn(item - 1) if item else 0 for item in items]
-
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="would wait for itself"):
-            fn(2)
-        with pytest.raises(RuntimeError, match="would wait for itself"):
-            asyncio.run(afn.acall(2))
-    assert fn(0) == 0
-    assert asyncio.run(afn.acall(0)) == 0
-
-
 def test_a_loop_whose_calls_are_answered_may_be_left_with_a_plain_with() -> None:
     @batched.aio.dynamically
     async def fn(items: list[int]) -> list[int]:

@@ -49,31 +49,6 @@ async def test_the_caller_may_change_its_list_after_the_call(stage: Stage) -> No
     assert callers.answers[number] == [("done", 1), ("done", 2), ("done", 3)]
 
 
-async def test_calls_made_while_the_worker_is_busy_run_together_in_their_order(stage: Stage) -> None:
-    stage.decorate(gated=True, batch_size=32)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
-        numbers = [await callers.call(i) for i in range(24)]
-        stage.let_through(2)
-    assert stage.batches == [["busy"], list(range(24))]
-    assert [callers.answers[number] for number in numbers] == [("done", i) for i in range(24)]
-
-
-async def test_a_list_call_that_fills_a_batch_leaves_at_once(stage: Stage) -> None:
-    stage.decorate(batch_size=4, timeout_ms=1e9, flush="window")  # held, this would outlast the test
-    assert await stage.call([1, 2, 3, 4]) == [("done", i) for i in (1, 2, 3, 4)]
-    assert stage.fn.stats.flush_reasons == {"full": 1}
-
-
-async def test_single_calls_that_fill_a_batch_leave_at_once(stage: Stage) -> None:
-    stage.decorate(batch_size=3, timeout_ms=1e9, flush="window")
-    async with stage.callers() as callers:
-        for i in range(3):
-            await callers.call(i)
-    assert stage.batches == [[0, 1, 2]]
-
-
 async def test_what_is_left_of_a_call_is_not_held_back(stage: Stage) -> None:
     stage.decorate(batch_size=4, timeout_ms=1e9, flush="window")
     assert await stage.call([1, 2, 3, 4, 5]) == [("done", i) for i in (1, 2, 3, 4, 5)]

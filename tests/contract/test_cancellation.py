@@ -48,25 +48,6 @@ async def test_the_rest_of_a_cancelled_list_call_is_never_computed(stage: Stage)
     assert stage.batches == [[0, 1], ["next"]]
 
 
-async def test_cancelling_one_of_a_running_batch_leaves_the_others_untouched(stage: Stage) -> None:
-    stage.decorate(gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                await callers.call("a")
-                group.start_soon(stage.call, "goes away")
-                await stage.queued(2)
-                await callers.call("b")
-                stage.let_through(1)
-                await stage.running(2)
-                scope.cancel()
-        stage.let_through(1)
-    assert stage.batches == [["busy"], ["a", "goes away", "b"]]
-    assert callers.answers == {0: ("done", "busy"), 1: ("done", "a"), 2: ("done", "b")}
-
-
 async def test_a_timeout_of_the_caller_cancels_its_call(stage: Stage) -> None:
     fn = stage.decorate(gated=True)
     async with stage.callers() as callers:

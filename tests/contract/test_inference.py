@@ -12,7 +12,7 @@ import pytest
 import batched
 from batched.errors import CollationError
 from feature_stage import DECOY, FeatureStage, decoy
-from stage import BOUND, Scenario
+from stage import Scenario
 
 pytestmark = pytest.mark.anyio
 
@@ -21,10 +21,7 @@ pytestmark = pytest.mark.anyio
 async def stage(scenario: Scenario, anyio_backend: object) -> AsyncIterator[FeatureStage]:
     stage = FeatureStage(scenario)
     yield stage
-    if stage.fn is not None:
-        stage.let_through(1000)
-        with anyio.fail_after(BOUND):
-            await stage.fn.aclose()
+    await stage.close()
 
 
 def tokens(first: int, width: int = 1, rows: int = 1) -> dict[str, Any]:
@@ -122,27 +119,6 @@ async def test_a_cancelled_call_is_never_computed(stage: FeatureStage) -> None:
     assert callers.answers[kept]["first"].tolist() == [7]
     assert first_of(stage) == [[7]]
     assert fn.stats.cancelled == 10
-
-
-async def test_cancelling_one_of_a_running_batch_leaves_the_others_untouched(stage: FeatureStage) -> None:
-    if stage.kind == "threads":
-        pytest.skip("a thread that waits in a plain call cannot be cancelled")
-    stage.decorate(hidden, gated=True)
-    async with stage.callers() as callers:
-        await callers.call(decoy())
-        await stage.running(1)
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                before = await callers.call(tokens(1))
-                group.start_soon(stage.call, tokens(2))
-                await stage.queued(2)
-                after = await callers.call(tokens(3))
-                stage.let_through(1)
-                await stage.running(2)
-                scope.cancel()
-        stage.let_through(1)
-    assert first_of(stage) == [[1, 2, 3]]
-    assert [callers.answers[number]["first"].tolist() for number in (before, after)] == [[1], [3]]
 
 
 async def test_a_failure_reaches_all_callers_of_its_batch_and_no_other(stage: FeatureStage) -> None:

@@ -1,0 +1,97 @@
+"""A batch function of numbers, which are plain items or rows of features: what is promised of both is tested once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy
+
+from feature_stage import FeatureStage
+from stage import Callers, Stage
+
+BUSY = -1
+"""The number of a call that keeps the worker of a gated function busy."""
+
+
+def same(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+class NumberStage(Stage):
+    """Numbers as plain items."""
+
+    def decorate(self, compute: Callable[[list[int]], Sequence[int]] = same, *, gated: bool = False, **settings: Any) -> Any:
+        """The batched function: `compute` on the numbers of each batch."""
+        return super().decorate(lambda batch: self.output(compute(self.numbers(batch))), gated=gated, **settings)
+
+    @property
+    def given(self) -> list[list[int]]:
+        """The numbers of each batch, as the function got them."""
+        return [self.numbers(batch) for batch in self.batches]
+
+    def one(self, number: int) -> Any:
+        """What a call of one number passes."""
+        return number
+
+    def many(self, numbers: Sequence[int]) -> Any:
+        """What a call of several numbers passes."""
+        return list(numbers)
+
+    def number(self, item: Any) -> int:
+        """Of an item, as `length` gets it."""
+        return int(item)
+
+    def numbers(self, batch: Any) -> list[int]:
+        """Of a batch, as the function gets it."""
+        return list(batch)
+
+    def output(self, numbers: Sequence[int]) -> Any:
+        """What the function returns."""
+        return list(numbers)
+
+    def values(self, answer: Any) -> list[int]:
+        """The numbers that a call returned; raises what it raised."""
+        if isinstance(answer, BaseException):
+            raise answer
+        return self._values(answer)
+
+    def _values(self, answer: Any) -> list[int]:
+        return answer if isinstance(answer, list) else [answer]
+
+    @asynccontextmanager
+    async def busy(self) -> AsyncIterator[Callers]:
+        """Callers of a gated function who come while it runs a batch of `BUSY` alone."""
+        async with self.callers() as callers:
+            await callers.call(self.one(BUSY))
+            await self.running(1)
+            yield callers
+
+
+class FeatureNumberStage(NumberStage, FeatureStage):
+    """Numbers as rows of features, all of one length."""
+
+    @property
+    def given(self) -> list[list[int]]:
+        return [self.numbers(features) for features in self.seen]
+
+    def one(self, number: int) -> Any:
+        return self.many([number])
+
+    def many(self, numbers: Sequence[int]) -> Any:
+        return {"ids": numpy.array(numbers)[:, None]}
+
+    def number(self, item: Any) -> int:
+        return int(item["ids"][0])
+
+    def numbers(self, batch: Any) -> list[int]:
+        numbers: list[int] = batch["ids"][:, 0].tolist()
+        return numbers
+
+    def output(self, numbers: Sequence[int]) -> Any:
+        return numpy.array(numbers)
+
+    def _values(self, answer: Any) -> list[int]:
+        values: list[int] = answer.tolist()
+        return values
