@@ -80,8 +80,9 @@ class Reception(ABC):
             QueueFull: there is no room, and no waiting for it.
         """
         call = torn = False
-        expiry = NEVER
-        if self.policy.queue_timeout is not None:
+        expiry = NEVER  # for which the clock has to be set
+        may_expire = self.policy.queue_timeout is not None
+        if may_expire:
             clock.start()
         try:
             with self._lock:
@@ -92,18 +93,18 @@ class Reception(ABC):
                 call = self._scheduler.submit(request, time.monotonic()) < self._alarm and self._scheduler.has_room
                 if call:
                     self._alarm = AWAKE
-                if self._expiry == NEVER:
+                if may_expire and self._expiry == NEVER:
                     expiry = self._expiry = self._scheduler.next_expiry()
                 queued = request.queues is not None
                 torn = False
             self.recorder.accepted()
-            if expiry < NEVER:
-                clock.call_at(expiry, self.expire)
         except BaseException:
             if torn:  # a signal handler raised, or the stack is full: the queue may be half changed
                 self.forsake("a signal or a full stack broke in on a call that was being queued")
             raise
-        finally:  # also if a signal handler raises just here: everyone relies on that worker now
+        finally:  # also if a signal handler raises just here: everyone relies on that worker, and on the clock, now
+            if expiry < NEVER:
+                clock.call_at(expiry, self.expire)
             if call:
                 try:
                     self._call_worker()
