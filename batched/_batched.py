@@ -102,7 +102,7 @@ class _Face(Generic[T, U, P]):
         request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=future, single=True)
         future.bind(request, runtime)
         try:
-            if not runtime.submit(request) and room is not None and (waiting := runtime.waiting_for(request)) is not None:
+            if not runtime.submit(request) and room is not None and (waiting := runtime.waiting_for(request, room=True)) is not None:
                 with waiting:
                     room.wait()
         except BaseException:  # nobody will ever have this future

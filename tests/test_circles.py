@@ -19,7 +19,7 @@ LOOPS: list[Any] = [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio",
 
 
 def raised_or_returned(future: Any) -> Any:
-    error = future.exception(BOUND)
+    error = future.exception()
     if error is not None:
         raise error
     return future.result()
@@ -28,7 +28,7 @@ def raised_or_returned(future: Any) -> Any:
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "call": lambda fn, item: fn(item),
     "list call": lambda fn, item: fn([item])[0],
-    "submit": lambda fn, item: fn.submit(item).result(BOUND),
+    "submit": lambda fn, item: fn.submit(item).result(),
     "exception": lambda fn, item: raised_or_returned(fn.submit(item)),
     "map": lambda fn, item: next(fn.map([item])),
     "acall": lambda fn, item: asyncio.run(fn.acall(item)),
@@ -38,7 +38,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.fixture(autouse=True)
 def nothing_is_noted_for_ever() -> Any:
     yield
-    assert not shift._waits
+    assert not [run for run in shift._waiting if run.waits]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_circle_through_threads_and_a_loop_is_told_so() -> None:
 
     @batched.dynamically
     def in_thread(items: list[int]) -> list[int]:
-        return [asyncio.run_coroutine_threadsafe(on_loop.acall(item - 1), loop).result(BOUND) if item else 0 for item in items]
+        return [asyncio.run_coroutine_threadsafe(on_loop.acall(item - 1), loop).result() if item else 0 for item in items]
 
     async def main() -> None:
         nonlocal loop
@@ -156,7 +156,7 @@ def test_two_functions_that_wait_for_each_others_queues_are_told_so(workers: int
     left: Any = member(lambda: right)
     right: Any = member(lambda: left)
     futures = [fn.submit("outer") for fn in (left, right) for _ in range(workers)]
-    answers = [future.exception(BOUND) for future in futures]
+    answers = [future.exception() for future in futures]
     refused = [error for error in answers if error is not None]
     assert len(refused) == 1, "one gives way, and the others come through"
     assert isinstance(refused[0], RuntimeError)
@@ -185,7 +185,7 @@ def test_a_worker_that_is_free_is_waited_for() -> None:
         return items
 
     futures = [left.submit("outer"), right.submit("outer")]
-    assert [future.result(BOUND) for future in futures] == ["inner", "inner"]
+    assert [future.result() for future in futures] == ["inner", "inner"]
     left.shutdown()
     right.shutdown()
 
@@ -213,8 +213,8 @@ def test_a_call_that_its_function_only_starts_is_no_circle() -> None:
         return items
 
     assert fn(2) == 2
-    assert later[0].result(BOUND) == 1
-    assert later[1].result(BOUND) == 0
+    assert later[0].result() == 1
+    assert later[1].result() == 0
     fn.shutdown()
 
 
@@ -228,7 +228,7 @@ def test_a_full_queue_does_not_block_the_function_that_empties_it() -> None:
         return items
 
     assert fn("first") == "first"
-    assert [future.result(BOUND) for future in started] == ["later 0", "later 1", "later 2"]
+    assert [future.result() for future in started] == ["later 0", "later 1", "later 2"]
     fn.shutdown()
 
 
@@ -264,7 +264,7 @@ def test_two_functions_that_close_each_other_do_not_hang() -> None:
     left: Any = member(lambda: right)
     right: Any = member(lambda: left)
     futures = [left.submit(1), right.submit(2)]
-    assert [future.result(BOUND) for future in futures] == [1, 2]
+    assert [future.result() for future in futures] == [1, 2]
 
 
 def test_a_task_that_outlives_its_run_may_wait_for_the_function() -> None:

@@ -354,8 +354,7 @@ def test_a_callback_that_raises_at_cancellation_leaves_a_future_that_is_done() -
     assert gate.entered.wait(BOUND)
     future = fn.submit(2)
     future.add_done_callback(_raising(SystemExit))
-    with pytest.raises(SystemExit):
-        future.cancel()
+    assert future.cancel(), "what its callbacks raise is logged, as it is when they are called by a worker"
     assert concurrent.futures.wait([future], timeout=0).done == {future}
     gate.opened.set()
     assert running.result(BOUND) == 1

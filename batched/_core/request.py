@@ -109,7 +109,7 @@ Slice = tuple[Request, int, int]
 class Batch:
     """Slices of requests that are to run together."""
 
-    __slots__ = ("attempts", "cells", "ended", "longest", "padding", "probes", "reason", "size", "slices", "started", "too_big")
+    __slots__ = ("attempts", "begun", "cells", "ended", "longest", "padding", "probes", "reason", "size", "slices", "started", "too_big")
 
     def __init__(self, slices: list[Slice], size: int, reason: FlushReason, started: float, longest: int = 0) -> None:
         self.slices = slices  # in the order the batch function sees them; where lengths matter, a request may have several
@@ -120,6 +120,7 @@ class Batch:
         self.ended = started  # when its function had returned (s)
         # filled in by the execution:
         self.too_big: list[tuple[int, int]] = []  # (items, longest) of each attempt to run it or a part that ran out of memory
+        self.begun = False  # the function has been, or is about to be, called for it
         self.attempts = 0  # calls of the function, of any part of it
         self.probes = 0  # extra runs of the function to learn its output
         self.cells = 0  # places in the collated arrays, padding included

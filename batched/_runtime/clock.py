@@ -9,12 +9,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from .wakers import logger
 
 _Appointment = tuple[float, int, "weakref.WeakMethod[Callable[[], object]]"]
 """When (s), a number that makes it unique, and what to call then, if that still exists."""
+
+
+MANY: Final = 64
+"""Appointments that are kept without a look whether anybody still wants them."""
 
 
 class Clock:
@@ -49,6 +53,7 @@ class Clock:
 
 def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
     pending: list[_Appointment] = []
+    most = MANY
     while True:
         now = time.monotonic()
         while pending and pending[0][0] <= now:
@@ -59,7 +64,11 @@ def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
         try:
             heapq.heappush(pending, appointments.get(timeout=seconds))
         except queue.Empty:
-            pass
+            continue
+        if len(pending) > most:  # those of batchers that are gone are kept no longer than others need room
+            pending = [appointment for appointment in pending if appointment[2]() is not None]
+            heapq.heapify(pending)
+            most = max(MANY, 2 * len(pending))
 
 
 def _call(ref: Any) -> None:

@@ -27,21 +27,23 @@ class EventLoopRuntime(Runtime):
         super()._reset()
         self._tasks: set[asyncio.Task[None]] = set()  # those of the workers: asyncio does not keep them alive
 
-    def _start_worker(self) -> None:
+    def _new_bell(self) -> _Bell:
+        return _Bell(self._scheduler)
+
+    def _start_worker(self, bell: _Bell) -> None:
         loop = current_loop()
         if isinstance(loop, asyncio.AbstractEventLoop):  # in a context of its own: a worker serves many callers
-            task = contextvars.Context().run(_WorkerTask, self._work(self._scheduler), loop=loop, name=f"batched-{self.name}")
+            task = contextvars.Context().run(_WorkerTask, self._work(bell), loop=loop, name=f"batched-{self.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            sys.modules["trio"].lowlevel.spawn_system_task(self._work, self._scheduler, name=f"batched-{self.name}")
+            sys.modules["trio"].lowlevel.spawn_system_task(self._work, bell, name=f"batched-{self.name}")
 
     def _ring(self, bell: Any) -> None:
         bell.ring()
 
-    async def _work(self, scheduler: Scheduler) -> None:
+    async def _work(self, bell: _Bell) -> None:
         task = current_task()
-        bell = _Bell(scheduler)
         try:
             while True:
                 bell.hang()
@@ -90,7 +92,7 @@ class _Bell:
     _waker: AsyncWaker
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler  # whose batches the worker runs
+        self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
 
     def hang(self) -> None:
         self._waker = async_waker()

@@ -117,11 +117,14 @@ class Execution:
                 batch.too_big.append((_size(slices), _longest(slices)))
                 todo.append(slices)
             elif self._isolates and isinstance(error, Exception) and (size := _size(slices)) > 1:
+                del error
                 todo += reversed(_cut(slices, size // 2))
             else:
                 outcomes += [(each, error) for each in slices]
                 if todo:
-                    lost.update({request: error for request, _, _ in slices})
+                    lost.update({request: error for request, _, _ in slices if request.order is None})
+        if self._isolates:  # a call is told of that one of its failed items that stood first in it
+            outcomes.sort(key=_place)
         return outcomes
 
     def _attempt(self, slices: list[Slice], batch: Batch) -> Generator[Call, Answer, tuple[Any, BaseException | None]]:
@@ -177,6 +180,11 @@ def _as_raised(error: BaseException) -> BaseException:
     """`error` with a traceback that begins in the user's code."""
     traceback = error.__traceback__
     return error.with_traceback(traceback.tb_next if traceback is not None else None)
+
+
+def _place(outcome: Outcome) -> int:
+    (request, start, _), _ = outcome
+    return start if request.order is None else request.order[start]
 
 
 def _position(part: tuple[int, Any]) -> int:

@@ -28,8 +28,9 @@ class Observer:
                 logger.exception("on_batch of %s raised; further failures of it are not logged", self._name)
 
     def _record(self, batch: Batch, outcomes: list[Outcome]) -> BatchRecord:
-        failures = [(stop - start, outcome) for (_, start, stop), outcome in outcomes if isinstance(outcome, BaseException)]
-        failed = sum([items for items, _ in failures])
+        errors = [(request, outcome) for (request, _, _), outcome in outcomes if isinstance(outcome, BaseException)]
+        lost = {id(request) for request, _ in errors}
+        failed = sum([stop - start for request, start, stop in batch.slices if id(request) in lost])
         requests = {id(request): request for request, _, _ in batch.slices}
         return BatchRecord(
             name=self._name,
@@ -41,7 +42,7 @@ class Observer:
             oldest_wait=batch.started - min([request.arrived for request in requests.values()]),
             processing_time=batch.ended - batch.started,
             attempts=batch.attempts,
-            outcome="ok" if not failures else "failed" if failed == batch.size else "partial",
+            outcome="ok" if not errors else "failed" if failed == batch.size else "partial",
             failed=failed,
-            error=type(failures[0][1]).__name__ if failures else None,
+            error=type(errors[0][1]).__name__ if errors else None,
         )

@@ -9,8 +9,9 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from .._core.linger import NEVER
@@ -41,11 +42,12 @@ class Reception(ABC):
 
     def _reset(self) -> None:
         self._scheduler = Scheduler(self.policy)
+        self.badge.running = self._scheduler.running
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._expiry = NEVER  # when the clock looks for calls that have waited too long (s)
         self._workers = 0  # started and not ended
         self._resting: list[Any] = []  # what rings each worker that rests
-        self._answering: dict[Batch, tuple[list[Request], list[Any]]] = {}  # requests that have ended, and wakers not yet woken
+        self._answering: dict[object, tuple[list[Request], list[Any]]] = {}  # requests that have ended, and wakers not yet woken
         self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
 
     @property
@@ -82,22 +84,22 @@ class Reception(ABC):
         call = torn = False
         expiry = NEVER  # for which the clock has to be set
         may_expire = self.policy.queue_timeout is not None
-        if may_expire:
-            clock.start()
         try:
+            if may_expire:
+                clock.start()
             with self._lock:
                 if self._closed or (self.policy.on_full == "raise" and not self._scheduler.admits(request)):
-                    request.waker = None
                     raise self._refused()
                 torn = True
-                call = self._scheduler.submit(request, time.monotonic()) < self._alarm and self._scheduler.has_room
+                now = request.arrived = time.monotonic()
+                self.recorder.accepted()
+                call = self._scheduler.submit(request, now) < self._alarm and self._scheduler.has_room
                 if call:
                     self._alarm = AWAKE
-                if may_expire and self._expiry == NEVER:
+                if may_expire and (self._expiry == NEVER or self._expiry < now):  # not set, or a signal broke in on setting it
                     expiry = self._expiry = self._scheduler.next_expiry()
                 queued = request.queues is not None
                 torn = False
-            self.recorder.accepted()
         except BaseException:
             if torn:  # a signal handler raised, or the stack is full: the queue may be half changed
                 self.forsake("a signal or a full stack broke in on a call that was being queued")
@@ -122,55 +124,66 @@ class Reception(ABC):
             f"{self.name} has {self._scheduler.waiting} items waiting, of at most {self.policy.max_queue_size} (max_queue_size)"
         )
 
-    def wait_for(self, request: Request | None) -> Wait | None:
-        """Notes that this code is about to wait for `request`, or for the end of all; None if it is in no batch that would have to wait.
+    def wait_for(self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
+        """Notes that this code is about to wait for `request`, or for the end of all, or only for `room`; None outside any batch.
 
         Raises:
             RuntimeError: it would wait for itself, and so for ever.
         """
-        return wait_for(self.badge, request)
+        return wait_for(self.badge, request, room=room, done=done)
 
-    def waiting_for(self, request: Request | None) -> AbstractContextManager[None] | None:
+    def waiting_for(self, request: Request | None, *, room: bool = False) -> AbstractContextManager[None] | None:
         """As `wait_for`, for a `with` statement around the wait; None if it would wait for itself."""
         try:
-            return self.wait_for(request) or nullcontext()
+            return self.wait_for(request, room=room) or nullcontext()
         except RuntimeError:
             return None
 
     def cancel(self, request: Request) -> bool:
         """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
-        with self._lock:
+        with self._changing():
             if request.taken or request.waker is None:
                 return False
             self._scheduler.cancel(request)
-            request.waker = None
-        self.recorder.cancelled()
-        self._let_in()
+            request.error = CancelledError()
+            key, wakers = self._begin_to_answer([request])
+        try:
+            self.recorder.cancelled()
+            self._let_in()
+        finally:
+            self._wake(key, wakers)
         return True
 
     def abandon(self, request: Request) -> None:
         """Drops what is left of a request that nobody waits for any more."""
-        with self._lock:
+        with self._changing():
             if request.waker is None:
                 return
             self._scheduler.cancel(request)
             request.waker = None
-        self.recorder.cancelled()
+        if request.arrived:  # else it was never accepted
+            self.recorder.cancelled()
         self._let_in()
 
     def expire(self) -> None:
         """Ends the calls that have waited too long."""
-        with self._lock:
+        with self._changing():
             ended = self._scheduler.expire(time.monotonic())
             expiry = self._expiry = self._scheduler.next_expiry()
-            wakers = end(ended)
+            key, wakers = self._begin_to_answer(ended)
         if expiry < NEVER:
             clock.call_at(expiry, self.expire)
+        self._let_in()
         for request in ended:
             request.error = QueueTimeout(f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms (queue_timeout_ms)")
             self.recorder.timed_out()
-        wake_all(wakers, current_loop())
-        self._let_in()
+        if any(isinstance(waker, Future) for waker in wakers):  # whose callbacks may block, and the clock is everybody's
+            try:
+                threading.Thread(target=self._wake, args=(key, wakers), name=f"batched-{self.name}-callbacks", daemon=True).start()
+                return
+            except RuntimeError:  # no more threads
+                pass
+        self._wake(key, wakers)
 
     def _let_in(self) -> None:
         """Tells the callers that have got room in the queue; to be asked after whatever made room.
@@ -186,10 +199,37 @@ class Reception(ABC):
             if isinstance(future, Future):
                 future.enters()
 
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Holds the lock. What breaks in on the queue, a signal or a full stack, ends all calls, for it may be half changed."""
+        torn = False
+        try:
+            with self._lock:
+                torn = True
+                yield
+                torn = False
+        except BaseException:
+            if torn:
+                self.forsake("a signal or a full stack broke in on a change of the queue")
+            raise
+
+    def _begin_to_answer(self, ended: list[Request]) -> tuple[object, list[Any]]:
+        """The wakers of `ended`, to be woken once, now that nobody else can, and the key under which they are noted until then."""
+        key, wakers = object(), end(ended)
+        self._answering[key] = ended, wakers
+        return key, wakers
+
+    def _wake(self, key: object, wakers: list[Any]) -> None:
+        """Wakes those who were noted under `key`."""
+        try:
+            wake_all(wakers, current_loop())
+        finally:
+            self._answering.pop(key, None)
+
     def close(self, cancel: bool) -> None:
         """Takes no more calls; what waits is run without being held back or, with `cancel`, ends now."""
         ended: list[Request] = []
-        with self._lock:
+        with self._changing():
             self._closed = True
             self._scheduler.close()
             if cancel:
@@ -198,15 +238,17 @@ class Reception(ABC):
                     self._scheduler.cancel(request)
                 self._scheduler.entered.clear()
             resting, self._resting = self._resting, []
-            wakers = [*end(ended), *self._drained()]
-        for request, waker in zip(ended, wakers, strict=False):
+            key, wakers = self._begin_to_answer(ended)
+            drained = self._drained()
+        for request, waker in zip(ended, wakers, strict=True):
             request.error = (
                 CancelledError() if isinstance(waker, Future) else BatcherClosed(f"{self.name} was shut down before this call ran")
             )
             self.recorder.cancelled()
         for bell in resting:  # before the wakers: callbacks of futures may wait for what these workers do
             self._ring(bell)
-        wake_all(wakers, current_loop())
+        self._wake(key, wakers)
+        wake_all(drained, current_loop())
 
     def open(self) -> None:
         """Takes calls again."""
@@ -250,6 +292,8 @@ class Reception(ABC):
     def _drained(self) -> list[Waker]:
         """Those to be told that nothing is left to do, if so."""
         if not self._closed or self._workers or self._scheduler.waiting or self._scheduler.running:
+            return []
+        if any(isinstance(key, Batch) for key in list(self._answering)):  # in threads that work ahead of a worker
             return []
         wakers, self._until_drained = self._until_drained, []
         return wakers

@@ -23,7 +23,7 @@ from .execution import Execution, Outcome, settle
 from .loops import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception, end
-from .wakers import Waker, wake_all
+from .wakers import Waker, logger, wake_all
 
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
@@ -48,22 +48,28 @@ class Runtime(Reception):
 
     def _call_worker(self) -> None:
         """Wakes a worker that rests, or starts one; all others are about to look for a batch anyway."""
-        bell, starting = None, False
+        bell: Any = None
+        starting = False
         try:
             with self._lock:
                 if self._resting:
                     bell = self._resting[-1]  # it takes itself off the list
                 elif self._workers < self.most_workers:
+                    bell = self._new_bell()
                     starting = True
                     self._workers += 1
-            if bell is not None:
+            if starting:
+                self._start_worker(bell)
+            elif bell is not None:
                 self._ring(bell)
-            elif starting:
-                self._start_worker()
         except BaseException as error:  # no more threads, or a signal, or a full stack: only plain stores are sure to work now
             self._alarm = NEVER
             if starting:
-                self._workers -= 1
+                with self._lock:
+                    bell.scheduler = None  # if it has begun nevertheless, it ends as one that nobody has counted
+                    if bell in self._resting:
+                        self._resting.remove(bell)
+                    self._workers -= 1
                 if not self._workers:
                     self.forsake(f"no worker could be started: {error}")
             elif bell is not None:
@@ -111,11 +117,11 @@ class Runtime(Reception):
             answer = (ended, end(ended)) if ended else None
             if answer is not None:
                 self._answering[batch] = answer
+        self._let_in()
         if answer is not None:
             self._answer(batch, *answer)
         else:
             self.recorder.ended(batch, 0)
-        self._let_in()
         if self.observer is not None:
             self.observer.observe(batch, outcomes)
 
@@ -132,15 +138,22 @@ class Runtime(Reception):
             self._answering.pop(batch, None)
 
     @abstractmethod
-    def _start_worker(self) -> None:
-        """Starts a worker that calls `_take` until it is told to end."""
+    def _new_bell(self) -> Any:
+        """What a worker for the present scheduler rests on; it knows that `scheduler`."""
+
+    @abstractmethod
+    def _start_worker(self, bell: Any) -> None:
+        """Starts a worker that calls `_take` with `bell` until it is told to end."""
 
 
 def _after_fork() -> None:
     clock.renew()
     for runtime in alive():
         runtime.recorder.renew_lock()
-        runtime.forsake("the process was forked; calls made before run in the parent only", forked=True)
+        try:
+            runtime.forsake("the process was forked; calls made before run in the parent only", forked=True)
+        except Exception:
+            logger.exception("%s may not work in the forked process", runtime.name)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -1,15 +1,17 @@
 """Who waits for whom: how code that a batch function runs can tell so, and that a wait of it would never end.
 
-A run is one batch on its way through the function. Code of a run that waits for a call, of whichever batched function, is noted
-while it waits; a wait that would close a circle is refused. A run is stuck if one of its waits is for a call that a stuck run
-has in its batch, or for one that is queued where stuck runs occupy every worker.
+A run is a batch on its way through the function. While code of a run waits for a call, of whichever batched function, that is noted.
+A wait that would leave runs stuck is refused: a run is stuck while it waits for a call that a stuck run has in its batch, or
+for one that no run has yet and for which stuck runs leave no worker.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from weakref import WeakSet
 
 from .._core.scheduler import Batch, Request
 
@@ -17,46 +19,56 @@ from .._core.scheduler import Batch, Request
 class Badge:
     """What the runs of one runtime have in common."""
 
-    __slots__ = ("name", "workers")
+    __slots__ = ("__weakref__", "name", "running", "workers")
 
     def __init__(self, name: str, workers: int) -> None:
         self.name = name  # of the batch function
         self.workers = workers  # runs at once
+        self.running: Iterable[Batch] = ()  # the batches that were handed out and not answered, begun or not
+
+    def has_begun(self, request: Request | None) -> bool:
+        """Whether all that has not been answered of `request` is being run."""
+        return request is not None and sum([_items(request, batch) for batch in list(self.running) if batch.begun]) >= request.unanswered
 
 
 class Shift:
     """One run of a batch function by the runtime with that badge, begun here, and over once `on` is False."""
 
-    __slots__ = ("badge", "on", "slices")
+    __slots__ = ("__weakref__", "badge", "batch", "on", "waits")
 
     def __init__(self, badge: Badge, batch: Batch) -> None:
         self.badge = badge
-        self.slices = batch.slices
+        self.batch: Batch | None = batch
         self.on = True  # a task that the function started may outlive the run
+        self.waits: dict[Badge, WeakSet[Wait]] = {}  # of its code, by whose answer is waited for
+        batch.begun = True
         _shift.set(self)
-
-    def serves(self, request: Request) -> bool:
-        """Whether items of `request` are in its batch."""
-        return any(each is request for each, _, _ in self.slices)
 
     def ends(self) -> None:
         self.on = False
-        self.slices = []  # contexts live long, and results are to be kept by nobody
+        self.batch = None  # contexts live long, and results are to be kept by nobody
+        self.waits = {}
 
 
 class Wait:
-    """The wait of a run for the answer to `request` (None: for all calls) of another runtime, noted until it `ends`."""
+    """The wait of a run for the answer to `request` (None: for all calls), or only for room in the queue, noted until it ends."""
 
-    __slots__ = ("badge", "request", "shift")
+    __slots__ = ("__weakref__", "badge", "done", "request", "room", "shift")
 
-    def __init__(self, shift: Shift, badge: Badge, request: Request | None) -> None:
+    def __init__(self, shift: Shift, badge: Badge, request: Request | None, room: bool, done: Callable[[], bool] | None) -> None:
         self.shift = shift
         self.badge = badge  # of the runtime that is to answer
         self.request = request
+        self.room = room
+        self.done = done  # whether whoever waits has been told; None: it has when the request has ended
 
     def ends(self) -> None:
         with _lock:
-            _waits.pop(self, None)
+            waits = self.shift.waits.get(self.badge)
+            if waits is not None:
+                waits.discard(self)
+                if not waits:
+                    self.shift.waits.pop(self.badge, None)
 
     def __enter__(self) -> None:
         pass
@@ -64,13 +76,24 @@ class Wait:
     def __exit__(self, *_: object) -> None:
         self.ends()
 
+    def is_blocked(self, stuck: list[Shift]) -> bool:
+        """Whether it does not end as long as none of `stuck`, runs by those who are to answer, does."""
+        request = self.request
+        if request is None:
+            return True
+        if (request.waker is None if self.done is None else self.done()) or (self.room and (request.queues is not None or request.taken)):
+            return False  # it is ending
+        if any(shift.batch is not None and _items(request, shift.batch) for shift in stuck):
+            return True
+        return len(stuck) >= self.badge.workers and not self.badge.has_begun(request)
+
 
 _shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
-_lock = threading.RLock()  # guards the next; a signal handler may come in anywhere
-_waits: dict[Wait, None] = {}  # of all runs of this process
+_lock = threading.RLock()  # guards the next, and the waits of shifts; a signal handler or a finalizer may come in anywhere
+_waiting: WeakSet[Shift] = WeakSet()  # runs that have waited for something. Nothing here keeps what was abandoned alive
 
 
-def wait_for(badge: Badge, request: Request | None) -> Wait | None:
+def wait_for(badge: Badge, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
     """Notes that this code is about to wait for `request` (None: for all calls) of the runtime with that badge; None outside any run.
 
     Raises:
@@ -79,58 +102,53 @@ def wait_for(badge: Badge, request: Request | None) -> Wait | None:
     shift = _shift.get()
     if shift is None or not shift.on:
         return None
-    wait = Wait(shift, badge, request)
+    if shift.badge is badge and not badge.has_begun(request):
+        raise RuntimeError(f"{badge.name} is called from within its own batch, and would wait for itself; call {badge.name}.__wrapped__")
+    wait = Wait(shift, badge, request, room, done)
     with _lock:
-        own = any(each.badge is badge for each in _above(shift))
-        if not own:
-            _waits[wait] = None
-            own = shift in _stuck()
-            if own:
-                del _waits[wait]
-    if own:
-        path = "its own batch" if shift.badge is badge else f"a batch of {shift.badge.name} for which its own batch waits"
-        raise RuntimeError(f"{badge.name} is called from within {path}, and would wait for itself; call {badge.name}.__wrapped__")
-    return wait
+        shift.waits.setdefault(badge, WeakSet()).add(wait)
+        _waiting.add(shift)
+        if not _is_stuck(shift):
+            return wait
+        wait.ends()
+    raise RuntimeError(
+        f"{badge.name} is called from within a batch of {shift.badge.name} for which its own batch waits, and would wait for itself; "
+        f"call {badge.name}.__wrapped__"
+    )
 
 
-def _above(shift: Shift) -> list[Shift]:
-    """`shift` and the runs that wait for calls in its batch, and those that wait for these, and so on."""
-    found = [shift]
-    for below in found:
-        found += [
-            wait.shift
-            for wait in _waits
-            if wait.shift.on and wait.shift not in found and wait.request is not None and below.serves(wait.request)
-        ]
-    return found
-
-
-def _stuck() -> set[Shift]:
-    """The runs that would wait for ever."""
-    stuck = {wait.shift for wait in _waits if wait.shift.on}
-    while True:
-        still = {wait.shift for wait in _waits if wait.shift in stuck and _blocked(wait, stuck)}
+def _is_stuck(shift: Shift) -> bool:
+    """Whether `shift` would wait for ever: the others are looked at until those that are left hold up each other."""
+    stuck = {each for each in list(_waiting) if each.waits}
+    while shift in stuck:
+        still = {each for each in stuck if _holds_up(each, stuck)}
         if len(still) == len(stuck):
-            return stuck
+            return True
         stuck = still
+    return False
 
 
-def _blocked(wait: Wait, stuck: set[Shift]) -> bool:
-    """Whether `wait` does not end as long as none of the runs `stuck` does."""
-    request = wait.request
-    blockers = [shift for shift in stuck if shift.badge is wait.badge]
-    if request is None:
-        return bool(blockers)
-    queued = request.taken < request.size
-    return (queued and len(blockers) >= wait.badge.workers) or any(shift.serves(request) for shift in blockers)
+def _holds_up(shift: Shift, stuck: set[Shift]) -> bool:
+    """Whether one of the waits of `shift` does not end as long as none of `stuck` does."""
+    for badge, waits in list(shift.waits.items()):
+        blockers = [each for each in stuck if each.badge is badge]
+        if blockers and any(wait.is_blocked(blockers) for wait in list(waits)):
+            return True
+    return False
 
 
-def renew_lock() -> None:
-    """Forgets the waits of other threads, in a forked process, where they are gone."""
+def _items(request: Request, batch: Batch) -> int:
+    """Items of `request` in `batch`."""
+    return sum([stop - start for each, start, stop in batch.slices if each is request])
+
+
+def _after_fork() -> None:
+    """Forgets what runs and waits in the parent only, and that this code may have been run by a batch function there."""
     global _lock
     _lock = threading.RLock()
-    _waits.clear()
+    _waiting.clear()
+    _shift.set(None)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=renew_lock)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -75,8 +75,10 @@ class ThreadRuntime(Runtime):
             self.when_drained(drained)
             await drained
 
-    def _start_worker(self) -> None:
-        bell = _Bell(self, self._scheduler)
+    def _new_bell(self) -> _Bell:
+        return _Bell(self, self._scheduler)
+
+    def _start_worker(self, bell: _Bell) -> None:
         bell.ring(self)
         try:
             if self.policy.prefetch:
@@ -110,10 +112,12 @@ class ThreadRuntime(Runtime):
     def run(self, batch: Batch, begun: Begun | None) -> None:
         """Calls the function for `batch` here, and answers its callers."""
         shift = Shift(self.badge, batch)
-        outcomes = self.execution.run(batch, begun)
-        self._finish(batch, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
-        shift.ends()
-        del outcomes  # an error among them holds this frame
+        try:
+            outcomes = self.execution.run(batch, begun)
+            self._finish(batch, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
+            del outcomes  # an error among them holds this frame
+        finally:
+            shift.ends()
 
     def relieve(self) -> None:
         """Calls the worker to the batch that it had no room for, or to its end, and wakes those who wait for the last one."""
@@ -151,7 +155,7 @@ class _Bell:
     __slots__ = ("_caller", "_lock", "_widowed", "calls", "scheduler", "threads")
 
     def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler  # whose batches the worker runs
+        self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
         self._lock = threading.Lock()  # locked while the worker may rest
         self._lock.acquire()
         self._caller: ThreadRuntime | None = None  # who rang last; None: nobody, or the runtime is gone

@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core.scheduler import Request
@@ -39,7 +39,7 @@ class Server(Protocol):
 
     def forsake(self, why: str) -> None: ...
 
-    def wait_for(self, request: Request) -> Wait | None: ...
+    def wait_for(self, request: Request, *, done: Callable[[], bool]) -> Wait | None: ...
 
 
 class Waker(Protocol):
@@ -86,7 +86,10 @@ class BlockingWaker:
         return self._lock.acquire(timeout=seconds)
 
     def wake(self) -> None:
-        self._lock.release()
+        try:
+            self._lock.release()
+        except RuntimeError:  # woken already, in a process that was forked just then
+            pass
 
 
 class Future(concurrent.futures.Future[U]):
@@ -112,16 +115,12 @@ class Future(concurrent.futures.Future[U]):
     def enters(self) -> None:
         """Tells that its request has got room in the queue, or needs none any more."""
         if self._room is not None:
-            try:
-                self._room.wake()
-            except RuntimeError:  # told already
-                pass
+            self._room.wake()
 
     def wake(self) -> None:
         self.enters()
         request = self._request
-        self._release()
-        if request is None:
+        if request is None or self.done():
             return
         error, request.error = request.error, None
         try:  # done-callbacks run in here
@@ -134,14 +133,14 @@ class Future(concurrent.futures.Future[U]):
         except BaseException:
             logger.exception("a callback of a future raised")
         finally:
+            self._release()
             del error  # its traceback may hold this frame
 
     def cancel(self) -> bool:
         """Takes the item out of the queue; False if it is running or answered already."""
         request, server = self._request, self._server
-        if request is not None and server is not None and server.cancel(request):
-            self._release()
-            self._set_cancelled()
+        if request is not None and server is not None:
+            server.cancel(request)  # which wakes this
         return self.cancelled()
 
     def running(self) -> bool:
@@ -150,7 +149,7 @@ class Future(concurrent.futures.Future[U]):
         return request is not None and request.taken > 0
 
     def result(self, timeout: float | None = None) -> U:
-        wait = self._begins_to_wait()
+        wait = self._begins_to_wait(timeout)
         try:
             return super().result(self._waited(timeout))
         finally:
@@ -159,17 +158,19 @@ class Future(concurrent.futures.Future[U]):
             del self  # what it raises holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        wait = self._begins_to_wait()
+        wait = self._begins_to_wait(timeout)
         try:
             return super().exception(self._waited(timeout))
         finally:
             if wait is not None:
                 wait.ends()
 
-    def _begins_to_wait(self) -> Wait | None:
+    def _begins_to_wait(self, timeout: float | None) -> Wait | None:
         """Refuses what would never end."""
         request, server = self._request, self._server
-        return None if request is None or server is None else server.wait_for(request)
+        if timeout is not None or request is None or server is None or self.done():
+            return None
+        return server.wait_for(request, done=self.done)
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held its lock is gone."""
