@@ -68,7 +68,7 @@ class Scheduler:
         self._small: Queue = OrderedDict()  # small requests of all groups, oldest first
         self._large: Queue = OrderedDict()  # large requests of all groups, oldest first
         self._line: Queue = OrderedDict()  # requests that are not in the queue yet, in the order in which they will be
-        self.entered: list[Request] = []  # requests that have left the line for the queue; cleared by whoever tells them
+        self.entered: Queue = OrderedDict()  # requests that have left the line for the queue; taken out by whoever tells them
         self._expiring: Queue = OrderedDict()  # requests of which nothing has left, oldest first; empty if they have all the time
         self._heir: Request | None = None  # the large request that leads when its share is due
         self._earned = 0  # by the heir so far, in batches / SHARE
@@ -127,9 +127,9 @@ class Scheduler:
             request = next(iter(self._line))
             if self.waiting and self.waiting + request.size > self._most_waiting:
                 return
-            del self._line[request]
             self._enqueue(request)
-            self.entered.append(request)
+            self.entered[request] = None
+            del self._line[request]  # last, so that it is somewhere if a signal breaks in
 
     def cancel(self, request: Request) -> bool:
         """Takes what still waits of `request` out of the queue, or out of the line; True if none of it was ever handed out."""
@@ -171,7 +171,6 @@ class Scheduler:
             return None
         batch = self._formed(leader, now)
         self._earned = 1 + (0 if leader is large else self._earned)
-        self.running[batch] = None
         if self._expiring:
             for request, _, _ in batch.slices:
                 self._expiring.pop(request, None)
@@ -251,6 +250,8 @@ class Scheduler:
                 draft = alike(leader, group, capacity)
                 slices, size, longest = draft.slices, draft.size, draft.longest
             group.shrunk()
+        batch = Batch(slices, size, reason, now, longest)
+        self.running[batch] = None  # first, so that what is handed out is somewhere if a signal breaks in
         for request, start, stop in slices:
             taken = request.taken + stop - start
             if taken == request.size:
@@ -260,7 +261,7 @@ class Scheduler:
                 group.waiting -= stop - start
                 self.waiting -= stop - start
             request.taken = taken
-        return Batch(slices, size, reason, now, longest)
+        return batch
 
     def _remove(self, request: Request) -> None:
         group = request.queues

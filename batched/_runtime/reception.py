@@ -9,16 +9,17 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
-from .._core.scheduler import Batch, Request, Scheduler
+from .._core.scheduler import Request, Scheduler
 from ..errors import BatcherClosed, QueueFull, QueueTimeout
 from ..stats import Recorder
+from .answers import Answers
 from .clock import clock
 from .loops import current_loop
 from .shift import Badge, Wait, wait_for
@@ -38,6 +39,7 @@ class Reception(ABC):
         self.badge = Badge(name, policy.max_concurrent_batches)  # what runs carry instead of a reference to this
         self._lock = threading.Lock()  # guards what follows; never held while user code runs or callers are woken
         self._closed = False  # no more calls are taken
+        self._answers = Answers()  # that are not given yet
         self._reset()
 
     def _reset(self) -> None:
@@ -47,7 +49,7 @@ class Reception(ABC):
         self._expiry = NEVER  # when the clock looks for calls that have waited too long (s)
         self._workers = 0  # started and not ended
         self._resting: list[Any] = []  # what rings each worker that rests
-        self._answering: dict[object, tuple[list[Request], list[Any]]] = {}  # requests that have ended, and wakers not yet woken
+        self._torn = False  # this is being changed or, if nobody has the lock, was left half changed by a signal or a full stack
         self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
 
     @property
@@ -81,16 +83,18 @@ class Reception(ABC):
             BatcherClosed: after `close`.
             QueueFull: there is no room, and no waiting for it.
         """
-        call = torn = False
+        call = False
         expiry = NEVER  # for which the clock has to be set
         may_expire = self.policy.queue_timeout is not None
+        if self._torn:
+            self._mend()
         try:
             if may_expire:
                 clock.start()
             with self._lock:
                 if self._closed or (self.policy.on_full == "raise" and not self._scheduler.admits(request)):
                     raise self._refused()
-                torn = True
+                self._torn = True
                 now = request.arrived = time.monotonic()
                 self.recorder.accepted()
                 call = self._scheduler.submit(request, now) < self._alarm and self._scheduler.has_room
@@ -99,10 +103,9 @@ class Reception(ABC):
                 if may_expire and (self._expiry == NEVER or self._expiry < now):  # not set, or a signal broke in on setting it
                     expiry = self._expiry = self._scheduler.next_expiry()
                 queued = request.queues is not None
-                torn = False
+                self._torn = False
         except BaseException:
-            if torn:  # a signal handler raised, or the stack is full: the queue may be half changed
-                self.forsake("a signal or a full stack broke in on a call that was being queued")
+            self._mend()
             raise
         finally:  # also if a signal handler raises just here: everyone relies on that worker, and on the clock, now
             if expiry < NEVER:
@@ -114,6 +117,14 @@ class Reception(ABC):
                     self._alarm = NEVER  # so that the next call tries again
                     raise
         return queued
+
+    def _mend(self) -> None:
+        """Starts afresh if a change was left half made, by a signal or a full stack; and wakes whoever was left untold by one."""
+        with self._lock:
+            torn = self._torn
+        if torn:
+            self.forsake("a signal or a full stack broke in on a change of the queue", torn=True)
+        self._answers.tell_left()
 
     def _refused(self) -> Exception:
         """What a caller is told who cannot be served."""
@@ -141,114 +152,110 @@ class Reception(ABC):
 
     def cancel(self, request: Request) -> bool:
         """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
-        with self._changing():
-            if request.taken or request.waker is None:
-                return False
-            self._scheduler.cancel(request)
-            request.error = CancelledError()
-            key, wakers = self._begin_to_answer([request])
+        key = object()
         try:
+            with self._lock:
+                if request.taken or request.waker is None:
+                    return False
+                self._torn = True
+                request.error = CancelledError()
+                self._answers.end(key, [request])
+                self._scheduler.cancel(request)
+                self._torn = False
             self.recorder.cancelled()
             self._let_in()
-        finally:
-            self._wake(key, wakers)
+            self._answers.tell(key)
+        except BaseException:
+            if key in self._answers.open:  # to be told by whoever comes next: here may be no room for a call
+                self._answers.left[key] = self._answers.open.pop(key)
+            self._mend()
+            raise
         return True
 
     def abandon(self, request: Request) -> None:
         """Drops what is left of a request that nobody waits for any more."""
-        with self._changing():
-            if request.waker is None:
-                return
-            self._scheduler.cancel(request)
-            request.waker = None
-        if request.arrived:  # else it was never accepted
-            self.recorder.cancelled()
-        self._let_in()
+        try:
+            with self._lock:
+                if request.waker is None:
+                    return
+                self._torn = True
+                request.waker = None
+                self._scheduler.cancel(request)
+                self._torn = False
+            if request.arrived:  # else it was never accepted
+                self.recorder.cancelled()
+            self._let_in()
+        except BaseException:
+            self._mend()
+            raise
 
     def expire(self) -> None:
-        """Ends the calls that have waited too long."""
-        with self._changing():
+        """Ends the calls that have waited too long. Called by the clock, where no signal is handled."""
+        key = object()
+        with self._lock:
             ended = self._scheduler.expire(time.monotonic())
             expiry = self._expiry = self._scheduler.next_expiry()
-            key, wakers = self._begin_to_answer(ended)
+            for request in ended:
+                request.error = QueueTimeout(f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms (queue_timeout_ms)")
+                self.recorder.timed_out()
+            futures = any(isinstance(request.waker, Future) for request in ended)
+            self._answers.end(key, ended)
         if expiry < NEVER:
             clock.call_at(expiry, self.expire)
         self._let_in()
-        for request in ended:
-            request.error = QueueTimeout(f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms (queue_timeout_ms)")
-            self.recorder.timed_out()
-        if any(isinstance(waker, Future) for waker in wakers):  # whose callbacks may block, and the clock is everybody's
+        if futures:  # whose callbacks may block, and the clock is everybody's
             try:
-                threading.Thread(target=self._wake, args=(key, wakers), name=f"batched-{self.name}-callbacks", daemon=True).start()
-                return
+                threading.Thread(target=self._answers.tell, args=(key,), name=f"batched-{self.name}-callbacks", daemon=True).start()
             except RuntimeError:  # no more threads
-                pass
-        self._wake(key, wakers)
+                self._answers.tell(key)
+        else:
+            self._answers.tell(key)
 
     def _let_in(self) -> None:
         """Tells the callers that have got room in the queue; to be asked after whatever made room.
 
         No worker needs to be called: while anybody stands in line, nothing is held back, so that all of them work.
         """
-        if not self._scheduler.entered:
-            return
-        with self._lock:
-            entered, self._scheduler.entered = self._scheduler.entered, []
-        for request in entered:
+        entered = self._scheduler.entered
+        for request in list(entered):
             future = request.waker
             if isinstance(future, Future):
                 future.enters()
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Holds the lock. What breaks in on the queue, a signal or a full stack, ends all calls, for it may be half changed."""
-        torn = False
-        try:
-            with self._lock:
-                torn = True
-                yield
-                torn = False
-        except BaseException:
-            if torn:
-                self.forsake("a signal or a full stack broke in on a change of the queue")
-            raise
-
-    def _begin_to_answer(self, ended: list[Request]) -> tuple[object, list[Any]]:
-        """The wakers of `ended`, to be woken once, now that nobody else can, and the key under which they are noted until then."""
-        key, wakers = object(), end(ended)
-        self._answering[key] = ended, wakers
-        return key, wakers
-
-    def _wake(self, key: object, wakers: list[Any]) -> None:
-        """Wakes those who were noted under `key`."""
-        try:
-            wake_all(wakers, current_loop())
-        finally:
-            self._answering.pop(key, None)
+            entered.pop(request, None)
 
     def close(self, cancel: bool) -> None:
         """Takes no more calls; what waits is run without being held back or, with `cancel`, ends now."""
-        ended: list[Request] = []
-        with self._changing():
-            self._closed = True
-            self._scheduler.close()
-            if cancel:
-                ended = list(self._scheduler)
+        self._mend()
+        key = object()
+        try:
+            with self._lock:
+                self._torn = True
+                self._closed = True
+                self._scheduler.close()
+                ended = list(self._scheduler) if cancel else []
+                for request in ended:
+                    request.error = (
+                        CancelledError()
+                        if isinstance(request.waker, Future)
+                        else BatcherClosed(f"{self.name} was shut down before this call ran")
+                    )
+                    self.recorder.cancelled()
+                self._answers.end(key, ended)
                 for request in ended:
                     self._scheduler.cancel(request)
-                self._scheduler.entered.clear()
-            resting, self._resting = self._resting, []
-            key, wakers = self._begin_to_answer(ended)
-            drained = self._drained()
-        for request, waker in zip(ended, wakers, strict=True):
-            request.error = (
-                CancelledError() if isinstance(waker, Future) else BatcherClosed(f"{self.name} was shut down before this call ran")
-            )
-            self.recorder.cancelled()
-        for bell in resting:  # before the wakers: callbacks of futures may wait for what these workers do
-            self._ring(bell)
-        self._wake(key, wakers)
-        wake_all(drained, current_loop())
+                resting = list(self._resting)
+                drained = self._drained()
+                self._torn = False
+            for bell in resting:  # before the callers: callbacks of futures may wait for what these workers do
+                self._ring(bell)
+            self._let_in()
+            self._answers.tell(key)
+            wake_all(drained, current_loop())
+        except BaseException:
+            if key in self._answers.open:  # to be told by whoever comes next: here may be no room for a call
+                self._answers.left[key] = self._answers.open.pop(key)
+            self._mend()
+            raise
 
     def open(self) -> None:
         """Takes calls again."""
@@ -265,21 +272,27 @@ class Reception(ABC):
             drained = self._drained()
         wake_all(drained, current_loop())
 
-    def forsake(self, why: str, *, forked: bool = False) -> None:
-        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh, with other workers."""
+    def forsake(self, why: str, *, forked: bool = False, torn: bool = False) -> None:
+        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh, with other workers.
+
+        With `torn`, only if that is still necessary.
+        """
         if forked:  # whoever held the lock is gone
             self._lock = threading.Lock()
         with self._lock:
-            scheduler, answering = self._scheduler, self._answering
-            drained, resting = self._until_drained, self._resting
+            if torn and not self._torn:
+                return
+            scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
             self._reset()
             if self._closed:
                 self._scheduler.close()
             running = [request for batch in scheduler.running for request, _, _ in batch.slices]
             ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
-            orphans = list(zip(ended, end(ended), strict=True))
-        if forked:  # the thread that was about to wake them is gone
-            orphans += [pair for ended, wakers in answering.values() for pair in zip(ended, wakers, strict=True)]
+            orphans = [(request, request.waker) for request in ended]
+            for request in ended:
+                request.waker = None
+            if forked:
+                orphans += self._answers.take_all()
         for request, waker in orphans:
             request.error = BatcherClosed(f"{self.name}: {why}")
             self.recorder.cancelled()
@@ -293,7 +306,7 @@ class Reception(ABC):
         """Those to be told that nothing is left to do, if so."""
         if not self._closed or self._workers or self._scheduler.waiting or self._scheduler.running:
             return []
-        if any(isinstance(key, Batch) for key in list(self._answering)):  # in threads that work ahead of a worker
+        if self._answers.of_batches:  # in threads that work for a worker which has ended
             return []
         wakers, self._until_drained = self._until_drained, []
         return wakers
@@ -312,11 +325,3 @@ class Reception(ABC):
     @abstractmethod
     def _ring(self, bell: Any) -> None:
         """Wakes the worker that rests on `bell`."""
-
-
-def end(requests: list[Request]) -> list[Any]:
-    """The wakers of `requests`, to be woken once, now that nobody else can."""
-    wakers = [request.waker for request in requests]
-    for request in requests:
-        request.waker = None
-    return wakers

@@ -22,7 +22,7 @@ from .clock import clock
 from .execution import Execution, Outcome, settle
 from .loops import current_loop
 from .observer import Observer
-from .reception import AWAKE, Reception, end
+from .reception import AWAKE, Reception
 from .wakers import Waker, logger, wake_all
 
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
@@ -81,6 +81,8 @@ class Runtime(Reception):
         """What a free worker does next: run a batch, rest until `bell` rings or a moment has come, or (None) end."""
         drained: list[Waker] = []
         ends = False
+        if self._torn or self._answers.left:
+            self._mend()
         with self._lock:
             if bell.scheduler is not self._scheduler:  # it worked for what was forsaken
                 return None
@@ -114,18 +116,13 @@ class Runtime(Reception):
                 return
             self._scheduler.finished(batch, time.monotonic())
             ended = settle(self._scheduler, outcomes)
-            answer = (ended, end(ended)) if ended else None
-            if answer is not None:
-                self._answering[batch] = answer
+            self._answers.end(batch, ended)
         self._let_in()
-        if answer is not None:
-            self._answer(batch, *answer)
-        else:
-            self.recorder.ended(batch, 0)
+        self._answer(batch, ended)
         if self.observer is not None:
             self.observer.observe(batch, outcomes)
 
-    def _answer(self, batch: Batch, ended: list[Request], wakers: list[Any]) -> None:
+    def _answer(self, batch: Batch, ended: list[Request]) -> None:
         """Wakes the callers whose requests have ended with `batch`."""
         try:
             self.recorder.ended(batch, self.execution.conclude(ended))
@@ -134,8 +131,11 @@ class Runtime(Reception):
                 request.error = request.error or BatcherClosed(f"{self.name}: its results were lost to a failure")
             raise
         finally:
-            wake_all(wakers, current_loop())
-            self._answering.pop(batch, None)
+            try:
+                self._answers.tell(batch)
+            except BaseException:
+                self._answers.left[batch] = self._answers.open.pop(batch)
+                raise
 
     @abstractmethod
     def _new_bell(self) -> Any:

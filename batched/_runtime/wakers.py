@@ -131,10 +131,13 @@ class Future(concurrent.futures.Future[U]):
             else:
                 self.set_exception(error)
         except BaseException:
+            if not self.done():  # a signal or a full stack broke in; it will be told again
+                request.error = error
+                raise
             logger.exception("a callback of a future raised")
         finally:
-            self._release()
             del error  # its traceback may hold this frame
+        self._release()
 
     def cancel(self) -> bool:
         """Takes the item out of the queue; False if it is running or answered already."""
@@ -180,7 +183,8 @@ class Future(concurrent.futures.Future[U]):
         try:
             super().cancel()
         finally:  # done-callbacks run in there
-            self.set_running_or_notify_cancel()
+            if self.cancelled():
+                self.set_running_or_notify_cancel()
 
     def _release(self) -> None:
         self._request = self._server = None

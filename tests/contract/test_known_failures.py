@@ -174,26 +174,25 @@ async def test_a_function_that_calls_itself_through_its_batcher_is_told_so(stage
 async def test_a_function_that_waits_for_its_own_batcher_is_told_so(stage: NumberStage, scenario: Scenario, way: str) -> None:
     """batched 0.1.5: a call of itself hung; these are other ways of waiting for one."""
     backend, options = scenario.backend
-    soon = 0.1  # seconds: what would wait for itself need not wait longer
 
     async def read() -> None:
-        async for _ in stage.fn.map([stage.one(0)], timeout=soon):
+        async for _ in stage.fn.map([stage.one(0)]):
             pass
 
     def plain(batch: Any) -> Any:
         if 1 in stage.numbers(batch):
             if way == "future":
-                stage.fn.submit(stage.one(0)).result(soon)
+                stage.fn.submit(stage.one(0)).result()
             elif stage.kind == "aio-sync":
                 anyio.run(read, backend=backend, backend_options=options)
             else:
-                list(stage.fn.map([stage.one(0)], timeout=soon))
+                list(stage.fn.map([stage.one(0)]))
         return stage.output(stage.numbers(batch))
 
     async def coroutine(batch: Any) -> Any:
         if 1 in stage.numbers(batch):
             if way == "future":
-                stage.fn.submit(stage.one(0)).result(soon)
+                stage.fn.submit(stage.one(0)).result()
             else:
                 await read()
         return stage.output(stage.numbers(batch))

@@ -44,7 +44,7 @@ def test_what_does_not_fit_stands_in_line_and_enters_in_its_order() -> None:
     calls = submitted(full, 2, 2, 1, 1)
     assert (full.waiting, full.in_line) == (4, 2)
     assert requests_of(ran(full)) == [calls[0]]
-    assert (full.waiting, full.in_line, full.entered) == (4, 0, calls[2:])
+    assert (full.waiting, full.in_line, list(full.entered)) == (4, 0, calls[2:])
     assert [requests_of(ran(full)) for _ in range(2)] == [[calls[1]], calls[2:]]
 
 
@@ -53,19 +53,19 @@ def test_a_small_call_does_not_pass_a_large_one_in_line() -> None:
     first, large, small = submitted(full, 2, 3, 1)
     assert (full.waiting, full.in_line) == (2, 2), "the third would fit, but is not the first in line"
     assert requests_of(ran(full)) == [first]
-    assert (full.waiting, full.in_line, full.entered) == (4, 0, [large, small])
+    assert (full.waiting, full.in_line, list(full.entered)) == (4, 0, [large, small])
 
 
 def test_a_call_larger_than_the_queue_holds_newer_ones_back_and_enters_alone() -> None:
     full = scheduler(max_queue_size=3, batch_size=2)
     first, giant, newer = submitted(full, 1, 7, 1)
     assert requests_of(ran(full)) == [first]
-    assert (full.waiting, full.in_line, full.entered) == (7, 1, [giant])
+    assert (full.waiting, full.in_line, list(full.entered)) == (7, 1, [giant])
     for left in (5, 3):
         assert requests_of(ran(full)) == [giant]
         assert (full.waiting, full.in_line) == (left, 1)
     assert requests_of(ran(full)) == [giant]
-    assert full.entered == [giant, newer], "one item of the large call waits, and so there is room"
+    assert list(full.entered) == [giant, newer], "one item of the large call waits, and so there is room"
     assert set(requests_of(ran(full))) == {newer, giant}
 
 
@@ -81,9 +81,9 @@ def test_whoever_leaves_makes_room() -> None:
     full = scheduler(max_queue_size=2)
     first, second, third, fourth = submitted(full, 2, 2, 1, 1)
     assert full.cancel(second), "out of the line"
-    assert (full.waiting, full.in_line, full.entered) == (2, 2, [])
+    assert (full.waiting, full.in_line, list(full.entered)) == (2, 2, [])
     assert full.cancel(first), "out of the queue"
-    assert (full.waiting, full.in_line, full.entered) == (2, 0, [third, fourth])
+    assert (full.waiting, full.in_line, list(full.entered)) == (2, 0, [third, fourth])
     assert not full.cancel(second), "it has left already"
 
 
@@ -132,7 +132,7 @@ def test_time_in_line_counts_and_whoever_expires_makes_room() -> None:
     first, in_line = submitted(impatient, 1, 1)
     (last,) = submitted(impatient, 1, now=0.5)
     assert impatient.expire(1.0) == [first, in_line]
-    assert (list(impatient), impatient.in_line, impatient.entered[-1]) == ([last], 0, last)
+    assert (list(impatient), impatient.in_line, list(impatient.entered)[-1]) == ([last], 0, last)
 
 
 def test_a_call_of_which_a_part_has_left_does_not_expire() -> None:
