@@ -1,0 +1,186 @@
+"""Does every accepted call end, exactly once and rightly, whatever happens? Calls and faults of all kinds, mixed at random for minutes.
+
+`python benchmarks/soak.py --minutes 10 --seed 1`; exits with 1 if a call was lost, answered twice or wrongly, or hung. One episode alone:
+`--first 17 --episodes 1` with the same seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib.metadata
+import itertools
+import logging
+import os
+import platform
+import random
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from soaking.books import VERDICTS, Report
+from soaking.circles import circles
+from soaking.disasters import cancelled_while_held, interrupts, owners_go
+from soaking.episodes import ordinary, seeded
+from soaking.faults import BATCH_KINDS, BLOCKING, CALLBACK, CIRCLE, EQUAL, FULL, HASH, HOOK, ITSELF, LATE, LENGTH, RETURNED
+from soaking.loops import loops_end
+from soaking.processes import exits, forks
+
+Episode = Callable[[random.Random, str, int], Report]
+
+EPISODES: dict[Episode, int] = {
+    ordinary: 60,
+    cancelled_while_held: 8,
+    loops_end: 14,
+    owners_go: 5,
+    interrupts: 5,
+    forks: 6,
+    exits: 7,
+    circles: 5,
+}
+"""How often each kind of episode comes, in parts of their sum."""
+
+KINDS = [
+    *BATCH_KINDS,
+    RETURNED,
+    LENGTH,
+    HASH,
+    EQUAL,
+    CALLBACK,
+    ITSELF,
+    CIRCLE,
+    BLOCKING,
+    HOOK,
+    FULL,
+    LATE,
+    "source of map raised",
+    "timeout of a caller",
+    "cancelled tasks",
+    "cancelled future that waited",
+    "cancelled task that waited",
+    "shutdown",
+    "shutdown and wait",
+    "shutdown and cancel",
+    "shutdown and wait and cancel",
+    "opened again",
+    "loop left with calls pending",
+    "loop closed with calls pending",
+    "loop stopped with calls pending",
+    "trio loop left with calls pending",
+    "owner collected",
+    "interrupt",
+    "fork",
+    "interpreter exit",
+]
+"""Every kind of fault."""
+
+GOALS = {"calls": 1_000_000, "faults": 10_000, "of each kind": 100}
+"""What ten minutes on two cores are to reach, at least."""
+
+CALLS = 1500
+"""Of an ordinary episode, about."""
+
+STUCK = 300.0
+"""Seconds after which an episode, in which every wait has its own bound, must be over."""
+
+MOST_HANGS = 3
+"""Episodes with hangs after which it is pointless to go on: their threads stay."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the log and the warnings of what is injected."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)  # of loops that are closed
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def soak(seed: int, indices: Iterator[int], *, calls: int = CALLS, tell: Callable[[str], object] = print) -> Report:
+    """What comes of the episodes with these numbers."""
+    total, hangs = Report(), 0
+    with quiet():
+        for index in indices:
+            rng = seeded(seed, index)
+            (episode,) = rng.choices(list(EPISODES), list(EPISODES.values()))
+            report = episode(rng, f"soak{index}", calls)
+            if report.verdicts:
+                tell(f"episode {index} ({episode.__name__}) of seed {seed}: {dict(report.verdicts)}")
+                for detail in report.details:
+                    tell(f"  {detail}")
+            total.add(report)
+            hangs += report.verdicts["hung"] > 0
+            if hangs == MOST_HANGS:
+                tell("too many hangs to go on")
+                break
+    return total
+
+
+def for_minutes(minutes: float, first: int) -> Iterator[int]:
+    """Numbers from `first` on until the time is over."""
+    deadline = time.monotonic() + 60 * minutes
+    for index in itertools.count(first):
+        if time.monotonic() > deadline:
+            return
+        watch = threading.Timer(STUCK, _give_up, (index,))  # not faulthandler's: a forked child could not set its own
+        watch.daemon = True
+        watch.start()
+        yield index
+        watch.cancel()
+
+
+def _give_up(index: int) -> None:
+    print(f"episode {index} does not end", flush=True)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)
+
+
+def show(report: Report, seconds: float, seed: int, episodes: int) -> bool:
+    """Prints what came of it; returns whether the goals were reached."""
+    packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("batched", "anyio", "trio", "uvloop", "numpy"))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}; command: {' '.join(sys.argv)}")
+    faults = sum(report.faults.values())
+    rate = report.accepted / seconds
+    print(f"seed {seed}: {report.accepted:,} calls accepted in {episodes:,} episodes and {seconds:,.0f} s, {rate:,.0f} a second")
+    for outcome, count in report.outcomes.most_common():
+        print(f"  {outcome:<40} {count:>10,}")
+    print(f"faults injected: {faults:,}")
+    for kind in [*KINDS, *sorted(report.faults.keys() - set(KINDS))]:
+        print(f"  {kind:<40} {report.faults[kind]:>10,}")
+    print(", ".join(f"{verdict} {report.verdicts[verdict]}" for verdict in VERDICTS))
+    reached = {"calls": report.accepted, "faults": faults, "of each kind": min(report.faults[kind] for kind in KINDS)}
+    print("; ".join(f"{name} {reached[name]:,}, goal {goal:,}" for name, goal in GOALS.items()))
+    return all(reached[name] >= goal for name, goal in GOALS.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=None, help="drawn and printed if not given")
+    parser.add_argument("--first", type=int, default=0, help="number of the first episode")
+    parser.add_argument("--episodes", type=int, default=None, help="how many, instead of minutes")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal for ten minutes was missed, too")
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 20) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}", flush=True)
+    began, count = time.monotonic(), itertools.count()
+    if arguments.episodes is None:
+        indices = for_minutes(arguments.minutes, arguments.first)
+    else:
+        indices = iter(range(arguments.first, arguments.first + arguments.episodes))
+    counted = (index for index, _ in zip(indices, count, strict=False))
+    report = soak(seed, counted, tell=lambda line: print(line, flush=True))
+    reached = show(report, time.monotonic() - began, seed, next(count))
+    sys.exit(1 if report.verdicts or (arguments.check and not reached) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The books of a soak: every call that was begun, how it ended, and whether that was to be expected."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import batched
+from batched.errors import QueueFull, QueueTimeout
+from soaking.faults import FULL, LATE, Faults
+
+SPACING = 1000
+"""Numbers between the first items of two calls, and so more than the most items of one call."""
+
+VERDICTS = ("lost", "duplicated", "wrong", "hung")
+"""What may never happen: an accepted call without an end, with two, with an end that nobody has a reason for, or still waiting."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One call: its items are consecutive numbers, of which everything else follows."""
+
+    number: int
+    size: int
+    tag: Any
+    listed: bool
+    turns: int  # how often the batcher had been closed or opened when it began
+    began: float  # (s)
+    length: int = 0  # of its rows, where the items are rows of features
+
+    @property
+    def items(self) -> range:
+        first = self.number * SPACING
+        return range(first, first + self.size)
+
+    def __str__(self) -> str:
+        return f"call {self.number} of {self.size} items with tag {self.tag!r}"
+
+
+@dataclass
+class Report:
+    """What came of one episode or, added up, of many."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)  # how calls ended
+    faults: Counter[str] = field(default_factory=Counter)  # what was injected
+    verdicts: Counter[str] = field(default_factory=Counter)  # of VERDICTS
+    accepted: int = 0  # calls
+    details: list[str] = field(default_factory=list)  # of the verdicts
+
+    def add(self, other: Report) -> None:
+        self.outcomes += other.outcomes
+        self.faults += other.faults
+        self.verdicts += other.verdicts
+        self.accepted += other.accepted
+        self.details += other.details
+
+    def blame(self, verdict: str, detail: str) -> None:
+        self.verdicts[verdict] += 1
+        if len(self.details) < 20:
+            self.details.append(f"{verdict}: {detail}")
+
+
+class Books:
+    """Those of one episode. No locks: threads only append, pop and count by what the interpreter does in one step."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self.turns = 0  # odd while the batcher is closed, or being closed or opened
+        self.cancels = False  # whether it was ever closed in a way that cancels what waits
+        self.exact = True  # whether the statistics must agree with these books to the last call
+        self.queue_timeout = math.inf  # after which calls that wait may be given up (s)
+        self.refuses = False  # whether a full queue refuses calls
+        self.open: dict[int, Call] = {}  # begun and not ended
+        self.outcomes: list[str] = []  # one for each call that ended
+        self.observed: list[int] | None = None  # items in each batch that an observer was told of
+        self.gone: list[int] = []  # items of which the library has said that they will never be computed
+        self.blamed: list[tuple[str, str]] = []  # verdict and detail
+        self._numbers = itertools.count(1)
+
+    def begin(self, size: int = 1, *, tag: Any = 0, listed: bool = False, length: int = 0) -> Call:
+        call = Call(next(self._numbers), size, tag, listed, self.turns, time.monotonic(), length)
+        self.open[call.number] = call
+        return call
+
+    def blame(self, verdict: str, detail: str) -> None:
+        self.blamed.append((verdict, detail))
+
+    def end(self, call: Call, outcome: str) -> None:
+        if self.open.pop(call.number, None) is None:
+            self.blame("duplicated", f"{call} ended once more: {outcome}")
+        else:
+            self.outcomes.append(outcome)
+
+    def answered(self, call: Call, right: bool, answer: object) -> None:
+        """`call` got `answer`."""
+        if not right:
+            self.blame("wrong", f"{call} got {answer!r:.200}")
+        elif not self.faults.struck.keys().isdisjoint(call.items):
+            self.blame("wrong", f"{call} was answered in spite of a fault in its batch")
+        self.end(call, "answered")
+
+    def failed(self, call: Call, error: BaseException) -> None:
+        """`call` got `error`."""
+        if self.faults.expected(call.items, error):
+            self.end(call, "failed")
+        elif isinstance(error, batched.BatcherClosed):
+            if not self.turns % 2 and self.turns == call.turns:
+                self.blame("wrong", f"{call} was told that the batcher is closed, which it was not: {error!r}")
+            self.end(call, "closed")
+        elif self.faults.refused(call.items, call.tag, error):
+            self.end(call, "refused")
+        elif self._by_queue(call, error):
+            self.gone += call.items
+            self.end(call, FULL if isinstance(error, QueueFull) else LATE)
+        else:
+            self.blame("wrong", f"{call} got {error!r:.200} caused by {error.__cause__!r:.100}, of which its batches know nothing")
+            self.end(call, "failed")
+
+    def _by_queue(self, call: Call, error: BaseException) -> bool:
+        """Whether the limits of the queue explain `error`."""
+        if isinstance(error, QueueFull):
+            self.faults.injected.append(FULL)
+            return self.refuses
+        if isinstance(error, QueueTimeout):
+            self.faults.injected.append(LATE)
+            return time.monotonic() - call.began >= self.queue_timeout
+        return False
+
+    def cancelled(self, call: Call) -> None:
+        """The future of `call` said that it was cancelled while it waited."""
+        if call.size == 1 or not self.cancels:  # else a shutdown may have cancelled the rest of it
+            self.gone += call.items
+        self.end(call, "cancelled")
+
+    def cancelled_by_shutdown(self, call: Call) -> None:
+        """`call` ended as cancelled though its caller did not cancel it."""
+        if not self.cancels or (not self.turns % 2 and self.turns == call.turns):
+            self.blame("wrong", f"{call} was cancelled by nobody")
+        if call.size == 1:
+            self.gone += call.items
+        self.end(call, "cancelled at shutdown")
+
+    def abandoned(self, call: Call) -> None:
+        """The caller of `call` has stopped waiting for it, and cannot know how far it came."""
+        refused = any(item in self.faults.refusals for item in call.items)
+        self.end(call, "refused" if refused else "abandoned")
+
+    def close(self, stats: batched.Stats | None, hung: Sequence[Call]) -> Report:
+        """What came of it all, once nobody calls any more; `hung` are the calls that somebody still waits for."""
+        for call in hung:
+            self.open.pop(call.number, None)
+            self.blame("hung", str(call))
+        for call in self.open.values():
+            self.blame("lost", str(call))
+        self._check_runs(0 if stats is None else stats.probes)
+        outcomes = Counter(self.outcomes)
+        if stats is not None and not hung and not self.open:
+            self._check_stats(stats, outcomes)
+        report = Report(outcomes, Counter(self.faults.injected))
+        report.accepted = sum(outcomes.values()) - outcomes["refused"] if stats is None else stats.calls
+        for verdict, detail in self.blamed:
+            report.blame(verdict, detail)
+        return report
+
+    def _check_runs(self, probes: int) -> None:
+        runs = Counter(self.faults.ran)
+        twice = runs - Counter(dict.fromkeys(runs, 1)) - Counter(self.faults.again)
+        if sum(twice.values()) > probes:
+            self.blame("duplicated", f"items computed twice: {dict(twice)!r:.200}, {probes} probes")
+        computed = [item for item in self.gone if item in runs]
+        if computed:
+            self.blame("wrong", f"items computed though they were cancelled while they waited: {computed!r:.200}")
+
+    def _check_stats(self, stats: batched.Stats, ended: Counter[str]) -> None:
+        begun = sum(ended.values()) - ended["refused"]
+        unknown = ended["abandoned"]
+        overdue = ended[FULL] + ended[LATE]
+        unanswered = ended["cancelled"] + ended["cancelled at shutdown"] + ended["closed"] + overdue
+        good = stats.calls - stats.errors - stats.cancelled - stats.timed_out
+        wanted = {
+            "queue_size": (stats.queue_size, 0, 0),
+            "in_flight": (stats.in_flight, 0, 0),
+            "blocked": (stats.blocked, 0, 0),
+        }
+        if self.exact:
+            wanted["calls and rejected"] = stats.calls + stats.rejected, begun, begun
+            wanted["errors"] = stats.errors, ended["failed"], ended["failed"] + unknown
+            wanted["timed_out"] = stats.timed_out, ended[LATE], ended[LATE] + unknown
+            wanted["answered"] = good, ended["answered"], ended["answered"] + unknown
+            wanted["unanswered"] = begun - good - stats.errors, unanswered, unanswered + unknown
+            extra = len(self.faults.again) + stats.probes
+            wanted["items"] = stats.total_processed, len(self.faults.ran) - extra, len(self.faults.ran)
+            if not extra:
+                wanted["items"] = stats.total_processed, len(self.faults.ran), len(self.faults.ran)
+            if self.observed is not None:
+                wanted["batches observed"] = len(self.observed), stats.total_batches, stats.total_batches
+                wanted["items observed"] = sum(self.observed), stats.total_processed, stats.total_processed
+        for name, (found, least, most) in wanted.items():
+            if not least <= found <= most:
+                self.blame("wrong", f"statistics: {name} {found}, by the books {least} to {most}; {dict(ended)}; {stats!r}")

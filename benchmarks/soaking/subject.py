@@ -1,0 +1,234 @@
+"""The batcher that one episode of a soak is about: a function that fails as it is told, with settings drawn at random."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import threading
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy
+
+import batched
+from batched.stats import BatchRecord
+from soaking.books import Books, Call
+from soaking.faults import BATCH_KINDS, BLOCKING, HOOK, ITSELF, LENGTH, RAISED, RETURNED, Faults, Injected, idle
+
+KINDS = ("threads", "aio-plain", "aio-coroutine")
+"""Whether callers block or await, and what kind of function it is; each with items and with features."""
+
+
+class Subject:
+    """One batched function with its plan of faults and its books."""
+
+    def __init__(
+        self, rng: random.Random, name: str, *, kind: str | None = None, features: bool | None = None, limited: bool = True, **fixed: Any
+    ) -> None:
+        self.name = name
+        self.kind = kind or rng.choice(KINDS)
+        self.features = rng.random() < 0.3 if features is None else features
+        self.spread = False  # features are passed on by keyword
+        self.coroutine = self.kind == "aio-coroutine"
+        self.settings = {**self._drawn(rng, limited), **fixed}
+        splits = self.settings.get("on_oom", "split" if self.features else "raise") == "split"
+        memory = rng.choice([1, 2, 5]) if rng.random() < 0.05 else 1 << 30
+        self.faults = Faults(splits=splits, memory=memory, isolates=self.settings.get("isolate_errors", False))
+        self.books = Books(self.faults)
+        self.books.queue_timeout = self.settings.get("queue_timeout_ms", math.inf) / 1e3
+        self.books.refuses = self.settings.get("on_full") == "raise"
+        self.delay = rng.choice([0.0, 0.0, 0.0005, 0.003])  # of some batches (s)
+        self.gate = threading.Event()  # what a batch with an item of `held` waits for
+        self.held: set[int] = set()
+        self.entered = threading.Event()  # set by such a batch
+        self.over = False  # closed for good
+        if self.settings.pop("length", None):
+            self.settings["length"] = self._row_length if self.features else self.faults.length
+            self.kinds = [*BATCH_KINDS, LENGTH]
+        else:
+            self.kinds = [*BATCH_KINDS]
+        if not self.features:
+            self.kinds.append(RETURNED)
+        if self.kind != "aio-plain":
+            self.kinds.append(ITSELF)
+        if "on_batch" in self.settings:
+            self.settings["on_batch"] = self._hook
+            self.books.observed = []
+        self.fn: Any = self._decorated()
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.kind}, {'features' if self.features else 'items'}, {self.settings}"
+
+    def argument(self, call: Call) -> Any:
+        """What a caller passes."""
+        if self.features:
+            numbers = numpy.arange(call.items.start, call.items.stop)
+            return {"number": numbers, "tokens": numbers[:, None] + numpy.arange(call.length)}
+        return list(call.items) if call.listed else call.items.start
+
+    def is_right(self, call: Call, answer: Any) -> bool:
+        """Whether `answer` is that of `call`, and of no other."""
+        if self.features:
+            wanted = self.argument(call)
+            tag = call.tag if isinstance(call.tag, int) else -1
+            return (
+                isinstance(answer, dict)
+                and all(numpy.array_equal(answer[name], value * 3 + 1) for name, value in wanted.items())
+                and answer["tag"].tolist() == [tag] * call.size
+            )
+        rows = answer if call.listed else [answer]
+        return len(rows) == call.size and all(
+            type(row) is tuple and row[:2] == (item, item * 3 + 1) and row[2] is call.tag
+            for row, item in zip(rows, call.items, strict=True)
+        )
+
+    def is_here(self, item: int) -> bool:
+        """Whether `item` has been computed, or is being so."""
+        return item in self.faults.ran
+
+    def _decorated(self) -> Any:
+        if self.features:
+            decorate = (batched.inference if self.kind == "threads" else batched.aio.inference).dynamically
+        else:
+            decorate = (batched if self.kind == "threads" else batched.aio).dynamically
+        compute = self._features if self.features else self._items
+
+        def plain(items: Any, tag: Any = 0) -> Any:
+            numbers = self._numbers(items)
+            self.faults.enter(numbers)
+            if self.faults.plan and any(self.faults.plan.get(item) == ITSELF for item in numbers):
+                self._expect_refusal(functools.partial(self.fn, items))
+            if numbers[0] % 7 == 0:
+                idle(self.delay)
+            if not self.held.isdisjoint(numbers):
+                self.entered.set()
+                self.gate.wait()
+            return compute(items, numbers, tag)
+
+        async def coroutine(items: Any, tag: Any = 0) -> Any:
+            numbers = self._numbers(items)
+            self.faults.enter(numbers)
+            if self.faults.plan and any(self.faults.plan.get(item) == ITSELF for item in numbers):
+                try:
+                    await self.fn(items)
+                except BaseException as error:
+                    self._note_refusal(error)
+                else:
+                    self._note_refusal(None)
+            if numbers[0] % 7 == 0:
+                await (anyio.sleep(self.delay) if self.delay else anyio.lowlevel.checkpoint())
+            if not self.held.isdisjoint(numbers):
+                self.entered.set()
+                while not self.gate.is_set():  # noqa: ASYNC110  # set by any thread
+                    await anyio.sleep(0.001)
+            return compute(items, numbers, tag)
+
+        def spread(number: Any, tokens: Any, tag: Any = 0) -> Any:
+            return plain({"number": number, "tokens": tokens}, tag)
+
+        async def spread_coroutine(number: Any, tokens: Any, tag: Any = 0) -> Any:
+            return await coroutine({"number": number, "tokens": tokens}, tag)
+
+        if self.settings.get("spread_kwargs"):
+            self.spread = True
+            return decorate(name=self.name, **self.settings)(spread_coroutine if self.coroutine else spread)
+        return decorate(name=self.name, **self.settings)(coroutine if self.coroutine else plain)
+
+    def _numbers(self, items: Any) -> list[int]:
+        numbers: list[int] = items["number"].tolist() if self.features else items
+        return numbers
+
+    def _items(self, _: Any, numbers: list[int], tag: Any) -> Any:
+        return self.faults.leave(numbers, [(item, item * 3 + 1, tag) for item in numbers], _longer_list)
+
+    def _features(self, features: Any, numbers: list[int], tag: Any) -> Any:
+        output = {name: value * 3 + 1 for name, value in features.items()}
+        output["tag"] = numpy.full(len(numbers), tag if isinstance(tag, int) else -1)
+        return self.faults.leave(numbers, output, _longer_arrays)
+
+    def _expect_refusal(self, call: Any) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self._note_refusal(error)
+        else:
+            self._note_refusal(None)
+
+    def _note_refusal(self, error: BaseException | None) -> None:
+        self.faults.injected.append(ITSELF)
+        if not isinstance(error, RuntimeError):
+            self.books.blame("wrong", f"a function that called itself got {error!r}")
+
+    def _row_length(self, row: dict[str, Any]) -> int:
+        return self.faults.length(int(row["number"]))
+
+    def _hook(self, record: BatchRecord) -> None:
+        assert self.books.observed is not None
+        self.books.observed.append(record.size)
+        if record.name != self.name or not 0 < record.calls <= record.size or not 0 <= record.failed <= record.size:
+            self.books.blame("wrong", f"{record!r} of {self}")
+        if record.size % 7 == 1:
+            self.block()
+        if record.size % 5 == 0:
+            self.faults.injected.append(HOOK)
+            raise (RAISED["raised hostile exception"]() if record.size % 2 else Injected(HOOK))
+
+    def block(self, _: object = None) -> None:
+        """Waits for a call of its own, which must be refused on a worker."""
+        fn = self.fn
+        if self.kind != "threads" or fn is None:
+            return
+        call = self.books.begin(length=1)
+        on_worker = threading.current_thread().name.startswith(f"batched-{self.name}-")
+        try:
+            answer = fn(self.argument(call))
+        except BaseException as error:
+            if on_worker and type(error) is RuntimeError:
+                self.faults.injected.append(BLOCKING)
+                self.books.end(call, "refused")
+            else:
+                self.books.failed(call, error)
+        else:
+            self.books.answered(call, self.is_right(call, answer) and not on_worker, answer)
+
+    def _drawn(self, rng: random.Random, limited: bool) -> dict[str, Any]:
+        """Settings, most of them the usual ones."""
+        drawn: dict[str, Any] = {
+            "batch_size": rng.choice([1, 2, 3, 8, 32, 64]),
+            "timeout_ms": rng.choice([0.0, 0.5, 2.0]),
+            "small_batch_threshold": rng.choice([0, 1, 8, 8, 100]),
+            "flush": rng.choice(["auto", "auto", "eager", "window"]),
+            "max_concurrent_batches": rng.choice([1, 1, 1, 2, 4]),
+            "length": rng.random() < 0.3,
+        }
+        if rng.random() < 0.3:
+            drawn["on_oom"] = rng.choice(["split", "raise"])
+        if not self.coroutine and rng.random() < 0.25:
+            drawn["prefetch"] = rng.choice([1, 2])
+        if drawn["length"] and rng.random() < 0.3:
+            drawn["max_batch_tokens"] = rng.choice([1, 100, 1000])
+        if self.features:
+            drawn["pad_to_multiple_of"] = rng.choice([1, 1, 8])
+            drawn["padding_side"] = rng.choice(["right", "left"])
+            drawn["spread_kwargs"] = rng.random() < 0.3
+            drawn["unpad"] = rng.choice(["auto", {"tokens": {1: "tokens"}}])
+        if limited and rng.random() < 0.2:
+            drawn["max_queue_size"] = rng.choice([1, 4, 50])
+            drawn["on_full"] = rng.choice(["wait", "raise"])
+        if limited and rng.random() < 0.2:
+            drawn["queue_timeout_ms"] = rng.choice([0.5, 2.0, 1000.0])
+        if rng.random() < 0.2:
+            drawn["isolate_errors"] = True
+        if rng.random() < 0.2:
+            drawn["on_batch"] = True
+        return drawn
+
+
+def _longer_list(output: list[Any], change: int) -> list[Any]:
+    return output[:-1] if change < 0 else [*output, output[-1]]
+
+
+def _longer_arrays(output: dict[str, Any], change: int) -> dict[str, Any]:
+    return {name: value[:-1] if change < 0 else numpy.concatenate([value, value[-1:]]) for name, value in output.items()}

@@ -1,0 +1,135 @@
+"""Everything at once: the randomized test of benchmarks/soak.py for a few seconds, and proof that it notices what it is there for."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from batched._runtime.execution import Execution
+from batched._runtime.runtime import Runtime
+from soak import KINDS, soak
+from soaking import callers, episodes
+from soaking.books import Report
+from soaking.callers import ThreadCaller
+from soaking.episodes import Crowd, concluded
+from soaking.subject import Subject
+
+SEED = int(os.environ.get("SOAK_SEED", "3"))
+EPISODES = 64
+CALLS = 200
+"""Of an ordinary episode."""
+RARE = {"interpreter exit", "source of map raised", "length= raised", "trio loop left with calls pending", "shutdown and cancel"}
+"""Kinds of faults that need not come in so few episodes."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_every_accepted_call_ends_once_and_rightly_whatever_happens() -> None:
+    told: list[str] = []
+    report = soak(SEED, iter(range(EPISODES)), calls=CALLS, tell=told.append)
+    assert not report.verdicts, f"SOAK_SEED={SEED}\n" + "\n".join(told)
+    assert report.accepted > EPISODES * 20, f"SOAK_SEED={SEED}"
+    if "SOAK_SEED" in os.environ:  # another need not bring all kinds in so few episodes
+        return
+    missing = [kind for kind in KINDS if not report.faults[kind] and kind not in RARE]
+    assert not missing, f"SOAK_SEED={SEED}: no {', '.join(missing)}"
+
+
+class Broken:
+    """An episode with a library that fails in a way it must not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.dropped: list[Any] = []  # wakers that were not woken
+        monkeypatch.setattr(callers, "BOUND", 0.5)
+        monkeypatch.setattr(episodes, "PATIENCE", 1.2)
+
+    def report(self, *ways: str) -> Report:
+        rng = random.Random(1)
+        subject = Subject(rng, "broken", kind="threads", features=False, limited=False, batch_size=8, flush="eager", prefetch=0)
+        caller = ThreadCaller(subject, rng, 0.0)
+        crowd = Crowd(subject.books)
+        for way in ways:
+            crowd.start(getattr(caller, way))
+            hung = not crowd.join(way)
+        report = concluded(subject) if not hung else subject.books.close(subject.fn.stats, list(subject.books.open.values()))
+        self.monkeypatch.undo()
+        for waker in self.dropped:  # so that no thread waits for ever
+            waker.wake()
+        subject.fn.shutdown()
+        return report
+
+    def drop_one(self) -> None:
+        """Has one caller not woken."""
+        answer: Callable[..., None] = Runtime._answer
+
+        def dropping(runtime: Runtime, batch: Any, ended: list[Any], wakers: list[Any]) -> None:
+            if not self.dropped:
+                self.dropped.append(wakers.pop())
+            answer(runtime, batch, ended, wakers)
+
+        self.monkeypatch.setattr(Runtime, "_answer", dropping)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    return Broken(monkeypatch)
+
+
+def test_what_is_sound_is_found_sound(broken: Broken) -> None:
+    assert not broken.report("burst", "burst", "single", "many", "map").verdicts
+
+
+def test_a_future_that_is_never_answered_is_found_lost(broken: Broken) -> None:
+    broken.drop_one()
+    assert broken.report("burst").verdicts["lost"]
+
+
+def test_a_caller_who_is_never_answered_is_found_hung(broken: Broken) -> None:
+    broken.drop_one()
+    assert broken.report("many").verdicts["hung"]
+
+
+def test_results_of_others_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    conclude = Execution.conclude
+
+    def swapping(execution: Execution, ended: list[Any]) -> int:
+        failed = conclude(execution, ended)
+        if len(ended) > 1:
+            ended[0].result, ended[1].result = ended[1].result, ended[0].result
+        return failed
+
+    monkeypatch.setattr(Execution, "conclude", swapping)
+    assert broken.report(*["burst"] * 8).verdicts["wrong"]
+
+
+def test_errors_out_of_nowhere_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    conclude = Execution.conclude
+
+    def failing(execution: Execution, ended: list[Any]) -> int:
+        ended[0].error = ValueError("out of nowhere")
+        return conclude(execution, ended)
+
+    monkeypatch.setattr(Execution, "conclude", failing)
+    assert broken.report("single").verdicts["wrong"]
+
+
+def test_items_that_are_computed_twice_are_found_duplicated(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Execution._answer
+
+    def twice(execution: Execution, owner: Any, call: Any) -> Any:
+        answer(execution, owner, (([*call[0][0]], *call[0][1:]), *call[1:]))
+        return answer(execution, owner, call)
+
+    monkeypatch.setattr(Execution, "_answer", twice)
+    assert broken.report("single").verdicts["duplicated"]
+
+
+def test_calls_that_are_computed_although_they_were_cancelled_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "cancel", lambda runtime, request: runtime.recorder.cancelled() or request.waker is not None)
+    verdicts = broken.report(*["burst"] * 8).verdicts
+    assert verdicts["wrong"] or verdicts["duplicated"]
