@@ -67,10 +67,10 @@ class Broken:
         """Has one caller not woken."""
         answer: Callable[..., None] = Runtime._answer
 
-        def dropping(runtime: Runtime, batch: Any, ended: list[Any], wakers: list[Any]) -> None:
-            if not self.dropped:
-                self.dropped.append(wakers.pop())
-            answer(runtime, batch, ended, wakers)
+        def dropping(runtime: Runtime, batch: Any, ended: list[Any]) -> None:
+            if ended and not self.dropped:
+                self.dropped.append(runtime._answers.open[batch][1].pop())
+            answer(runtime, batch, ended)
 
         self.monkeypatch.setattr(Runtime, "_answer", dropping)
 
