@@ -90,13 +90,16 @@ class Reader:
     def _described(self, name: str, array: Any) -> tuple[Field, Array, Array]:
         """The field of `array`, the array without the graph of its gradients, and a view of it."""
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())  # numpy imports that when it is first asked for
         kind: type[Field]
         if torch is not None and isinstance(array, torch.Tensor) and is_dense(array):
             device = array.device
             kind = CpuTensorField if device.type == "cpu" else TensorField
             if array.requires_grad or array.is_conj() or array.is_neg():
                 array = array.detach().resolve_conj().resolve_neg()
-        elif numpy is not None and isinstance(array, numpy.ndarray) and not isinstance(array, (numpy.ma.MaskedArray, numpy.matrix)):
+        elif (
+            numpy is not None and isinstance(array, numpy.ndarray) and not isinstance(array, masked) and not isinstance(array, numpy.matrix)
+        ):
             device, kind = None, NumpyField
         else:
             raise CollationError(

@@ -84,13 +84,13 @@ class Runtime(Reception):
         if self._torn or self._answers.left:
             self._mend()
         with self._lock:
-            if bell.scheduler is not self._scheduler:  # it worked for what was forsaken
-                return None
             if bell in self._resting:  # it woke by itself
                 self._resting.remove(bell)
-            batch = self._scheduler.take(time.monotonic())
+            uncounted = bell.scheduler is not self._scheduler  # it worked for what was forsaken, or was given up when it was started
+            batch = None if uncounted else self._scheduler.take(time.monotonic())
             deadline = self._scheduler.next_deadline() if batch is None or self._scheduler.has_room else NEVER
-            if batch is not None:
+            if batch is not None or uncounted:
+                ends = uncounted
                 more = deadline < NEVER
                 self._alarm = AWAKE if more else NEVER
             else:

@@ -72,6 +72,7 @@ class Books:
         self.faults = faults
         self.turns = 0  # odd while the batcher is closed, or being closed or opened
         self.cancels = False  # whether it was ever closed in a way that cancels what waits
+        self.unseen = 0  # probes that batches may have made which were given up, and of which statistics know nothing
         self.exact = True  # whether the statistics must agree with these books to the last call
         self.queue_timeout = math.inf  # after which calls that wait may be given up (s)
         self.refuses = False  # whether a full queue refuses calls
@@ -157,7 +158,7 @@ class Books:
             self.blame("hung", str(call))
         for call in self.open.values():
             self.blame("lost", str(call))
-        self._check_runs(0 if stats is None else stats.probes)
+        self._check_runs(self.unseen + (0 if stats is None else stats.probes))
         outcomes = Counter(self.outcomes)
         if stats is not None and not hung and not self.open:
             self._check_stats(stats, outcomes)

@@ -181,7 +181,8 @@ class Subject:
         if self.kind != "threads" or fn is None:
             return
         call = self.books.begin(length=1)
-        on_worker = threading.current_thread().name.startswith(f"batched-{self.name}-")
+        thread = threading.current_thread().name
+        on_worker = thread.startswith(f"batched-{self.name}-") and not thread.endswith("-callbacks")
         try:
             answer = fn(self.argument(call))
         except BaseException as error:
