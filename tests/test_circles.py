@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import threading
+import weakref
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +17,7 @@ import pytest
 
 import batched
 from batched._runtime import shift
-from stage import BOUND
+from stage import BOUND, python, wait_until
 
 LOOPS: list[Any] = [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})]
 
@@ -155,8 +159,8 @@ def test_two_functions_that_wait_for_each_others_queues_are_told_so(workers: int
 
     left: Any = member(lambda: right)
     right: Any = member(lambda: left)
-    futures = [fn.submit("outer") for fn in (left, right) for _ in range(workers)]
-    answers = [future.exception() for future in futures]
+    outer = [fn.submit("outer") for fn in (left, right) for _ in range(workers)]
+    answers = [future.exception() for future in outer]
     refused = [error for error in answers if error is not None]
     assert len(refused) == 1, "one gives way, and the others come through"
     assert isinstance(refused[0], RuntimeError)
@@ -184,8 +188,8 @@ def test_a_worker_that_is_free_is_waited_for() -> None:
             return [left("inner")]
         return items
 
-    futures = [left.submit("outer"), right.submit("outer")]
-    assert [future.result() for future in futures] == ["inner", "inner"]
+    outer = [left.submit("outer"), right.submit("outer")]
+    assert [future.result() for future in outer] == ["inner", "inner"]
     left.shutdown()
     right.shutdown()
 
@@ -263,8 +267,8 @@ def test_two_functions_that_close_each_other_do_not_hang() -> None:
 
     left: Any = member(lambda: right)
     right: Any = member(lambda: left)
-    futures = [left.submit(1), right.submit(2)]
-    assert [future.result() for future in futures] == [1, 2]
+    outer = [left.submit(1), right.submit(2)]
+    assert [future.result() for future in outer] == [1, 2]
 
 
 def test_a_task_that_outlives_its_run_may_wait_for_the_function() -> None:
@@ -290,3 +294,199 @@ def test_a_task_that_outlives_its_run_may_wait_for_the_function() -> None:
         await fn.aclose()
 
     asyncio.run(main())
+
+
+def test_two_functions_that_wait_for_what_the_other_has_prefetched_are_told_so() -> None:
+    ready = threading.Event()
+    both = threading.Barrier(2)
+
+    @batched.dynamically(batch_size=1, prefetch=1)
+    def left(items: list[str]) -> list[Any]:
+        if items == ["outer"]:
+            both.wait(BOUND)
+            assert ready.wait(BOUND)
+            return [right("inner")]
+        return items
+
+    @batched.dynamically(batch_size=1)
+    def right(items: list[str]) -> list[Any]:
+        if items == ["outer"]:
+            both.wait(BOUND)
+            inner = left.submit("inner")
+            wait_until(lambda: left.stats.in_flight == 2)  # it has been made ready, and runs next
+            ready.set()
+            return [inner.result()]
+        return items
+
+    outer = left.submit("outer"), right.submit("outer")
+    errors = [future.exception(BOUND) for future in outer]
+    assert len([error for error in errors if isinstance(error, RuntimeError) and "would wait for itself" in str(error)]) == 1
+    left.shutdown()
+    right.shutdown()
+
+
+def test_a_run_that_has_been_answered_waits_no_more() -> None:
+    """A callback on the worker of `inner` calls the function whose run waited for the same batch."""
+    answers: list[Any] = []
+    called = threading.Event()
+
+    @batched.dynamically
+    def outer(items: list[str]) -> list[str]:
+        return [inner("x")] if items == ["outer"] else items
+
+    @batched.dynamically(flush="window", timeout_ms=1e9, batch_size=2)
+    def inner(items: list[str]) -> list[str]:
+        return items
+
+    def callback(_: Any) -> None:
+        try:
+            answers.append(outer("from a callback"))
+        except RuntimeError as error:
+            answers.append(error)
+        called.set()
+
+    inner.submit("y").add_done_callback(callback)
+    assert outer("outer") == "x"
+    assert called.wait(BOUND)
+    assert answers == ["from a callback"]
+    outer.shutdown()
+    inner.shutdown()
+
+
+def test_a_function_may_wait_for_what_another_worker_is_running_already() -> None:
+    @batched.dynamically(batch_size=1, max_concurrent_batches=2)
+    def fn(items: list[Any]) -> list[Any]:
+        if isinstance(items[0], str):
+            assert go.wait(BOUND)
+            return items
+        go.set()
+        return [items[0].result()]
+
+    go = threading.Event()
+    running = fn.submit("running")
+    wait_until(running.running)
+    assert fn(running) == "running"
+    fn.shutdown()
+
+
+def test_a_wait_that_ends_by_itself_is_not_refused() -> None:
+    @batched.dynamically
+    def fn(items: list[int]) -> list[str]:
+        if items == [1]:
+            with pytest.raises(futures.TimeoutError):
+                fn.submit(0).result(0)
+        return ["not yet" for _ in items]
+
+    assert fn(1) == "not yet"
+    fn.shutdown()
+
+
+def test_who_waited_for_room_only_is_waited_for_by_nobody() -> None:
+    """A function submits to a full queue what calls that function: it is not waiting for the answer."""
+    gate = threading.Semaphore(0)
+
+    @batched.dynamically
+    def first(items: list[str]) -> list[str]:
+        started.extend(second.submit(f"calls {item}") for item in items if item == "starts")
+        return items
+
+    @batched.dynamically(batch_size=1, max_queue_size=1, max_concurrent_batches=2)
+    def second(items: list[str]) -> list[str]:
+        if items[0].startswith("calls"):
+            return [first("again")]
+        assert gate.acquire(timeout=BOUND)
+        return items
+
+    for _ in range(20):
+        started: list[Any] = []
+        busy = [second.submit(f"busy {i}") for i in range(2)]
+        wait_until(lambda: second.stats.in_flight == 2)
+        busy.append(second.submit("waiting"))
+        starting = first.submit("starts")
+        wait_until(lambda: second.stats.blocked == 1)
+        gate.release(3)
+        assert starting.result(BOUND) == "starts"
+        assert [future.result(BOUND) for future in (*busy, *started)] == ["busy 0", "busy 1", "waiting", "again"]
+    first.shutdown()
+    second.shutdown()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_that_a_function_forks_may_call_that_function() -> None:
+    done = python(
+        """
+        import os, batched
+
+        @batched.dynamically
+        def fn(items):
+            if items == ["fork"]:
+                child = os.fork()
+                if not child:
+                    os._exit(0 if fn("child") == "child" else 1)
+                return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+            return items
+
+        assert fn("fork") == 0
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_many_calls_of_one_run_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+    holds_up = shift._holds_up
+
+    def counting(*args: Any) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return holds_up(*args)
+
+    monkeypatch.setattr(shift, "_holds_up", counting)
+
+    @batched.aio.dynamically(batch_size=256)
+    async def inner(items: list[int]) -> list[int]:
+        return items
+
+    @batched.aio.dynamically
+    async def outer(items: list[int]) -> list[int]:
+        return [len(await asyncio.gather(*[inner(i) for i in range(item)])) for item in items]
+
+    async def main() -> None:
+        assert await outer(1000) == 1000
+        await inner.aclose()
+        await outer.aclose()
+
+    asyncio.run(main())
+    assert looked_at <= 1000
+
+
+def test_a_loop_that_is_closed_while_runs_wait_there_is_collected(caplog: pytest.LogCaptureFixture) -> None:
+    class Item:
+        pass
+
+    def closed() -> list[weakref.ref[Any]]:
+        @batched.aio.dynamically
+        async def inner(items: list[Item]) -> list[Item]:
+            started.set()
+            await asyncio.sleep(1000)
+            return items
+
+        @batched.aio.dynamically
+        async def outer(items: list[Item]) -> list[Item]:
+            return [await inner(item) for item in items]
+
+        async def main() -> None:
+            tasks.append(asyncio.create_task(outer(item)))
+            await asyncio.wait_for(started.wait(), BOUND)
+
+        loop, item, started = asyncio.new_event_loop(), Item(), asyncio.Event()
+        tasks: list[Any] = []
+        loop.run_until_complete(main())
+        loop.close()
+        return [weakref.ref(item), weakref.ref(loop)]
+
+    with caplog.at_level("CRITICAL"):
+        refs = closed()
+        gc.collect()
+        gc.collect()
+    assert [ref() for ref in refs] == [None, None]

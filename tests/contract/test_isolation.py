@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,3 +118,48 @@ async def test_a_call_that_is_given_up_meanwhile_changes_nothing_for_the_others(
             group.cancel_scope.cancel()
         stage.let_through(1000)
     assert [stage.values(callers.answers[call]) for call in calls] == [[2], [4]]
+
+
+def test_a_list_whose_items_run_in_order_of_length_fails_with_the_one_that_stood_first() -> None:
+    @batched.dynamically(isolate_errors=True, length=len)
+    def fn(texts: list[str]) -> list[str]:
+        for text in texts:
+            if "!" in text:
+                raise BadItem(text)
+        return texts
+
+    with pytest.raises(BadItem) as raised:
+        fn(["good", "!first", "good, too", "!second, and longer"])
+    assert raised.value.args == ("!first",)
+    fn.shutdown()
+
+
+def test_an_attempt_that_failed_is_not_kept_during_the_next_one() -> None:
+    class Large:
+        pass
+
+    kept: list[bool] = []
+    earlier: list[weakref.ref[Large]] = []
+
+    @batched.dynamically(isolate_errors=True)
+    def fn(items: list[int]) -> list[int]:
+        kept.extend(ref() is not None for ref in earlier)
+        large = Large()
+        earlier.append(weakref.ref(large))
+        if BAD in items:
+            raise BadItem
+        return items
+
+    with pytest.raises(BadItem):
+        fn([1, BAD, 2, 3])
+    assert kept
+    assert not any(kept)
+    fn.shutdown()
+
+
+@pytest.mark.parametrize("items", [[BAD, 1, 2, 3], [1, 2, 3, BAD]])
+def test_a_record_counts_all_items_of_a_call_of_which_one_has_failed(items: list[int]) -> None:
+    records: list[batched.BatchRecord] = []
+    with batched.dynamically(isolate_errors=True, on_batch=records.append)(picky) as fn, pytest.raises(BadItem):
+        fn(items)
+    assert [(record.outcome, record.failed, record.size, record.error) for record in records] == [("failed", 4, 4, "BadItem")]

@@ -1,0 +1,347 @@
+"""What breaks in on the library itself: signals, full stacks, forks and threads that cannot be started. Nobody is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import batched
+from batched._core.scheduler import Scheduler
+from batched._runtime import answers, clock
+from batched._runtime.reception import Reception
+from stage import BOUND, python, wait_until
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+class Gate:
+    """A batch function that waits to be let through."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.entered.set()
+        assert self.open.wait(BOUND)
+        return items
+
+
+def held(**settings: Any) -> tuple[Gate, Any, Any]:
+    """A function that is busy with one item."""
+    gate = Gate()
+    fn: Any = batched.dynamically(**{"batch_size": 1, **settings})(gate)
+    running = fn.submit("running")
+    assert gate.entered.wait(BOUND)
+    return gate, fn, running
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, before: bool, on: int = 1) -> None:
+    """Has a signal break in before or after the `on`th call of that function, once."""
+    function, calls = getattr(where, name), 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == on and before:
+            raise Interrupt
+        result = function(*args, **kwargs)
+        if calls == on:
+            raise Interrupt
+        return result
+
+    monkeypatch.setattr(where, name, interrupted)
+
+
+PLACES: list[tuple[Any, str]] = [
+    (Scheduler, "cancel"),
+    (Scheduler, "_remove"),
+    (Scheduler, "_let_in"),
+    (Scheduler, "_enqueue"),
+    (Reception, "_let_in"),
+    (answers.Answers, "end"),
+    (answers.Answers, "tell"),
+    (answers, "wake_all"),
+]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(("where", "name"), PLACES, ids=lambda place: getattr(place, "__name__", place))
+@pytest.mark.parametrize("way", ["cancel", "shutdown"])
+def test_a_signal_that_breaks_in_leaves_nobody_waiting(
+    way: str, where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waited has an answer, a cancellation, or a `BatcherClosed`, and the next call is served."""
+
+    async def submitted() -> list[Any]:
+        return [fn.submit(i) for i in range(5)]  # on a loop, where that waits for no room
+
+    gate, fn, running = held(max_queue_size=2)
+    futures = asyncio.run(submitted())
+    with monkeypatch.context() as patch:
+        interrupting(patch, where, name, before=before)
+        try:
+            if way == "cancel":
+                futures[1].cancel()
+            else:
+                fn.shutdown(wait=False, cancel_futures=True)
+        except Interrupt:
+            pass
+    gate.open.set()
+    for future in (running, *futures):
+        wait_until(future.done)
+    with fn:
+        assert fn.submit("next").result(BOUND) == "next"
+    fn.shutdown()
+    assert (fn.stats.queue_size, fn.stats.blocked, fn.stats.in_flight) == (0, 0, 0)
+
+
+def test_a_full_stack_in_a_cancellation_leaves_nobody_waiting() -> None:
+    def deep(frames: int, function: Callable[[], Any]) -> Any:
+        return deep(frames - 1, function) if frames else function()
+
+    async def main() -> None:
+        for spare in range(45, 0, -1):
+            gate, fn, running = held(max_queue_size=1)
+            futures = [fn.submit(i) for i in range(2)]
+            depth, frame = 0, sys._getframe()
+            while frame is not None:
+                depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
+            try:
+                deep(sys.getrecursionlimit() - depth - spare, futures[0].cancel)
+            except RecursionError:
+                pass
+            gate.open.set()
+            for future in (running, *futures):
+                wait_until(future.done)
+            fn.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_signal_before_the_clock_was_set_is_made_good_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=20)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    with monkeypatch.context() as patch:
+        interrupting(patch, clock.Clock, "call_at", before=True)
+        with pytest.raises(Interrupt):
+            fn.submit(1)
+    expiry = fn._batcher.runtime._expiry  # type: ignore[union-attr]
+    wait_until(lambda: expiry < time.monotonic())
+    assert isinstance(fn.submit(2).exception(BOUND), batched.QueueTimeout)
+    fn.shutdown()
+
+
+def test_a_thread_that_was_started_and_given_up_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fn, running = held(max_concurrent_batches=2)
+    with monkeypatch.context() as patch:
+        interrupting(patch, threading.Thread, "start", before=False)
+        with pytest.raises(Interrupt):
+            fn.submit("late")
+    gate.open.set()
+    assert running.result(BOUND) == "running"
+    assert fn("next") == "next"
+    closing = threading.Thread(target=fn.shutdown, daemon=True)
+    closing.start()
+    closing.join(BOUND)
+    assert not closing.is_alive()
+    assert fn._batcher.runtime._workers == 0
+
+
+def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    @batched.dynamically(queue_timeout_ms=1e6)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    with monkeypatch.context() as patch:
+        patch.setattr(clock.clock, "_thread", None)
+        interrupting(patch, threading.Thread, "start", before=True)
+        with pytest.raises(Interrupt):
+            fn(1)
+    assert (fn.stats.calls, fn.stats.cancelled) == (0, 0)
+    fn.shutdown()
+
+
+# ---------------------------------------------------------------- callbacks
+
+
+def test_a_callback_of_a_call_that_was_late_may_block_and_delays_no_other_batcher() -> None:
+    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
+    def fn(items: list[str]) -> list[str]:
+        return items
+
+    other = fn.with_options()
+    retried = threading.Event()
+
+    def retry(_: Any) -> None:
+        with pytest.raises(batched.QueueTimeout):
+            fn("retry")
+        retried.set()
+
+    future = fn.submit("first")
+    future.add_done_callback(retry)
+    assert isinstance(future.exception(BOUND), batched.QueueTimeout)
+    assert isinstance(other.submit("other").exception(BOUND), batched.QueueTimeout)
+    assert retried.wait(BOUND)
+    fn.shutdown()
+    other.shutdown()
+
+
+def test_callbacks_of_late_calls_are_made_even_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
+    def fn(items: list[str]) -> list[str]:
+        return items
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert isinstance(fn.submit("first").exception(BOUND), batched.QueueTimeout)
+    called = threading.Event()
+    future = fn.submit("second")
+    future.add_done_callback(lambda _: called.set())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert called.wait(BOUND)
+    fn.shutdown()
+
+
+def test_who_gets_room_is_told_before_callbacks_are_called() -> None:
+    gate, fn, running = held(max_queue_size=1)
+    waiting, got_room, in_time = fn.submit("waiting"), threading.Event(), []
+    waiting.add_done_callback(lambda _: in_time.append(got_room.wait(BOUND)))
+
+    def submit() -> None:
+        fn.submit("late")
+        got_room.set()
+
+    thread = threading.Thread(target=submit, daemon=True)
+    thread.start()
+    wait_until(lambda: fn.stats.blocked == 1)
+    assert waiting.cancel()
+    assert in_time == [True]
+    gate.open.set()
+    assert running.result(BOUND) == "running"
+    fn.shutdown()
+
+
+@pytest.mark.parametrize("closing", ["shutdown", "aclose"])
+def test_with_prefetch_closing_waits_until_all_callers_have_been_told(closing: str) -> None:
+    called, release = threading.Event(), threading.Event()
+
+    @batched.dynamically(prefetch=1, batch_size=2, flush="window", timeout_ms=1e9)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    def slow(_: Any) -> None:
+        called.set()
+        assert release.wait(BOUND)
+
+    first, second = fn.submit(1), fn.submit(2)
+    first.add_done_callback(slow)
+    assert called.wait(BOUND)
+    seen: list[bool] = []
+
+    def close() -> None:
+        if closing == "shutdown":
+            fn.shutdown()
+        else:
+            asyncio.run(fn.aclose())
+        seen.append(second.done())
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    wait_until(lambda: fn._batcher.runtime._workers == 0)  # type: ignore[union-attr]
+    assert not seen
+    release.set()
+    thread.join(BOUND)
+    assert seen == [True]
+
+
+# ---------------------------------------------------------------- forks
+
+
+@needs_fork
+@pytest.mark.parametrize("ending", ["expiry", "shutdown", "cancel"])
+def test_calls_that_were_about_to_be_told_when_the_process_forked_end_in_the_child(ending: str) -> None:
+    """Another thread is busy with the callback of the first of them."""
+    done = python(
+        f"""
+        import concurrent.futures, os, threading, batched
+        ending = {ending!r}
+
+        @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=50 if ending == "expiry" else None)
+        def fn(items):
+            return items
+
+        telling, forked = threading.Event(), threading.Event()
+
+        parent = os.getpid()
+
+        def callback(_):
+            telling.set()
+            if os.getpid() == parent:
+                forked.wait(10)
+
+        futures = [fn.submit(i) for i in range(4)]
+        for future in futures:
+            future.add_done_callback(callback)
+        if ending == "shutdown":
+            threading.Thread(target=lambda: fn.shutdown(cancel_futures=True)).start()
+        elif ending == "cancel":
+            threading.Thread(target=futures[0].cancel).start()
+        assert telling.wait(10)
+        child = os.fork()
+        if not child:
+            forked.set()
+            for future in futures:
+                try:
+                    future.exception(5)
+                except concurrent.futures.CancelledError:
+                    pass
+            with fn:
+                os._exit(0 if fn.with_options(flush="eager", queue_timeout_ms=None)("child") == "child" else 1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        forked.set()
+        fn.shutdown(cancel_futures=True)
+        assert status == 0, status
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- what stays
+
+
+def test_appointments_of_batchers_that_are_gone_are_not_kept() -> None:
+    ticking = clock.Clock()
+    ticking.start()
+    kept = []
+
+    class Owner:
+        def ring(self) -> None: ...
+
+    for number in range(1000):
+        owner = Owner()
+        ticking.call_at(1e12, owner.ring)
+        if number % 100 == 0:
+            kept.append(owner)
+    del owner
+    wait_until(ticking._appointments.empty)
+    gc.collect()
+    methods = [each for each in gc.get_objects() if isinstance(each, weakref.WeakMethod) and each._func_ref() is Owner.ring]  # type: ignore[attr-defined]
+    assert len(kept) <= len(methods) <= 2 * clock.MANY
