@@ -194,6 +194,31 @@ def test_a_worker_that_is_free_is_waited_for() -> None:
     right.shutdown()
 
 
+def test_a_task_that_outlives_its_run_may_be_waiting_meanwhile() -> None:
+    async def main() -> None:
+        go = asyncio.Event()
+        tasks: list[asyncio.Task[int]] = []
+
+        @batched.aio.dynamically
+        async def inner(items: list[int]) -> list[int]:
+            await asyncio.wait_for(go.wait(), BOUND)
+            return items
+
+        @batched.aio.dynamically
+        async def outer(items: list[int]) -> list[int]:
+            tasks.extend(asyncio.create_task(inner.acall(item)) for item in items)
+            await asyncio.sleep(0)
+            return items
+
+        assert await outer(1) == 1
+        go.set()
+        assert await asyncio.wait_for(tasks[0], BOUND) == 1
+        await inner.aclose()
+        await outer.aclose()
+
+    asyncio.run(main())
+
+
 def test_many_runs_may_wait_for_one_function() -> None:
     @batched.dynamically
     def inner(items: list[int]) -> list[int]:

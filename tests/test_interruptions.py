@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import os
 import sys
@@ -12,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 import batched
@@ -177,6 +179,98 @@ def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(monkeypatch:
     fn.shutdown()
 
 
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_worker_that_was_given_up_while_it_rested_ends(coroutine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(items: list[int]) -> list[int]:
+        return items
+
+    async def awaited(items: list[int]) -> list[int]:
+        return items
+
+    fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(awaited if coroutine else plain)
+
+    async def main() -> None:
+        runtime = fn._batcher.runtime.here()
+        with monkeypatch.context() as patch:
+            start = type(runtime)._start_worker
+
+            def late(self: Any, bell: Any) -> None:
+                start(self, bell)
+                if not coroutine:
+                    wait_until(lambda: bell in runtime._resting)
+                raise Interrupt
+
+            patch.setattr(type(runtime), "_start_worker", late)
+            with pytest.raises(Interrupt):
+                fn.submit(1)
+        assert runtime._workers == 0
+        names = {f"batched-{fn.__qualname__}-{number}" for number in (1, 2)}
+        with anyio.fail_after(BOUND):
+            while any(thread.name in names for thread in threading.enumerate()):  # noqa: ASYNC110  # they ring no bell
+                await asyncio.sleep(0.001)
+        eager = asyncio.wrap_future(fn.submit(2))
+        await fn.aclose()
+        assert await eager == 2
+        assert runtime._workers == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "before"),
+    [(answers.Answers, "tell", True), (concurrent.futures.Future, "set_result", True)],
+    ids=["about to tell", "telling"],
+)
+def test_an_answer_that_was_broken_in_on_is_given_with_the_next_one(
+    where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a worker no signal is handled, but memory may run out."""
+    gate, fn, running = held()
+    with monkeypatch.context() as patch:
+        interrupting(patch, where, name, before=before)
+        gate.open.set()
+        wait_until(lambda: fn._batcher.runtime._workers == 0)
+    assert fn("next") == "next"
+    assert running.result(BOUND) == "running"
+    fn.shutdown()
+
+
+def test_a_cancellation_that_was_broken_in_on_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fn, running = held()
+    waiting = fn.submit("waiting")
+    with monkeypatch.context() as patch:
+        interrupting(patch, concurrent.futures.Future, "cancel", before=True)
+        with pytest.raises(Interrupt):
+            waiting.cancel()
+    gate.open.set()
+    assert running.result(BOUND) == "running"
+    wait_until(waiting.cancelled)
+    fn.shutdown()
+
+
+def test_giving_up_a_call_that_was_broken_in_on_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fn, _ = held()
+    waiting = [fn.submit(i) for i in range(3)]
+    request = next(iter(fn._batcher.runtime._scheduler))
+    with monkeypatch.context() as patch:
+        interrupting(patch, Scheduler, "_remove", before=True)
+        with pytest.raises(Interrupt):
+            fn._batcher.runtime.abandon(request)
+    for future in waiting[1:]:
+        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+    gate.open.set()
+    assert fn("next") == "next"
+    fn.shutdown()
+
+
+def test_what_is_sound_is_not_mended() -> None:
+    gate, fn, running = held()
+    fn._batcher.runtime.forsake("there is no reason", torn=True)
+    gate.open.set()
+    assert running.result(BOUND) == "running"
+    fn.shutdown()
+
+
 # ---------------------------------------------------------------- callbacks
 
 
@@ -324,6 +418,33 @@ def test_calls_that_were_about_to_be_told_when_the_process_forked_end_in_the_chi
     assert done.returncode == 0, done.stderr
 
 
+@needs_fork
+def test_a_batcher_that_cannot_be_renewed_in_a_child_keeps_no_other_from_it() -> None:
+    done = python(
+        """
+        import os, batched
+
+        @batched.dynamically(name="broken")
+        def broken(items):
+            return items
+
+        others = [broken.with_options() for _ in range(5)]
+        assert [fn(1) for fn in (others[0], broken, *others)] == [1] * 7
+
+        def fail(*args, **kwargs):
+            raise MemoryError
+
+        broken._batcher.runtime.forsake = fail
+        child = os.fork()
+        if not child:
+            os._exit(0 if [fn(2) for fn in others] == [2] * 5 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "broken may not work in the forked process" in done.stderr
+
+
 # ---------------------------------------------------------------- what stays
 
 
@@ -343,5 +464,5 @@ def test_appointments_of_batchers_that_are_gone_are_not_kept() -> None:
     del owner
     wait_until(ticking._appointments.empty)
     gc.collect()
-    methods = [each for each in gc.get_objects() if isinstance(each, weakref.WeakMethod) and each._func_ref() is Owner.ring]  # type: ignore[attr-defined]
+    methods = [each for each in gc.get_objects() if type(each) is weakref.WeakMethod and each._func_ref() is Owner.ring]  # type: ignore[attr-defined]
     assert len(kept) <= len(methods) <= 2 * clock.MANY

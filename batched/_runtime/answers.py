@@ -36,10 +36,9 @@ class Answers:
 
     def tell(self, key: object) -> None:
         """Wakes the callers of what was ended under `key`."""
-        ended = self.open.get(key)
-        if ended is not None:  # else the process was forked meanwhile
-            wake_all(ended[1], current_loop())
-            self.open.pop(key, None)
+        _, wakers = self.open[key]
+        wake_all(wakers, current_loop())
+        self.open.pop(key, None)
 
     def tell_left(self) -> None:
         """Wakes those who were left."""

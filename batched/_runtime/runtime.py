@@ -67,9 +67,10 @@ class Runtime(Reception):
             if starting:
                 with self._lock:
                     bell.scheduler = None  # if it has begun nevertheless, it ends as one that nobody has counted
-                    if bell in self._resting:
-                        self._resting.remove(bell)
+                    rests = bell in self._resting
                     self._workers -= 1
+                if rests:
+                    self._ring(bell)
                 if not self._workers:
                     self.forsake(f"no worker could be started: {error}")
             elif bell is not None:
