@@ -62,8 +62,8 @@ class Dynamically(_Decorator):
         batch_size: most items in one batch; 32.
         timeout_ms: longest an item is held to wait for others, in milliseconds; 5.0.
         small_batch_threshold: calls of at most this many items go first; 8.
-        flush: when a batch that is not full leaves: "auto" or "eager" (as soon as a worker is free), "window" (when its
-            oldest item is `timeout_ms` old); "auto".
+        flush: when a batch that is not full leaves: "auto" (when everyone is there or waiting no longer pays, as it learns from what it
+            sees), "eager" (as soon as a worker is free), "window" (when its oldest item is `timeout_ms` old); "auto".
         length: how long an item is, a function of it; of more items than fit, those of like length run together; None.
         max_batch_tokens: most items times the longest of them in one batch; without `length`, that is `len`; None.
         max_queue_size: most items waiting in the queue; a larger call enters when it is empty; None.

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure: the median of several runs, and the bound it is held to."""
+    """One measured figure: the median of several runs, and the bounds it is held to."""
 
     name: str
     runs: list[float]
     unit: str
     bound: float | None = None  # at most this much
+    at_least: float | None = None
 
     @property
     def median(self) -> float:
@@ -27,7 +28,15 @@ class Figure:
 
     @property
     def kept(self) -> bool:
-        return self.bound is None or self.median <= self.bound
+        return (self.bound is None or self.median <= self.bound) and (self.at_least is None or self.median >= self.at_least)
+
+    @property
+    def verdict(self) -> str:
+        """The bounds, and whether they are kept; empty where there are none."""
+        bounds = [
+            f"{word} {bound:g} {self.unit}" for word, bound in (("at least", self.at_least), ("at most", self.bound)) if bound is not None
+        ]
+        return f"{' and '.join(bounds)}: {'kept' if self.kept else 'MISSED'}" if bounds else ""
 
 
 def repeated(measure: Callable[[], float], runs: int) -> list[float]:
@@ -50,8 +59,7 @@ def conclude(figures: list[Figure], arguments: argparse.Namespace, packages: tup
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}; command: {' '.join(sys.argv)}")
     width = max(len(figure.name) for figure in figures)
     for figure in figures:
-        bound = f"at most {figure.bound:g} {figure.unit}: {'kept' if figure.kept else 'MISSED'}" if figure.bound is not None else ""
-        spread = f"({min(figure.runs):.3g} to {max(figure.runs):.3g})"
-        print(f"  {figure.name:<{width}}  {figure.median:8.3g} {figure.unit:<8} {spread:<20} {bound}".rstrip())
+        spread = f"({min(figure.runs):.3g} to {max(figure.runs):.3g})" if len(figure.runs) > 1 else ""
+        print(f"  {figure.name:<{width}}  {figure.median:8.3g} {figure.unit:<8} {spread:<20} {figure.verdict}".rstrip())
     if arguments.check and not all(figure.kept for figure in figures):
         sys.exit(1)

@@ -41,7 +41,7 @@ from typing import Final
 from .capacity import Capacity
 from .forming import alike, everything, in_order
 from .group import Group, Queue
-from .linger import AT_ONCE, NEVER, FlushReason, linger
+from .linger import AT_ONCE, NEVER, FlushReason, Hindsight, linger
 from .policy import BatchPolicy
 from .request import Batch, Request, Slice
 
@@ -62,8 +62,11 @@ class Scheduler:
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         self.draining = False  # nothing is held any more
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
+        self.in_flight = 0  # items in batches that are running
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self._linger = linger(policy)
+        self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
+        self._ready = AT_ONCE  # since when a batch may run (s)
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = OrderedDict()  # small requests of all groups, oldest first
         self._large: Queue = OrderedDict()  # large requests of all groups, oldest first
@@ -76,11 +79,6 @@ class Scheduler:
     def __iter__(self) -> Iterator[Request]:
         """The requests of which anything still waits."""
         return chain(self._small, self._large, self._line)
-
-    @property
-    def in_flight(self) -> int:
-        """Items in batches that are running."""
-        return sum(batch.size for batch in list(self.running))
 
     @property
     def in_line(self) -> int:
@@ -102,7 +100,12 @@ class Scheduler:
         if self._patience is not None:
             self._expiring[request] = None
         if self.admits(request):
-            return self._departure(self._enqueue(request))[0]
+            group = self._enqueue(request)
+            if self._hindsight is not None:
+                self._hindsight.arrived(hash(group.key), request.size, self.waiting + self.in_flight, now)
+                if group.waiting == request.size and self.has_room and request.size < self.capacity.batch_size:
+                    self._hindsight.chance(hash(group.key), group.waiting, now)
+            return self._departure(group)[0]
         self._line[request] = None
         return AT_ONCE
 
@@ -186,7 +189,18 @@ class Scheduler:
     def finished(self, batch: Batch, now: float) -> None:
         """Frees the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
+        had_room = self.has_room
         del self.running[batch]
+        self.in_flight -= batch.size
+        if not had_room:
+            self._ready = now
+        if self._hindsight is not None:
+            self._hindsight.finished(batch.size, now - batch.started, self.waiting + self.in_flight)
+            if not had_room and self.waiting:
+                group = next(iter(self._small or self._large)).queues
+                assert group is not None
+                if group.waiting < self.capacity.batch_size and not group.begun:
+                    self._hindsight.chance(hash(group.key), group.waiting, now)
         if batch.too_big:
             for items, longest in batch.too_big:
                 self.capacity.too_big(items, longest)
@@ -211,7 +225,10 @@ class Scheduler:
             return AT_ONCE, "drain"
         if group.begun:
             return AT_ONCE, "eager"
-        return self._linger.until(group.oldest), self._linger.reason
+        departure = self._linger.until(group.oldest, self._ready)
+        if self._hindsight is not None and departure != AT_ONCE and self.waiting + self.in_flight >= self._hindsight.everyone:
+            departure = AT_ONCE
+        return departure, self._linger.reason
 
     def _is_due(self, heir: Request) -> bool:
         """Whether `heir` has earned a batch, or as much of one as it still needs."""
@@ -252,6 +269,7 @@ class Scheduler:
             group.shrunk()
         batch = Batch(slices, size, reason, now, longest)
         self.running[batch] = None  # first, so that what is handed out is somewhere if a signal breaks in
+        self.in_flight += size
         for request, start, stop in slices:
             taken = request.taken + stop - start
             if taken == request.size:

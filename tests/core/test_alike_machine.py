@@ -28,7 +28,7 @@ policies = st.builds(
     batch_size=st.sampled_from([8, 4, 3, 2, 1]),
     timeout_ms=st.sampled_from([1000, 1, 0]),
     small_batch_threshold=st.sampled_from([1, 3, 8, 0, 100]),
-    flush=st.sampled_from(["window", "auto"]),
+    flush=st.sampled_from(["window", "eager"]),
     max_batch_tokens=st.sampled_from([None, 20, 60, 150, 1]),
     max_concurrent_batches=st.integers(1, 3),
 )

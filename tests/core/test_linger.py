@@ -1,14 +1,18 @@
-"""How long a group that does not fill a batch is held."""
+"""How long a group that does not fill a batch is held: by arithmetic, and in histories of callers who come back."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
-from batched._core.linger import AT_ONCE, NEVER, Eager, Window, linger
+from batched._core.linger import AT_ONCE, DOUBT, EPOCHS, NEVER, Cost, Eager, Hindsight, Window, linger
 from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Batch, Request, Scheduler
 
 
 def test_at_once_is_before_and_never_after_every_moment() -> None:
@@ -18,32 +22,240 @@ def test_at_once_is_before_and_never_after_every_moment() -> None:
 
 @pytest.mark.parametrize("oldest", [-7.0, 0.0, 3.25, 1e9])
 def test_eager_lets_a_group_leave_at_once_whenever_it_came(oldest: float) -> None:
-    assert Eager().until(oldest) == AT_ONCE
+    assert Eager().until(oldest, 0.0) == AT_ONCE
 
 
 @pytest.mark.parametrize("oldest", [-7.0, 0.0, 3.25, 1e9])
 @pytest.mark.parametrize("timeout", [0.0, 0.5, 1000.0])
 def test_a_window_lets_a_group_leave_when_its_oldest_item_is_as_old_as_the_timeout(oldest: float, timeout: float) -> None:
-    assert Window(timeout).until(oldest) == oldest + timeout
+    assert Window(timeout).until(oldest, oldest + 1) == oldest + timeout
 
 
 def test_each_rule_names_the_reason_for_which_a_batch_leaves() -> None:
     assert Eager().reason == "eager"
     assert Window(1.0).reason == "timeout"
+    assert Hindsight(1.0, 4).reason == "eager", "nothing has been learned yet"
 
 
-@pytest.mark.parametrize("flush", ["auto", "eager"])
-def test_auto_and_eager_hold_nothing(flush: Literal["auto", "eager"]) -> None:
-    assert isinstance(linger(BatchPolicy(flush=flush, timeout_ms=1000)), Eager)
-
-
-def test_window_holds_for_the_timeout_of_the_policy_in_seconds() -> None:
-    rule = linger(BatchPolicy(flush="window", timeout_ms=250))
-    assert isinstance(rule, Window)
-    assert rule.until(10.0) == 10.25
+def test_each_setting_selects_its_rule() -> None:
+    assert isinstance(linger(BatchPolicy()), Hindsight)
+    assert isinstance(linger(BatchPolicy(flush="auto", timeout_ms=0)), Eager), "nobody is to be held"
+    assert isinstance(linger(BatchPolicy(flush="eager", timeout_ms=1000)), Eager)
+    window = linger(BatchPolicy(flush="window", timeout_ms=250))
+    assert isinstance(window, Window)
+    assert window.until(10.0, 0.0) == 10.25
 
 
 def test_a_window_without_a_timeout_is_due_on_arrival_and_not_before() -> None:
     rule = linger(BatchPolicy(flush="window", timeout_ms=0))
-    assert rule.until(10.0) == 10.0
-    assert not math.isinf(rule.until(10.0))
+    assert rule.until(10.0, 0.0) == 10.0
+    assert not math.isinf(rule.until(10.0, 0.0))
+
+
+# ---------------------------------------------------------------- what a batch costs
+
+
+def test_before_the_first_batch_nothing_is_known_of_its_cost() -> None:
+    assert Cost().estimate() == (0.0, 0.0, 0.0)
+
+
+def test_of_batches_of_one_size_all_of_the_cost_is_taken_for_fixed() -> None:
+    cost = Cost()
+    for _ in range(200):
+        cost.add(8, 0.25)
+    assert cost.estimate() == pytest.approx((0.25, 0.25, 0.0))
+
+
+def test_a_straight_line_is_found() -> None:
+    cost = Cost()
+    for size in [3, 8, 1, 8, 5, 2] * 20:
+        cost.add(size, 0.005 + 0.001 * size)
+    mean, fixed, each = cost.estimate()
+    assert (fixed, each) == pytest.approx((0.005, 0.001))
+    assert mean == pytest.approx(0.005 + 0.001 * 27 / 6, rel=0.05)
+
+
+def test_what_sizes_have_told_is_not_forgotten_while_they_are_all_alike() -> None:
+    cost = Cost()
+    for size in (1, 16):
+        cost.add(size, 0.001 + 0.001 * size)
+    for _ in range(1000):
+        cost.add(16, 0.017)
+    assert cost.estimate() == pytest.approx((0.017, 0.001, 0.001))
+
+
+def test_a_function_that_becomes_another_is_learned_anew() -> None:
+    cost = Cost()
+    for size in [1, 16] * 100:
+        cost.add(size, 0.001 * size)
+    for size in [1, 16] * 100:
+        cost.add(size, 0.010)
+    mean, fixed, each = cost.estimate()
+    assert (mean, fixed) == pytest.approx((0.010, 0.010), rel=0.01)
+    assert each == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_fixed_part_is_never_negative_nor_more_than_all() -> None:
+    for times in ((0.001, 0.9), (0.9, 0.001)):
+        cost = Cost()
+        for size, seconds in zip((1, 9), times, strict=True):
+            cost.add(size, seconds)
+        mean, fixed, each = cost.estimate()
+        assert 0 <= fixed <= mean
+        assert each >= 0
+
+
+# ---------------------------------------------------------------- the gain in hindsight
+
+
+def test_the_gains_are_those_of_the_formula() -> None:
+    """Two items are ready; of a third and a fourth, 0.5 and 2 ms later, waiting for 0.52 ms would have caught one."""
+    rule = Hindsight(timeout=1.0, batch_size=8)
+    rule.finished(1, 0.010, 0)  # s = a = 10 ms: there is no other size yet
+    rule.arrived(0, 4, 4, 0.0)  # so many there can be
+    rule.chance(0, 2, 1.0)
+    rule.arrived(0, 1, 3, 1.0005)
+    rule.arrived(1, 1, 4, 1.0010)  # of another group
+    rule.arrived(0, 1, 4, 1.0020)
+    rule.chance(0, 2, 1.02)
+    gains = dict(zip(rule._waits, rule._gains, strict=True))
+    for wait, gain in gains.items():
+        if wait < 0.0005:
+            expected = -2 * wait * DOUBT
+        elif wait < 0.0020:
+            saved = 0.010 * 1 / 2
+            expected = 1 * (saved * (1 - wait / 0.010) - max(0.0, wait - saved)) - 2 * wait * DOUBT
+        else:
+            expected = 2 * 0.010 * (1 - 0.0020 / 0.010) - 2 * 0.0020 * DOUBT  # all are there
+        assert gain == pytest.approx(0.1 * expected)
+    assert rule.reason == "settled"
+    assert rule.until(0.0, 5.0) == rule.until(5.0, 0.0) == 5.0 + min(wait for wait in rule._waits if wait >= 0.0020)
+
+
+def test_only_what_was_seen_is_counted() -> None:
+    """The next chance came after 0.1 ms, so nothing is known of longer waits."""
+    rule = Hindsight(timeout=1.0, batch_size=8)
+    rule.finished(1, 0.010, 0)
+    rule.arrived(0, 4, 4, 0.0)
+    rule.chance(0, 1, 1.0)
+    rule.chance(0, 1, 1.0001)
+    assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]
+
+
+# ---------------------------------------------------------------- callers who come back
+
+
+def closed_loop(scheduler: Scheduler, callers: int, batches: int, *, fixed: float, each: float = 0.0, gap: float = 1e-5) -> list[Batch]:
+    """The batches of `callers` who call again, one after another, as soon as they are answered."""
+    now = 0.0
+    done: list[Batch] = []
+    arrivals = [gap * number for number in range(callers)]
+    running: list[tuple[float, Batch]] = []
+    while len(done) < batches:
+        deadline = scheduler.next_deadline()
+        if deadline <= now:
+            batch = scheduler.take(now)
+            assert batch is not None
+            running.append((now + fixed + each * batch.size, batch))
+            continue
+        moments = [*arrivals[:1], *(end for end, _ in running[:1]), deadline]
+        now = min(moments)
+        if arrivals and arrivals[0] == now:
+            arrivals.pop(0)
+            scheduler.submit(Request([0], 1, "g", waker=None), now)
+        elif running and running[0][0] == now:
+            _, batch = running.pop(0)
+            scheduler.finished(batch, now)
+            done.append(batch)
+            arrivals = sorted([*arrivals, *(now + gap * (number + 1) for number in range(batch.size))])
+    return done
+
+
+def test_a_lone_caller_never_waits() -> None:
+    batches = closed_loop(Scheduler(BatchPolicy()), 1, 100, fixed=0.005, gap=0.001)
+    assert all(batch.started == batch.slices[0][0].arrived for batch in batches)
+
+
+@pytest.mark.parametrize("callers", [2, 3, 8, 24, 32])
+def test_callers_who_come_back_are_merged_within_ten_batches(callers: int) -> None:
+    """Without holding anything they would be two convoys for ever, which take turns."""
+    auto = closed_loop(Scheduler(BatchPolicy()), callers, 40, fixed=0.005, each=0.0001)
+    assert [batch.size for batch in auto[10:]] == [callers] * 30
+    eager = closed_loop(Scheduler(BatchPolicy(flush="eager")), callers, 40, fixed=0.005, each=0.0001)
+    assert max(batch.size for batch in eager[10:]) < callers
+
+
+def test_a_function_that_saves_nothing_by_merging_is_never_kept_waiting() -> None:
+    batches = closed_loop(Scheduler(BatchPolicy()), 8, 60, fixed=1e-6, each=0.001, gap=1e-4)
+    for before, after in itertools.pairwise(batches[20:]):
+        assert after.started == max(before.ended, min(request.arrived for request, _, _ in after.slices))
+
+
+def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
+    scheduler = Scheduler(BatchPolicy())
+    closed_loop(scheduler, 24, 30, fixed=0.005)
+    while (batch := scheduler.take(1e6)) is not None:
+        scheduler.finished(batch, 1e6)
+    waits = []
+    for number in range(3 * EPOCHS):
+        now = 1e6 + number
+        scheduler.submit(Request([0], 1, "g", waker=None), now)
+        left = max(now, scheduler.next_deadline())
+        waits.append(left - now)
+        taken = scheduler.take(left)
+        assert taken is not None
+        scheduler.finished(taken, left + 0.005)
+    assert max(waits) <= 0.005
+    assert waits[EPOCHS + 1 :] == [0.0] * (len(waits) - EPOCHS - 1)
+
+
+# ---------------------------------------------------------------- whatever happens
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit", "take", "finish", "wait"]),
+        st.integers(1, 12),
+        st.sampled_from("ab"),
+        st.sampled_from([0.0, 1e-5, 3e-4, 2e-3, 0.02]),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(steps, st.sampled_from([0.01, 1.0, 5.0, 1000.0]), st.integers(1, 2), st.sampled_from([1, 4, 16]))
+def test_nobody_is_held_for_longer_than_the_timeout(
+    history: list[tuple[Literal["submit", "take", "finish", "wait"], int, str, float]], timeout_ms: float, workers: int, batch_size: int
+) -> None:
+    """After the later of its arrival and a worker's becoming free. And the same history leads to the same decisions."""
+
+    def run() -> list[float]:
+        policy = BatchPolicy(batch_size=batch_size, timeout_ms=timeout_ms, max_concurrent_batches=workers)
+        scheduler, now, free = Scheduler(policy), 0.0, 0.0
+        running: list[Batch] = []
+        waiting: list[Request] = []
+        deadlines = []
+        for step, size, group, seconds in history:
+            now += seconds
+            if step == "submit":
+                waiting.append(Request([0] * size, size, group, waker=None))
+                scheduler.submit(waiting[-1], now)
+            elif step == "finish" and running:
+                if len(running) == workers:
+                    free = now
+                scheduler.finished(running.pop(0), now)
+            elif step == "take" and (batch := scheduler.take(now)) is not None:
+                running.append(batch)
+            waiting = [request for request in waiting if request.taken < request.size]
+            deadline = scheduler.next_deadline()
+            deadlines.append(deadline)
+            if len(running) == workers or not waiting:
+                assert deadline == NEVER
+            else:
+                assert deadline <= min(max(request.arrived, free) for request in waiting) + policy.timeout
+            assert sum(request.size - request.taken for request in waiting) == scheduler.waiting
+            assert sum(batch.size for batch in running) == scheduler.in_flight
+        return deadlines
+
+    assert run() == run()

@@ -120,7 +120,7 @@ class Overload:
     def __init__(self, seed: int, load: float, **settings: Any) -> None:
         self.rng = random.Random(seed)
         self.load = load
-        self.busy = Scheduler(BatchPolicy(batch_size=SIZE, small_batch_threshold=8, **settings))
+        self.busy = Scheduler(BatchPolicy(batch_size=SIZE, small_batch_threshold=8, flush="eager", **settings))
         self.small: dict[Request, Waiting] = {}  # of which anything waits
         self.heir: Request | None = None
         self.heir_owed = 0  # batches within which it must be finished

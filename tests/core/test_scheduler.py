@@ -99,7 +99,7 @@ def test_a_full_batch_leaves_at_once_under_every_flush(flush: Flush, sizes: tupl
 
 
 @pytest.mark.parametrize("flush", ["auto", "eager"])
-def test_eager_and_for_now_auto_hold_nothing(flush: Literal["auto", "eager"]) -> None:
+def test_eager_holds_nothing_nor_does_auto_before_it_has_learned(flush: Literal["auto", "eager"]) -> None:
     eager = scheduler(flush=flush, timeout_ms=1e6)
     one = call()
     assert eager.submit(one, 7.0) == AT_ONCE

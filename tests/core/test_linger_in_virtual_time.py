@@ -1,0 +1,108 @@
+"""What `flush="auto"` promises, in the rows of benchmarks/policy.py where a rule can go wrong; the bounds are those of the benchmark."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from policy import (
+    BATCH_SIZE,
+    LEAST_SHARE,
+    MODELS,
+    MOST_MEAN,
+    MOST_OF_BURSTS,
+    MOST_P99,
+    RULES,
+    TIMEOUT,
+    WAYS,
+    ClosedRow,
+    OpenRow,
+    ratios,
+    shares,
+)
+from virtual_time import Model, at_random, batches, in_bursts
+
+LONG, EVEN, SHORT, COMPUTE_BOUND = MODELS
+"""Batch of n: 5 + 0.05 n, 2 + 0.2 n, 1 + 0.02 n and 0.2 + n milliseconds."""
+AT_ONCE, SLOWLY, THINKING, THINKING_LONG = WAYS
+"""How callers come back."""
+BOTH = {name: RULES[name] for name in ("auto", "eager")}
+
+TWO_CONVOYS = [
+    ClosedRow(LONG, 2, AT_ONCE),
+    ClosedRow(LONG, 16, SLOWLY),
+    ClosedRow(LONG, 64, AT_ONCE),
+    ClosedRow(LONG, 64, THINKING),
+    ClosedRow(LONG, 8, SLOWLY),
+    ClosedRow(EVEN, 8, AT_ONCE),
+    ClosedRow(SHORT, 2, SLOWLY),
+    ClosedRow(SHORT, 16, AT_ONCE),
+]
+"""Callers whom eager splits into two groups that take turns: waiting pays."""
+NOTHING_TO_GAIN = [
+    ClosedRow(SHORT, 1, THINKING_LONG),
+    ClosedRow(SHORT, 4, THINKING_LONG),
+    ClosedRow(COMPUTE_BOUND, 2, SLOWLY),
+    ClosedRow(COMPUTE_BOUND, 16, AT_ONCE),
+    ClosedRow(LONG, 200, SLOWLY),
+]
+"""A lone caller, callers who stay away for long, a function that merging does not make faster, and more callers than fit."""
+
+
+def calls(row: ClosedRow) -> int:
+    return max(2000, 100 * min(row.callers, 64))
+
+
+@pytest.mark.parametrize("row", TWO_CONVOYS, ids=str)
+def test_callers_who_could_share_a_batch_do(row: ClosedRow) -> None:
+    assert shares(row.throughput(calls=calls(row)))["auto"] >= LEAST_SHARE
+
+
+@pytest.mark.parametrize("row", NOTHING_TO_GAIN, ids=str)
+def test_nobody_is_held_where_nothing_is_to_be_gained(row: ClosedRow) -> None:
+    assert shares(row.throughput(calls=calls(row)))["auto"] >= LEAST_SHARE
+
+
+@pytest.mark.parametrize("row", [ClosedRow(model, 1, way) for model in MODELS for way in WAYS], ids=str)
+def test_a_lone_caller_never_waits(row: ClosedRow) -> None:
+    throughput = row.throughput(BOTH, 500)
+    assert throughput["auto"] == pytest.approx(throughput["eager"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        OpenRow(EVEN, "at random", 0.05),
+        OpenRow(SHORT, "at random", 0.05),
+        OpenRow(SHORT, "at random", 0.5),
+        OpenRow(COMPUTE_BOUND, "at random", 0.2),
+        OpenRow(COMPUTE_BOUND, "in bursts", 0.05),
+        OpenRow(LONG, "in bursts", 0.95),
+    ],
+    ids=str,
+)
+def test_calls_that_come_at_random_are_answered_as_soon_as_if_nobody_were_held(row: OpenRow) -> None:
+    mean, p99 = ratios(row.latency(BOTH, 10_000))["auto"]
+    assert mean <= MOST_MEAN
+    assert p99 <= MOST_P99
+
+
+@pytest.mark.parametrize("row", [OpenRow(model, "in bursts", load) for model in (LONG, EVEN, SHORT) for load in (0.05, 0.2)], ids=str)
+def test_a_burst_is_answered_sooner_than_if_its_first_call_left_alone(row: OpenRow) -> None:
+    assert row.merging_pays
+    mean, _ = ratios(row.latency(BOTH, 5_000))["auto"]
+    assert mean <= MOST_OF_BURSTS
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@pytest.mark.parametrize("load", [0.05, 0.2, 0.8])
+def test_a_free_worker_waits_no_longer_than_the_timeout(model: Model, load: float) -> None:
+    dice = Random(1)
+    rate = load * model.capacity(BATCH_SIZE)
+    moments = sorted(at_random(rate / 2, 1000, dice) + in_bursts(rate / 2, 1000, dice))
+    free = 0.0
+    for batch in batches(RULES["auto"], model, [(moment, number) for number, moment in enumerate(moments)], 1):
+        oldest = min(request.arrived for request, _, _ in batch.slices)
+        assert batch.started - max(oldest, free) <= TIMEOUT / 1e3 + 1e-9
+        free = batch.ended
