@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Hashable
 from typing import Final, Literal
 
 from .policy import BatchPolicy
@@ -115,7 +116,7 @@ class Hindsight:
         self.everyone = 0  # the most of these: items that are likely to come
         self.reason: FlushReason = "eager"  # why a batch leaves when its time is over
         # of the last chance:
-        self._group: int | None = None  # hash of the key of the group; None: there was no chance yet
+        self._group: int | None = None  # hash of the group, which is not to be kept alive; None: there was no chance yet
         self._pace = 0.0  # mean time from one chance to the next (s)
         self._since = 0.0  # when it was (s)
         self._ready = 0  # items that were ready
@@ -126,22 +127,22 @@ class Hindsight:
         """When a group may leave whose oldest item arrived at `oldest`, if a worker is free since `ready`."""
         return max(oldest, ready) + self._linger if self._linger else AT_ONCE
 
-    def chance(self, group: int, items: int, now: float) -> None:
-        """Notes that a batch of `items` might leave now, though it is not full, of the group whose key has that hash."""
+    def chance(self, group: Hashable, items: int, now: float) -> None:
+        """Notes that a batch of `items` of `group` might leave now, though it is not full."""
         if self._group is not None:
             self._look_back(now - self._since)
-        self._group = group
+        self._group = hash(group)
         self._since = now
         self._ready = items
         self._arrivals.clear()
         self._arrived = 0
 
-    def arrived(self, group: int, items: int, outstanding: int, now: float) -> None:
-        """Notes that `items` have come, and now so many wait or run."""
+    def arrived(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
+        """Notes that `items` have come to `group`, and now so many wait or run."""
         if outstanding > self._peak:
             self._peak = outstanding
             self.everyone = max(self.everyone, outstanding)
-        if group == self._group and self._arrived < self._batch_size:
+        if self._arrived < self._batch_size and hash(group) == self._group:
             self._arrived += items
             self._arrivals.append((now - self._since, items))
 

@@ -102,9 +102,9 @@ class Scheduler:
         if self.admits(request):
             group = self._enqueue(request)
             if self._hindsight is not None:
-                self._hindsight.arrived(hash(group.key), request.size, self.waiting + self.in_flight, now)
+                self._hindsight.arrived(group.key, request.size, self.waiting + self.in_flight, now)
                 if group.waiting == request.size and self.has_room and request.size < self.capacity.batch_size:
-                    self._hindsight.chance(hash(group.key), group.waiting, now)
+                    self._hindsight.chance(group.key, group.waiting, now)
             return self._departure(group)[0]
         self._line[request] = None
         return AT_ONCE
@@ -200,7 +200,7 @@ class Scheduler:
                 group = next(iter(self._small or self._large)).queues
                 assert group is not None
                 if group.waiting < self.capacity.batch_size and not group.begun:
-                    self._hindsight.chance(hash(group.key), group.waiting, now)
+                    self._hindsight.chance(group.key, group.waiting, now)
         if batch.too_big:
             for items, longest in batch.too_big:
                 self.capacity.too_big(items, longest)
