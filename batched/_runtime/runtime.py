@@ -112,6 +112,8 @@ class Runtime(Reception):
 
     def _finish(self, batch: Batch, outcomes: list[Outcome]) -> None:
         """Frees the worker of `batch`, then answers the callers: one that comes straight back finds it free."""
+        if self._torn:
+            self._mend()
         with self._lock:
             if batch not in self._scheduler.running:  # forsaken
                 return
