@@ -121,6 +121,7 @@ class Future(concurrent.futures.Future[U]):
         self.enters()
         request = self._request
         if request is None or self.done():
+            self._release()
             return
         error, request.error = request.error, None
         try:  # done-callbacks run in here
