@@ -263,6 +263,19 @@ def test_giving_up_a_call_that_was_broken_in_on_ends_the_others(monkeypatch: pyt
     fn.shutdown()
 
 
+def test_a_queue_that_was_left_half_changed_is_mended_by_the_next_call() -> None:
+    """Where the stack was too full to mend it at once."""
+    gate, fn, running = held()
+    waiting = fn.submit("waiting")
+    fn._batcher.runtime._torn = True
+    late = fn.submit("next")
+    for future in (running, waiting):
+        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+    gate.open.set()
+    assert late.result(BOUND) == "next"
+    fn.shutdown()
+
+
 def test_what_is_sound_is_not_mended() -> None:
     gate, fn, running = held()
     fn._batcher.runtime.forsake("there is no reason", torn=True)
