@@ -25,6 +25,9 @@ from .observer import Observer
 from .reception import AWAKE, Reception
 from .wakers import Waker, logger, wake_all
 
+_NOBODY: Any = None
+"""Instead of a bell: there is no worker to call."""
+
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
 
@@ -48,8 +51,7 @@ class Runtime(Reception):
 
     def _call_worker(self) -> None:
         """Wakes a worker that rests, or starts one; all others are about to look for a batch anyway."""
-        bell: Any = None
-        starting = False
+        bell, starting = _NOBODY, False
         try:
             with self._lock:
                 if self._resting:
@@ -60,7 +62,7 @@ class Runtime(Reception):
                     self._workers += 1
             if starting:
                 self._start_worker(bell)
-            elif bell is not None:
+            elif bell is not _NOBODY:
                 self._ring(bell)
         except BaseException as error:  # no more threads, or a signal, or a full stack: only plain stores are sure to work now
             self._alarm = NEVER
@@ -73,7 +75,7 @@ class Runtime(Reception):
                     self._ring(bell)
                 if not self._workers:
                     self.forsake(f"no worker could be started: {error}")
-            elif bell is not None:
+            elif bell is not _NOBODY:
                 self._ring(bell)
             if not starting or not isinstance(error, Exception):
                 raise
