@@ -5,7 +5,7 @@ The scheduler asks only while nothing else (a full batch, a drain, a call alread
 would run, what arrives does not depend on whether it has left. So what it would have been worth to wait is known afterwards,
 without a try. Let K items arrive, and k of them within a wait of at most d, the last one that was hoped for after e <= d. Then
 
-    gain(d) = k * (p * (1 - e / s) - max(0, e - p) - i * n * b) - n * e        where p = a * k / K
+    gain(d) = k * (p * (1 - e / s) - max(0, e - p) - i * n * b) - DOUBT * n * e        where p = a * k / K
 
 A batch takes s, of which a does not depend on its size and b is what an item adds. Whoever joins saves a batch in so far as none is
 needed for the rest, less the later it starts, and loses what the wait took longer than it saved. Whoever was ready waits, and where
@@ -31,9 +31,9 @@ NEVER = math.inf
 WAITS: Final = [20e-6 * 1.6**step for step in range(14)]
 """The waits that are considered (s): from what it costs to wake a thread to 9 ms."""
 WEIGHT: Final = 0.1
-"""Of a new gain in the average (0.05 to 0.3 make no difference)."""
+"""Of a new gain in the average."""
 DOUBT: Final = 1.2
-"""What the wait of those who are ready counts: a gain that is nearly even with it is often none (1.1 to 1.3 serve as well)."""
+"""How much the wait of those who are ready counts: a gain that is nearly even with it is often none (1.1 to 1.3 serve as well)."""
 EPOCHS: Final = 8
 """Batches over which the most items at once are taken for everyone there is."""
 LAST: Final = 50
@@ -69,7 +69,7 @@ class Cost:
     __slots__ = ("_batches", "_known", "_new", "_size", "_slope", "_time")
 
     def __init__(self) -> None:
-        self._batches = 0  # so far, but not more than count
+        self._batches = 0  # so far, but at most LAST
         self._size = self._time = 0.0  # means of sizes and times (s)
         self._slope = 0.0  # time per item (s)
         self._known = 0.0  # how well: the sum of squares of what sizes differed by

@@ -88,7 +88,7 @@ class BlockingWaker:
     def wake(self) -> None:
         try:
             self._lock.release()
-        except RuntimeError:  # woken already, in a process that was forked just then
+        except RuntimeError:  # woken already
             pass
 
 
