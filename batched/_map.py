@@ -88,7 +88,7 @@ async def async_mapped(
             if not ahead:
                 break
             request, waker, runtime = ahead[0]
-            noted = None if runtime is None or waker.woken else runtime.wait_for(request)
+            noted = None if runtime is None or deadline is not None or waker.woken else runtime.wait_for(request)
             with noted or nullcontext():
                 if not await wait(waker, _left(deadline)):
                     raise _late()

@@ -406,6 +406,21 @@ def test_a_wait_that_ends_by_itself_is_not_refused() -> None:
     fn.shutdown()
 
 
+def test_a_map_that_ends_by_itself_is_not_refused() -> None:
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[str]:
+        if items == [1]:
+            with pytest.raises(TimeoutError, match="map"):
+                await anext(fn.map([0], timeout=0.01))
+        return ["not yet" for _ in items]
+
+    async def main() -> None:
+        assert await fn(1) == "not yet"
+        await fn.aclose()
+
+    asyncio.run(main())
+
+
 def test_who_waited_for_room_only_is_waited_for_by_nobody() -> None:
     """A function submits to a full queue what calls that function: it is not waiting for the answer."""
     gate = threading.Semaphore(0)
