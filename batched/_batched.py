@@ -16,6 +16,7 @@ from ._intake import MISSING, UNDER_CLASSMETHOD
 from ._map import Submitted, async_mapped, mapped
 from ._method import BatchedMethod
 from ._runtime.loops import current_loop
+from ._runtime.shift import within_run
 from ._runtime.wakers import BlockingWaker, Future, async_waker
 from .stats import Stats
 
@@ -60,12 +61,14 @@ class _Face(Generic[T, U, P]):
             RuntimeError: the batch function called itself, directly or through others, which would wait for ever.
             Exception: whatever the batch function raised.
         """
-        waker = async_waker()
-        request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
+        batcher = self._batcher
+        loop = current_loop()
+        waker = async_waker(loop)
+        request = batcher.intake.request(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
-        runtime = self._batcher.runtime.here()
-        wait = runtime.wait_for(request)
+        runtime = batcher.runtime.here(loop)
+        wait = runtime.wait_for(request) if within_run() else None
         try:
             runtime.submit(request)
             await waker
@@ -75,7 +78,7 @@ class _Face(Generic[T, U, P]):
         finally:
             if wait is not None:
                 wait.ends()
-        return request.outcome()
+        return request.result if request.error is None else request.outcome()
 
     @overload
     def submit(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...
@@ -97,9 +100,10 @@ class _Face(Generic[T, U, P]):
 
     def _submit(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, room: BlockingWaker | None = None) -> Future[U]:
         """As `submit`; returns at once, unless it is to wait for room in the queue on `room`."""
-        runtime = self._batcher.runtime.here()
-        future: Future[U] = Future(loop=current_loop() if self._function.coroutine else None, room=room)
-        request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=future, single=True)
+        loop = current_loop()
+        runtime = self._batcher.runtime.here(loop)
+        future: Future[U] = Future(loop=loop if self._function.coroutine else None, room=room)
+        request = self._batcher.intake.request(item, args, kwargs, self._owner, future, True)
         future.bind(request, runtime)
         try:
             if not runtime.submit(request) and room is not None and (waiting := runtime.waiting_for(request, room=True)) is not None:
@@ -226,14 +230,16 @@ class Batched(_Face[T, U, P]):
             RuntimeError: the batch function called itself, directly or through others, which would wait for ever.
             Exception: whatever the batch function raised.
         """
+        batcher = self._batcher
         waker = BlockingWaker()
-        request = self._batcher.intake.request(item, args, kwargs, owner=self._owner, waker=waker, single=False)
+        request = batcher.intake.request(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
-        runtime = self._batcher.runtime.here()
-        if current_loop() is not None:
+        loop = current_loop()
+        if loop is not None:
             self._function.warn_of_blocking()
-        wait = runtime.wait_for(request)
+        runtime = batcher.runtime.here(loop)
+        wait = runtime.wait_for(request) if within_run() else None
         try:
             runtime.submit(request)
             waker.wait()
@@ -243,7 +249,7 @@ class Batched(_Face[T, U, P]):
         finally:
             if wait is not None:
                 wait.ends()
-        return request.outcome()
+        return request.result if request.error is None else request.outcome()
 
     @overload
     def map(
@@ -303,9 +309,10 @@ class AsyncBatched(_Face[T, U, P]):
         return async_mapped(self._submit_here, items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
 
     def _submit_here(self, item: T) -> Submitted:
-        waker = async_waker()
-        runtime = self._batcher.runtime.here()
-        request = self._batcher.intake.request(item, (), {}, owner=self._owner, waker=waker, single=True)
+        loop = current_loop()
+        waker = async_waker(loop)
+        runtime = self._batcher.runtime.here(loop)
+        request = self._batcher.intake.request(item, (), {}, self._owner, waker, True)
         runtime.submit(request)
         return request, waker, runtime
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from ._collate.arguments import Binder
 from ._collate.feature_collator import Group
 from ._collate.features import Reader, whole_length
-from ._core.scheduler import Request
+from ._core.scheduler import MeasuredRequest, Request
 from .errors import CollationError
 
 MISSING: Final[Any] = object()
@@ -20,7 +20,7 @@ UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, n
 class Intake(Protocol):
     """Makes requests of what callers of one function pass."""
 
-    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:
+    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: object, waker: Any, single: bool, /) -> Request:
         """The call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
 
         Raises:
@@ -36,10 +36,11 @@ class ItemIntake:
     def __init__(self, name: str, binder: Binder, home: str, length: Callable[[Any], Any] | None) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
+        self._bare = binder.bare
         self._home = home  # the class that defines the function, if one does
         self._length = length
 
-    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:
+    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: object, waker: Any, single: bool, /) -> Request:
         if item is MISSING:
             name = self._binder.items_name
             if name is None or name not in kwargs:
@@ -48,17 +49,18 @@ class ItemIntake:
             item = kwargs.pop(name)
         if args and _is_class_of(item, self._home):
             raise TypeError(UNDER_CLASSMETHOD.format(self._name))
-        group = self._binder.bind(args, kwargs)
+        group = self._bare if not args and not kwargs and self._bare is not None else self._binder.bind(args, kwargs)
         if single or not isinstance(item, list):
-            lengths = None if self._length is None else [whole_length(self._name, self._length(item))]
-            return Request([item], 1, group, waker=waker, owner=owner, lengths=lengths)
+            if self._length is None:
+                return Request(item, 1, group, waker, False, owner)
+            return MeasuredRequest(item, 1, group, waker, False, owner, lengths=[whole_length(self._name, self._length(item))])
         items = list(item)
         if self._length is None:
-            return Request(items, len(items), group, waker=waker, listed=True, owner=owner)
+            return Request(items, len(items), group, waker, True, owner)
         lengths = [whole_length(self._name, self._length(item)) for item in items]
         order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
         items, lengths = [items[place] for place in order], [lengths[place] for place in order]
-        return Request(items, len(items), group, waker=waker, listed=True, owner=owner, lengths=lengths, order=order)
+        return MeasuredRequest(items, len(items), group, waker, True, owner, lengths=lengths, order=order)
 
 
 class FeatureIntake:
@@ -71,7 +73,7 @@ class FeatureIntake:
         self._reader = reader
         self._spread = spread
 
-    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, owner: object, waker: Any, single: bool) -> Request:  # noqa: ARG002  # features are one call anyway
+    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: object, waker: Any, _: bool, /) -> Request:
         if item is MISSING:
             name = self._binder.items_name or ""
             item, kwargs = (kwargs.pop(name), kwargs) if isinstance(kwargs.get(name), Mapping) else (_Keywords(kwargs), {})
@@ -87,7 +89,7 @@ class FeatureIntake:
             raise
         arguments = self._binder.bind(args, kwargs, tuple([field.name for field in features.fields]) if self._spread else ())
         lengths = [features.longest] * features.rows
-        return Request(features, features.rows, Group(arguments, features.fields), waker=waker, owner=owner, lengths=lengths)
+        return MeasuredRequest(features, features.rows, Group(arguments, features.fields), waker, False, owner, lengths=lengths)
 
 
 class _Keywords(dict[str, Any]):

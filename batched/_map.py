@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 from ._core.scheduler import Request
+from ._runtime.loops import current_loop
 from ._runtime.runtime import Runtime
 from ._runtime.wakers import AsyncWaker, async_waker, wait
 from .errors import BatcherClosed
@@ -83,12 +84,12 @@ async def async_mapped(
                     broken, more = error, False
                 else:
                     ahead.append(_submitted_here(submit, item))
-                    if ahead[0][1].woken:
+                    if ahead[0][1].done():
                         break
             if not ahead:
                 break
             request, waker, runtime = ahead[0]
-            noted = None if runtime is None or deadline is not None or waker.woken else runtime.wait_for(request)
+            noted = None if runtime is None or deadline is not None or waker.done() else runtime.wait_for(request)
             with noted or nullcontext():
                 if not await wait(waker, _left(deadline)):
                     raise _late()
@@ -129,8 +130,8 @@ def _submitted_here(submit: Callable[[T], Submitted], item: T) -> Submitted:
     except Exception as error:
         refused = Request(item, 1, None, waker=None)
         refused.error = error
-        waker = async_waker()
-        waker.wake()
+        waker = async_waker(current_loop())
+        waker.set_result(None)
         return refused, waker, None
 
 

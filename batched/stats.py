@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -136,11 +139,10 @@ class _Histogram:
     __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        self._counts = [0] * (self.PER_OCTAVE * self.OCTAVES)
+        self._counts = [0] * (len(_ENDS) + 1)
 
     def add(self, seconds: float) -> None:
-        position = int(self.PER_OCTAVE * math.log2(seconds / self.SHORTEST)) if seconds > self.SHORTEST else 0
-        self._counts[min(position, len(self._counts) - 1)] += 1
+        self._counts[bisect_left(_ENDS, seconds)] += 1
 
     def percentiles(self) -> Percentiles:
         return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
@@ -156,6 +158,10 @@ class _Histogram:
         return float(self.SHORTEST * 2 ** ((position + 0.5) / self.PER_OCTAVE))
 
 
+_ENDS: Final = [_Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE) for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)]
+"""Where each bucket but the last ends (s)."""
+
+
 class Recorder:
     """Counts what happens to one batcher, from any thread; a few operations per call and per batch, none per item."""
 
@@ -166,23 +172,21 @@ class Recorder:
     def reset(self) -> None:
         """Starts counting from zero."""
         with self._lock:
-            self._calls = self._errors = self._cancelled = self._timed_out = self._rejected = 0  # calls
-            self._items = 0  # in batches that ended
+            numbers = itertools.count()
+            self.accepted = numbers.__next__
+            """Counts a call, without a lock: taking a number is one step."""
+            self._looks = 0  # numbers that were taken by nobody but `snapshot`
+            self._errors = self._cancelled = self._timed_out = self._rejected = 0  # calls
             self._cells = self._padding = 0  # positions in batches whose items have a length, and those of them that are padding
             self._probes = self._memory_errors = 0  # calls of the function beyond one per batch
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
-            self._sizes: dict[int, int] = {}  # batches by size
-            self._reasons: dict[str, int] = {}  # batches by flush reason
+            self._batches: dict[tuple[int, FlushReason], int] = {}  # by size and flush reason
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held the lock is gone."""
         self._lock = threading.RLock()
-
-    def accepted(self) -> None:
-        with self._lock:
-            self._calls += 1
 
     def cancelled(self) -> None:
         with self._lock:
@@ -198,35 +202,44 @@ class Recorder:
 
     def ended(self, batch: Batch, errors: int) -> None:
         """Counts a finished batch, and the calls that it failed."""
-        duration = batch.ended - batch.started
+        started = batch.started
         with self._lock:
-            self._items += batch.size
-            self._processing += duration
             self._errors += errors
-            self._cells += batch.cells
-            self._padding += batch.padding
-            self._probes += batch.probes
-            self._memory_errors += len(batch.too_big)
-            self._durations.add(duration)
-            self._sizes[batch.size] = self._sizes.get(batch.size, 0) + 1
-            self._reasons[batch.reason] = self._reasons.get(batch.reason, 0) + 1
+            self._processing += batch.ended - started
+            self._durations.add(batch.ended - started)
+            kind = batch.size, batch.reason
+            self._batches[kind] = self._batches.get(kind, 0) + 1
+            if batch.cells:
+                self._cells += batch.cells
+                self._padding += batch.padding
+            if batch.probes or batch.too_big:
+                self._probes += batch.probes
+                self._memory_errors += len(batch.too_big)
             for request, _, _ in batch.slices:
                 if not request.waited:
                     request.waited = True
-                    self._waits.add(batch.started - request.arrived)
+                    self._waits.add(started - request.arrived)
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:
-            batches = sum(self._sizes.values())
+            sizes: Counter[int] = Counter()
+            reasons: Counter[str] = Counter()
+            for (size, reason), count in self._batches.items():
+                sizes[size] += count
+                reasons[reason] += count
+            batches = sum(sizes.values())
+            items = sum(size * count for size, count in sizes.items())
+            calls = self.accepted() - self._looks
+            self._looks += 1
             return Stats(
                 queue_size=queue_size,
                 blocked=blocked,
                 in_flight=in_flight,
-                total_processed=self._items,
+                total_processed=items,
                 total_batches=batches,
-                avg_batch_size=self._items / batches if batches else 0.0,
+                avg_batch_size=items / batches if batches else 0.0,
                 avg_processing_time=self._processing / batches if batches else 0.0,
-                calls=self._calls,
+                calls=calls,
                 errors=self._errors,
                 cancelled=self._cancelled,
                 timed_out=self._timed_out,
@@ -236,6 +249,6 @@ class Recorder:
                 padding_waste=self._padding / self._cells if self._cells else 0.0,
                 probes=self._probes,
                 memory_errors=self._memory_errors,
-                batch_sizes=dict(sorted(self._sizes.items())),
-                flush_reasons=dict(self._reasons),
+                batch_sizes=dict(sorted(sizes.items())),
+                flush_reasons=dict(reasons),
             )

@@ -32,13 +32,13 @@ class Parts:
         self.failing = failing
 
     def collate(self, slices: list[Slice], _: Batch) -> Call:
-        return (self._do("collate", [request.items[0] for request, _, _ in slices]),), {}, None
+        return (self._do("collate", [item for request, start, stop in slices for item in request.items[start:stop]]),), {}, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
         return self._do("split", list(output))
 
-    def result(self, request: Request, parts: list[Any]) -> Any:
-        return self._do("result", parts)
+    def joined(self, request: Request, parts: list[Any]) -> Any:
+        return self._do("join", parts)
 
     def _do(self, step: str, outcome: list[Any]) -> list[Any]:
         if step == self.failing:
@@ -54,18 +54,18 @@ async def returned(items: Any) -> Any:
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
-@pytest.mark.parametrize("step", ["collate", "split", "result"])
+@pytest.mark.parametrize("step", ["collate", "split", "join"])
 def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str, coroutine: bool) -> None:
     execution = Execution(returned if coroutine else (lambda items: items), Parts(step), "fn", splits=False, isolates=False)
-    scheduler = Scheduler(BatchPolicy())
-    requests = [Request([i], 1, Nobody, waker=object()) for i in range(2)]
+    scheduler = Scheduler(BatchPolicy(batch_size=3))  # the calls are split
+    requests = [Request([i] * 4, 4, Nobody, waker=object()) for i in range(2)]
     for request in requests:
         scheduler.submit(request, 0.0)
-    batch = scheduler.take(0.0)
-    assert batch is not None
-    outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
-    scheduler.finished(batch, 1.0)
-    ended = settle(scheduler, outcomes)
+    ended: list[Request] = []
+    while (batch := scheduler.take(0.0)) is not None:
+        outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
+        scheduler.finished(batch, 1.0)
+        ended += settle(scheduler, outcomes)
     assert execution.conclude(ended) == 2
     for request in requests:
         assert isinstance(request.error, batched.BatchFunctionError)
@@ -182,7 +182,7 @@ def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_future_that_somebody_else_answered_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     future: Future[int] = Future()
-    future.bind(Request([1], 1, Nobody, waker=future), batched.dynamically(sorted)._batcher.runtime.here())
+    future.bind(Request([1], 1, Nobody, waker=future), batched.dynamically(sorted)._batcher.runtime.here(None))
     future.set_result(7)
     future.wake()
     future.wake()

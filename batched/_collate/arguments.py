@@ -59,8 +59,10 @@ class Binder:
         self._defaults = {parameter.name: _default_key(parameter) for parameter in parameters if parameter.name != self._gathered}
         self._known: weakref.WeakValueDictionary[Hashable, Arguments] = weakref.WeakValueDictionary()
         self._bare: dict[tuple[str, ...], Arguments] = {}  # no extra arguments, by the names of features; found without a look at any
+        self.bare: Arguments | None = None
+        """Those of a call that passes none; None if it must."""
         if not self._required(parameters[leading:]):
-            self._bare[()] = self._known[self._key((), {}, ())] = Arguments((), {})
+            self.bare = self._bare[()] = self._known[self._key((), {}, ())] = Arguments((), {})
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...] = ()) -> Arguments:
         """The extra arguments of one call, in which `features` are passed by keyword too.

@@ -34,13 +34,13 @@ class Collator(Protocol):
         ...
 
     def split(self, output: Any, slices: list[Slice], note: Any, /) -> Sequence[Any]:
-        """One part per slice, or the exception in its place.
+        """One part per slice, or the exception in its place. The part of a whole call is what its caller gets.
 
         Raises:
             ProbeNeeded: something has to be found out before.
         """
         ...
 
-    def result(self, request: Request, parts: list[Any], /) -> Any:
-        """What the caller gets of its parts, in the order of their positions."""
+    def joined(self, request: Request, parts: list[Any], /) -> Any:
+        """What a caller gets whose call was split, of its parts in the order of their positions."""
         ...

@@ -85,9 +85,7 @@ class FeatureCollator:
         parts = [rebuilt(output, iter(share)) for share in zip(*columns, strict=True)]
         return [note.refused.get(request.items.widths, part) for part, (request, _, _) in zip(parts, slices, strict=True)]
 
-    def result(self, _: Request, parts: list[Any]) -> Any:
-        if len(parts) == 1:
-            return parts[0]
+    def joined(self, _: Request, parts: list[Any]) -> Any:
         arrays = [leaves(part) for part in parts]
         if len({tuple([path for path, _ in each]) for each in arrays}) > 1:
             raise BatchFunctionError(f"{self._name} returned outputs of different structure for parts of one call, which cannot be joined")

@@ -21,16 +21,22 @@ class Items:
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
         """The call with the items of all slices in order, in a list that belongs to the batch function."""
         leader, start, stop = slices[0]
-        items: list[Any] = leader.items[start:stop]
-        for request, start, stop in slices[1:]:
-            items += request.items[start:stop]
+        if leader.listed and len(slices) == 1:
+            items: list[Any] = leader.items[start:stop]
+        else:
+            items = []
+            for request, start, stop in slices:
+                if request.listed:
+                    items += request.items[start:stop]
+                else:
+                    items.append(request.items)
         if leader.lengths is not None:
             _count(slices, len(items), batch)
         args, kwargs = leader.group.fresh()  # type: ignore[attr-defined]  # the `Arguments` that the request was made with
         return (items, *args), kwargs, None
 
-    def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[list[Any] | Exception]:
-        """One part per slice: its results in order, or the first of them that is an exception.
+    def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
+        """One part per slice: its results in order or the first exception among them; for one item that is no list, its result.
 
         Raises:
             BatchSizeMismatch: there is not one result per item.
@@ -39,35 +45,32 @@ class Items:
         rows = output if type(output) is list else self._listed(output)
         request, start, stop = slices[0]
         alone = len(slices) == 1
-        size = stop - start if alone else sum(stop - start for _, start, stop in slices)
+        size = stop - start if alone else sum([stop - start for _, start, stop in slices])
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))
         kind = type(rows[0])
-        kinds = {kind} if list(map(type, rows)).count(kind) == size else set(map(type, rows))  # where all are alike, twice as fast as a set
+        alike = list(map(type, rows)).count(kind) == size  # where they are, twice as fast as a set of the types
+        kinds = {kind} if alike else set(map(type, rows))
         plain = kinds <= _PLAIN
-        if not (alone and size == request.size):  # what lies beside a row, or is written there later, is none of its caller's business
-            rows = rows.copy() if plain else _owned(rows)
+        if not plain and not (alone and size == request.size):  # what lies beside a row is none of its caller's business
+            rows = _owned(rows)
+        if len(slices) == size and not [True for request, _, _ in slices if request.listed]:
+            return rows
         if alone:
-            parts = [rows]
+            parts = [rows.copy() if rows is output else rows]  # the function may keep its own
         else:
-            ends = list(accumulate(stop - start for _, start, stop in slices))
+            ends = list(accumulate([stop - start for _, start, stop in slices]))
             parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        if not plain and any(issubclass(kind, Exception) for kind in kinds):
-            return [_with_errors(part, each) for part, each in zip(parts, slices, strict=True)]
-        return parts
+        if not plain and any(issubclass(kind, BaseException) for kind in kinds):
+            parts = [_with_errors(part, each) for part, each in zip(parts, slices, strict=True)]
+        return [_as_called(part, each) for part, each in zip(parts, slices, strict=True)]
 
-    def result(self, request: Request, parts: list[list[Any]]) -> Any:
-        """What the caller gets: a list for a list call, else the one result."""
-        if not request.listed:
-            return parts[0][0]
+    def joined(self, request: Request, parts: list[list[Any]]) -> list[Any]:
+        """What the caller of a list gets."""
         results: list[Any] = []
         for part in parts:
             results += part
-        if request.order is not None:
-            sorted_results, results = results, results.copy()
-            for place, result in zip(request.order, sorted_results, strict=True):
-                results[place] = result
-        return results
+        return results if request.order is None else _reordered(results, request.order)
 
     def _listed(self, output: Any) -> list[Any]:
         if isinstance(output, (str, bytes, bytearray, memoryview, Mapping)) or not (
@@ -81,15 +84,33 @@ class Items:
         return list(output)
 
 
-def _with_errors(part: list[Any], of: Slice) -> list[Any] | Exception:
+def _with_errors(part: list[Any], of: Slice) -> list[Any] | BaseException:
     """`part` or, if there are exceptions in it, the one whose item stands first in the call."""
     request, start, _ = of
-    failed = [position for position, row in enumerate(part, start) if isinstance(row, Exception)]
+    failed = [position for position, row in enumerate(part, start) if isinstance(row, BaseException)]
     if not failed:
         return part
     first = failed[0] if request.order is None else min(failed, key=request.order.__getitem__)
-    error: Exception = part[first - start]
+    error: BaseException = part[first - start]
     return error
+
+
+def _as_called(part: list[Any] | BaseException, of: Slice) -> Any:
+    """`part` as its caller wants it, if it is all of the call."""
+    request, start, stop = of
+    if isinstance(part, BaseException) or stop - start < request.size:
+        return part
+    if not request.listed:
+        return part[0]
+    return part if request.order is None else _reordered(part, request.order)
+
+
+def _reordered(results: list[Any], order: list[int]) -> list[Any]:
+    """`results` of items that were sorted, each where its item stood in the call."""
+    places = results.copy()
+    for place, result in zip(order, results, strict=True):
+        places[place] = result
+    return places
 
 
 def _count(slices: list[Slice], size: int, batch: Batch) -> None:

@@ -19,23 +19,25 @@ def in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int
     left = room - (stop - leader.taken)
     if left:
         for request in chain(group.small, group.large):
-            if request is not leader:
-                stop = min(request.size, request.taken + left)
-                slices.append((request, request.taken, stop))
-                left -= stop - request.taken
-                if not left:
-                    break
+            if request is leader or request.queues is None:
+                continue
+            start, stop = request.taken, request.size
+            if stop - start >= left:
+                slices.append((request, start, start + left))
+                return slices, room
+            slices.append((request, start, stop))
+            left -= stop - start
     return slices, room - left
 
 
 def everything(leader: Request, group: Group) -> list[Slice]:
     """All that waits in the group, in the same order."""
-    others = (request for request in chain(group.small, group.large) if request is not leader)
-    return [(request, start, stop) for request in chain((leader,), others) for start, stop in request.spans]
+    others = [request for request in group if request is not leader]
+    return [(request, start, stop) for request in (leader, *others) for start, stop in request.spans]
 
 
-def alike(leader: Request, group: Group, capacity: Capacity) -> Draft:
-    """Items of like lengths, for a group in which more waits than fits.
+def alike(leader: Request, group: Group, capacity: Capacity, *, small: bool) -> Draft:
+    """Items of like lengths, for a group in which more waits than fits; `small`: that is what the leader is.
 
     1. A small leader takes what waits of it, as far as that fits. The rest of the room goes to the run in which its longest
        item stands: the items of the small calls next in line are cut from the long end into runs, each as large as its first
@@ -46,7 +48,7 @@ def alike(leader: Request, group: Group, capacity: Capacity) -> Draft:
        already, longest first, then longer ones, shortest first, as long as they fit.
     """
     draft = Draft(leader, capacity)
-    if leader in group.small:
+    if small:
         draft.led_by_small(leader, group.shelf(capacity.batch_size))
     else:
         draft.add(leader, 0, min(leader.size - leader.taken, draft.room))
@@ -55,7 +57,7 @@ def alike(leader: Request, group: Group, capacity: Capacity) -> Draft:
     for request in group.large:
         if not draft.room:
             break
-        if request is not leader:
+        if request is not leader and request.queues is not None:
             draft.add_nearest(request)
     return draft
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterator
 from itertools import chain
+from typing import Final
 
 from .request import Request
 from .shelf import Shelf
 
-Queue = OrderedDict[Request, None]  # first come, first served, and any request leaves in constant time
+Queue = deque[Request]
+"""First come, first served. Its first one waits; of the others some may have left (their `queues` is None), until `tidy` drops them."""
+
+SLACK: Final = 64
+"""So many requests that have left are kept in a queue, beside as many as wait: dropping them one by one would take a search each."""
 
 
 class Group:
@@ -19,36 +24,43 @@ class Group:
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.small: Queue = OrderedDict()
-        self.large: Queue = OrderedDict()
+        self.small: Queue = deque()
+        self.large: Queue = deque()
         self.waiting = 0  # items not yet handed out
         self.begun = 0  # requests of which a part was handed out
         self._shelf: Shelf | None = None  # see `shelf`; None until it is needed
         self._longest: int | None = 0  # see `longest`; None: to be looked up
 
+    def __iter__(self) -> Iterator[Request]:
+        """Those that wait: the small ones, then the large ones, the oldest first."""
+        return (request for request in chain(self.small, self.large) if request.queues is not None)
+
     @property
     def oldest(self) -> float:
         """When the oldest of its requests arrived (s)."""
-        return min(next(iter(queue)).arrived for queue in (self.small, self.large) if queue)
+        small, large = self.small, self.large
+        if not large:
+            return small[0].arrived
+        return min(small[0].arrived, large[0].arrived) if small else large[0].arrived
 
     @property
     def longest(self) -> int:
         """The length of the longest item that waits. Looks at all requests, once after each batch."""
         if self._longest is None:
-            self._longest = max(request.longest for request in chain(self.small, self.large))
+            self._longest = max([request.longest for request in self])
         return self._longest
 
-    def joined(self, request: Request, length: int) -> None:
+    def joined(self, request: Request, length: int, *, small: bool) -> None:
         """Notes that `request`, whose longest item is of that length, has come to wait here."""
         if self._longest is not None and length > self._longest:
             self._longest = length
-        if self._shelf is not None and request in self.small:
+        if self._shelf is not None and small:
             self._shelf.add(request)
 
-    def parted(self, request: Request) -> None:
+    def parted(self, request: Request, *, small: bool) -> None:
         """Notes that what waits of `request` is about to leave without having been in a batch."""
         self._longest = None
-        if self._shelf is not None and request in self.small:
+        if self._shelf is not None and small:
             self._shelf.discard(request)
 
     def shrunk(self) -> None:
@@ -58,6 +70,16 @@ class Group:
     def shelf(self, batch_size: int) -> Shelf:
         """Its small calls next in line, sorted."""
         if self._shelf is None:
-            self._shelf = Shelf(self.small, batch_size)
+            self._shelf = Shelf([request for request in self.small if request.queues is not None], batch_size)
         self._shelf.fill()
         return self._shelf
+
+
+def tidy(queue: Queue, waiting: int) -> None:
+    """Drops requests that have left: those before the first that waits, and all if most have; at least as many items wait as requests."""
+    while queue and queue[0].queues is None:
+        queue.popleft()
+    if len(queue) > 2 * waiting + SLACK:
+        there = [request for request in queue if request.queues is not None]
+        queue.clear()
+        queue.extend(there)

@@ -46,6 +46,7 @@ class Eager:
     """Holds nothing: whatever waits leaves as soon as a worker is free."""
 
     reason: FlushReason = "eager"
+    holds = False
 
     def until(self, oldest: float, ready: float, /) -> float:  # noqa: ARG002
         return AT_ONCE
@@ -55,6 +56,7 @@ class Window:
     """Holds a group until its oldest item is `timeout` seconds old; time spent behind a busy worker counts."""
 
     reason: FlushReason = "timeout"
+    holds = True
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -111,9 +113,8 @@ class Hindsight:
         self._gains = [0.0] * len(self._waits)  # average of what each would have gained (item seconds)
         self._cost = Cost()
         self._linger = 0.0  # the best of them; 0.0 if none would have gained anything (s)
-        self._peak = 0  # most items waiting or running at once since the last batch ended
-        self._peaks: deque[int] = deque(maxlen=EPOCHS)  # the same for each of the last batches
-        self.everyone = 0  # the most of these: items that are likely to come
+        self._peaks = deque([0], maxlen=EPOCHS + 1)  # most items waiting or running at once since the end of each of the last batches
+        self.holds = False  # whether there is a wait that pays
         self.reason: FlushReason = "eager"  # why a batch leaves when its time is over
         # of the last chance:
         self._group: int | None = None  # hash of the group, which is not to be kept alive; None: there was no chance yet
@@ -121,11 +122,21 @@ class Hindsight:
         self._since = 0.0  # when it was (s)
         self._ready = 0  # items that were ready
         self._arrivals: list[tuple[float, int]] = []  # items of the group that came since then: seconds after it, and how many
-        self._arrived = 0  # how many in all; a full batch is enough
+        self.expected = 0  # items of which the arrival matters still: a full batch less those that have come
 
     def until(self, oldest: float, ready: float, /) -> float:
         """When a group may leave whose oldest item arrived at `oldest`, if a worker is free since `ready`."""
         return max(oldest, ready) + self._linger if self._linger else AT_ONCE
+
+    def present(self, items: int) -> None:
+        """Notes how many items wait or run; to be told whenever there are about to be fewer, and at each chance."""
+        if items > self._peaks[-1]:
+            self._peaks[-1] = items
+
+    @property
+    def everyone(self) -> int:
+        """Items that are likely to come: as many as there have been at once lately."""
+        return max(self._peaks)
 
     def chance(self, group: Hashable, items: int, now: float) -> None:
         """Notes that a batch of `items` of `group` might leave now, though it is not full."""
@@ -135,23 +146,18 @@ class Hindsight:
         self._since = now
         self._ready = items
         self._arrivals.clear()
-        self._arrived = 0
+        self.expected = self._batch_size
 
-    def arrived(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
-        """Notes that `items` have come to `group`, and now so many wait or run."""
-        if outstanding > self._peak:
-            self._peak = outstanding
-            self.everyone = max(self.everyone, outstanding)
-        if self._arrived < self._batch_size and hash(group) == self._group:
-            self._arrived += items
+    def arrived(self, group: Hashable, items: int, now: float) -> None:
+        """Notes that `items` have come to `group`."""
+        if hash(group) == self._group:
+            self.expected -= items
             self._arrivals.append((now - self._since, items))
 
-    def finished(self, size: int, seconds: float, outstanding: int) -> None:
+    def finished(self, size: int, seconds: float, left: int) -> None:
         """Notes that a batch has ended, and that so many items wait or run now."""
         self._cost.add(size, seconds)
-        self._peaks.append(self._peak)
-        self._peak = outstanding
-        self.everyone = max(self._peaks)
+        self._peaks.append(left)
 
     def _look_back(self, seconds: float) -> None:
         """Works out what waiting would have gained at the last chance, that long ago, and how long to wait at the next."""
@@ -184,6 +190,7 @@ class Hindsight:
                 self._gains[number] += WEIGHT * (gain - self._gains[number])
             if self._gains[number] > best and wait <= batch:
                 best, self._linger = self._gains[number], wait
+        self.holds = bool(self._linger)
         self.reason = "settled" if self._linger else "eager"
 
 

@@ -20,14 +20,10 @@ class Request:
         "error",
         "group",
         "items",
-        "lengths",
         "listed",
-        "number",
-        "order",
         "owner",
         "parts",
         "queues",
-        "rest",
         "result",
         "size",
         "taken",
@@ -36,34 +32,28 @@ class Request:
         "waker",
     )
 
-    def __init__(
-        self,
-        items: Any,
-        size: int,
-        group: Hashable,
-        *,
-        waker: Any,
-        listed: bool = False,
-        owner: object = None,
-        lengths: list[int] | None = None,
-        order: list[int] | None = None,
-    ) -> None:
-        self.items = items  # the call's items, as the collator knows them
+    lengths: list[int] | None = None
+    """Of the items, longest first, as the batch function will see them; None where lengths do not matter."""
+    order: list[int] | None = None
+    """Where each item stood in the call, if they were sorted."""
+    rest: Rest | None = None
+    """Which items wait; None while all do, or where they leave first to last."""
+    number: int = 0
+    """In the order in which the small calls of its group came onto the shelf."""
+
+    def __init__(self, items: Any, size: int, group: Hashable, waker: Any, listed: bool = False, owner: object = None) -> None:
+        self.items = items  # the call's items, as the collator knows them: a list if `listed`, else the one item, or features
         self.size = size  # how many items
         self.group = group  # key of the requests that may share a batch with this one
         self.waker = waker  # tells the caller that the answer is there; None once nobody waits for it any more
         self.listed = listed  # a list call, answered with a list
         self.owner = owner  # the instance whose method was called, alive until the answer
-        self.lengths = lengths  # of the items, longest first, as the batch function will see them; None where lengths do not matter
-        self.order = order  # where each item stood in the call, if they were sorted
         self.arrived = 0.0  # when the scheduler got it (s)
-        self.number = 0  # in the order in which the small calls of its group came onto the shelf
         self.taken = 0  # items handed out in batches so far
-        self.rest: Rest | None = None  # which items wait; None while all do, or where they leave first to last
         self.unanswered = size  # items without a result so far
         self.waited = False  # whether its wait has been counted, when the first batch of it ended
-        self.parts: list[tuple[int, Any]] = []  # results so far, each with the position of its first item
-        self.result: Any = None  # the answer, once all parts are there
+        self.parts: list[tuple[int, Any]] | None = None  # results so far, if it was split, each with the position of its first item
+        self.result: Any = None  # the answer, once all of it is there
         self.error: BaseException | None = None  # the answer, if the call failed
         self.queues: Group | None = None  # where it waits; None before and after
 
@@ -84,7 +74,7 @@ class Request:
     def cut(self, low: int, high: int) -> list[Span]:
         """Takes the waiting items ranked from `low` up to, not including, `high` out of its rest; only where lengths matter."""
         if self.rest is None:
-            self.rest = Rest(self.size)
+            self.rest = Rest(self.size)  # type: ignore[misc]  # a slot of those that have lengths
         return self.rest.cut(low, high)
 
     def before(self, position: int) -> Iterator[int]:
@@ -100,6 +90,30 @@ class Request:
             raise error
         finally:
             del error  # its traceback holds this frame
+
+
+class MeasuredRequest(Request):
+    """One call whose items have lengths; apart, because most have none and pay for nothing."""
+
+    __slots__ = ("lengths", "number", "order", "rest")
+
+    def __init__(
+        self,
+        items: Any,
+        size: int,
+        group: Hashable,
+        waker: Any,
+        listed: bool = False,
+        owner: object = None,
+        *,
+        lengths: list[int],
+        order: list[int] | None = None,
+    ) -> None:
+        super().__init__(items, size, group, waker, listed, owner)
+        self.lengths = lengths
+        self.order = order
+        self.rest = None
+        self.number = 0
 
 
 Slice = tuple[Request, int, int]

@@ -33,19 +33,19 @@ Times are seconds on whichever clock the caller passes as `now`.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Final
 
 from .capacity import Capacity
 from .forming import alike, everything, in_order
-from .group import Group, Queue
+from .group import Group, Queue, tidy
 from .linger import AT_ONCE, NEVER, FlushReason, Hindsight, linger
 from .policy import BatchPolicy
-from .request import Batch, Request, Slice
+from .request import Batch, MeasuredRequest, Request, Slice
 
-__all__ = ["Batch", "Request", "Scheduler", "Slice"]
+__all__ = ["Batch", "MeasuredRequest", "Request", "Scheduler", "Slice"]
 
 SHARE: Final = 4
 """A large call that waits earns one part in this many of each batch."""
@@ -58,6 +58,7 @@ class Scheduler:
         self.policy = policy
         self._most_running = policy.max_concurrent_batches + policy.prefetch  # batches
         self._most_waiting = policy.max_queue_size or math.inf  # items
+        self._small_size = policy.small_batch_threshold  # items of a call
         self._patience = policy.queue_timeout  # of a call that waits (s); None: endless
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         self.draining = False  # nothing is held any more
@@ -68,17 +69,18 @@ class Scheduler:
         self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
         self._ready = AT_ONCE  # since when a batch may run (s)
         self._groups: dict[Hashable, Group] = {}  # never an empty one
-        self._small: Queue = OrderedDict()  # small requests of all groups, oldest first
-        self._large: Queue = OrderedDict()  # large requests of all groups, oldest first
-        self._line: Queue = OrderedDict()  # requests that are not in the queue yet, in the order in which they will be
-        self.entered: Queue = OrderedDict()  # requests that have left the line for the queue; taken out by whoever tells them
-        self._expiring: Queue = OrderedDict()  # requests of which nothing has left, oldest first; empty if they have all the time
+        self._small: Queue = deque()  # small requests of all groups
+        self._large: Queue = deque()  # large requests of all groups
+        self._line: OrderedDict[Request, None] = OrderedDict()  # requests that are not in the queue yet, in the order in which they will be
+        self.entered: dict[Request, None] = {}  # requests that have left the line for the queue; taken out by whoever tells them
+        self._expiring: OrderedDict[Request, None] = OrderedDict()  # those of which nothing has left, oldest first, if that can expire
         self._heir: Request | None = None  # the large request that leads when its share is due
         self._earned = 0  # by the heir so far, in batches / SHARE
 
     def __iter__(self) -> Iterator[Request]:
         """The requests of which anything still waits."""
-        return chain(self._small, self._large, self._line)
+        waiting = (request for request in chain(self._small, self._large) if request.queues is not None)
+        return chain(waiting, self._line)
 
     @property
     def in_line(self) -> int:
@@ -94,34 +96,44 @@ class Scheduler:
         """Whether `request` would enter the queue at once."""
         return not self._line and (not self.waiting or self.waiting + request.size <= self._most_waiting)
 
-    def submit(self, request: Request, now: float) -> float:
-        """Queues `request`, or puts it in line, and returns the moment from which its group, or one before it, may leave."""
+    def submit(self, request: Request, now: float) -> None:
+        """Queues `request`, or puts it in line."""
         request.arrived = now
         if self._patience is not None:
             self._expiring[request] = None
-        if self.admits(request):
-            group = self._enqueue(request)
-            if self._hindsight is not None:
-                self._hindsight.arrived(group.key, request.size, self.waiting + self.in_flight, now)
-                if group.waiting == request.size and self.has_room and request.size < self.capacity.batch_size:
-                    self._hindsight.chance(group.key, group.waiting, now)
-            return self._departure(group)[0]
-        self._line[request] = None
-        return AT_ONCE
+        if self._line or (self.waiting and self.waiting + request.size > self._most_waiting):
+            self._line[request] = None
+            return
+        group = self._enqueue(request)
+        hindsight = self._hindsight
+        if hindsight is not None:
+            if hindsight.expected > 0:
+                hindsight.arrived(group.key, request.size, now)
+            if group.waiting == request.size < self.capacity.batch_size and self.has_room:
+                hindsight.present(self.waiting + self.in_flight)
+                hindsight.chance(group.key, request.size, now)
+
+    def departure(self, request: Request) -> float:
+        """The moment from which the group of `request`, or one before it, may leave, after it was submitted."""
+        return AT_ONCE if request.queues is None else self._departure(request.queues)
 
     def _enqueue(self, request: Request) -> Group:
         group = self._groups.get(request.group)
         if group is None:
             group = self._groups[request.group] = Group(request.group)
-        request.queues = group
-        if request.size <= self.policy.small_batch_threshold:
-            group.small[request] = self._small[request] = None
+        size = request.size
+        small = size <= self._small_size
+        if small:
+            group.small.append(request)
+            self._small.append(request)
         else:
-            group.large[request] = self._large[request] = None
+            group.large.append(request)
+            self._large.append(request)
         if request.lengths is not None:
-            group.joined(request, request.lengths[0])
-        group.waiting += request.size
-        self.waiting += request.size
+            group.joined(request, request.lengths[0], small=small)
+        group.waiting += size
+        self.waiting += size
+        request.queues = group  # last: from now on it is there
         return group
 
     def _let_in(self) -> None:
@@ -138,9 +150,17 @@ class Scheduler:
         """Takes what still waits of `request` out of the queue, or out of the line; True if none of it was ever handed out."""
         group = request.queues
         if group is not None:
+            small = request.size <= self._small_size
             if request.lengths is not None:
-                group.parted(request)
-            self._remove(request)
+                group.parted(request, small=small)
+            if self._hindsight is not None:
+                self._hindsight.present(self.waiting + self.in_flight)
+            rest = request.size - request.taken
+            group.waiting -= rest
+            group.begun -= request.taken > 0
+            self.waiting -= rest
+            request.queues = None
+            self._part(group, small=small, large=not small)
         elif request in self._line:
             del self._line[request]
         else:
@@ -177,27 +197,30 @@ class Scheduler:
         if self._expiring:
             for request, _, _ in batch.slices:
                 self._expiring.pop(request, None)
-        self._let_in()
+        if self._line:
+            self._let_in()
         return batch
 
     def next_deadline(self) -> float:
         """The moment from which `take` can succeed: at most now if it can already, infinite if time alone changes nothing."""
         if not self.has_room:
             return NEVER
-        return min((self._departure(group)[0] for group in self._groups.values()), default=NEVER)
+        return min([self._departure(group) for group in self._groups.values()], default=NEVER)
 
     def finished(self, batch: Batch, now: float) -> None:
         """Frees the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
         had_room = self.has_room
+        outstanding = self.waiting + self.in_flight
         del self.running[batch]
         self.in_flight -= batch.size
         if not had_room:
             self._ready = now
         if self._hindsight is not None:
-            self._hindsight.finished(batch.size, now - batch.started, self.waiting + self.in_flight)
+            self._hindsight.present(outstanding)
+            self._hindsight.finished(batch.size, now - batch.started, outstanding - batch.size)
             if not had_room and self.waiting:
-                group = next(iter(self._small or self._large)).queues
+                group = (self._small or self._large)[0].queues
                 assert group is not None
                 if group.waiting < self.capacity.batch_size and not group.begun:
                     self._hindsight.chance(group.key, group.waiting, now)
@@ -215,20 +238,27 @@ class Scheduler:
         """Holds back again what the linger rule says, as before `close`."""
         self.draining = False
 
-    def _departure(self, group: Group) -> tuple[float, FlushReason]:
-        capacity = self.capacity
-        if group.waiting >= capacity.batch_size or (capacity.varies and group.waiting >= capacity.most(group.longest)):
-            return AT_ONCE, "full"
-        if self.waiting >= self._most_waiting or self._line:
-            return AT_ONCE, "full"
+    def _departure(self, group: Group) -> float:
+        """The moment from which `group` may leave."""
+        rule = self._linger
+        if not rule.holds or group.begun or self.draining or self._is_full(group):
+            return AT_ONCE
+        if self._hindsight is not None and self.waiting + self.in_flight >= self._hindsight.everyone:
+            return AT_ONCE
+        return rule.until(group.oldest, self._ready)
+
+    def _is_full(self, group: Group) -> bool:
+        """Whether it would fill a batch, or nothing can join it."""
+        capacity, waiting = self.capacity, group.waiting
+        if waiting >= capacity.batch_size or (capacity.varies and waiting >= capacity.most(group.longest)):
+            return True
+        return self.waiting >= self._most_waiting or bool(self._line)
+
+    def _reason(self, group: Group) -> FlushReason:
+        """Why `group` leaves now, though it is not full."""
         if self.draining:
-            return AT_ONCE, "drain"
-        if group.begun:
-            return AT_ONCE, "eager"
-        departure = self._linger.until(group.oldest, self._ready)
-        if self._hindsight is not None and departure != AT_ONCE and self.waiting + self.in_flight >= self._hindsight.everyone:
-            departure = AT_ONCE
-        return departure, self._linger.reason
+            return "drain"
+        return "eager" if group.begun else self._linger.reason
 
     def _is_due(self, heir: Request) -> bool:
         """Whether `heir` has earned a batch, or as much of one as it still needs."""
@@ -236,27 +266,26 @@ class Scheduler:
         return self._earned * most >= SHARE * min(heir.size - heir.taken, most)
 
     def _first(self, requests: Queue, now: float) -> Request | None:
-        """The oldest of `requests` whose group may leave."""
-        held: set[Group] = set()
+        """The oldest of `requests`, none or some, whose group may leave."""
+        held: set[Group | None] = {None}
         for request in requests:
             group = request.queues
-            assert group is not None
-            if group in held:
-                continue
-            if self._departure(group)[0] <= now:
-                return request
-            held.add(group)
-            if len(held) == len(self._groups):
-                break
+            if group not in held:
+                assert group is not None
+                if self._departure(group) <= now:
+                    return request
+                held.add(group)
+                if len(held) > len(self._groups):
+                    break
         return None
 
     def _formed(self, leader: Request, now: float) -> Batch:
         """The batch that `leader` leads; what is handed out whole leaves the queues."""
         group = leader.queues
         assert group is not None
-        reason = self._departure(group)[1]
         capacity = self.capacity
         longest = 0
+        full = self._is_full(group)
         if leader.lengths is None:
             slices, size = in_order(leader, group, capacity.most(0) if capacity.varies else capacity.batch_size)
         else:
@@ -264,34 +293,38 @@ class Scheduler:
             if size <= capacity.batch_size and size <= capacity.most(group.longest):
                 slices, longest = everything(leader, group), group.longest
             else:
-                draft = alike(leader, group, capacity)
+                draft = alike(leader, group, capacity, small=leader.size <= self._small_size)
                 slices, size, longest = draft.slices, draft.size, draft.longest
             group.shrunk()
-        batch = Batch(slices, size, reason, now, longest)
+        batch = Batch(slices, size, "full" if full else self._reason(group), now, longest)
         self.running[batch] = None  # first, so that what is handed out is somewhere if a signal breaks in
         self.in_flight += size
+        self.waiting -= size
+        group.waiting -= size
+        left = False
         for request, start, stop in slices:
-            taken = request.taken + stop - start
+            before = request.taken
+            request.taken = taken = before + stop - start
             if taken == request.size:
-                self._remove(request)
-            else:
-                group.begun += request.taken == 0
-                group.waiting -= stop - start
-                self.waiting -= stop - start
-            request.taken = taken
+                request.queues = None
+                left = True
+                if before:
+                    group.begun -= 1
+            elif not before:
+                group.begun += 1
+        if left:
+            self._part(group, small=bool(group.small), large=bool(group.large))
         return batch
 
-    def _remove(self, request: Request) -> None:
-        group = request.queues
-        assert group is not None
-        own, every = (group.small, self._small) if request in self._small else (group.large, self._large)
-        del own[request], every[request]
-        rest = request.size - request.taken
-        group.waiting -= rest
-        group.begun -= request.taken > 0
-        self.waiting -= rest
-        request.queues = None
-        if request is self._heir:
-            self._heir = None
+    def _part(self, group: Group, *, small: bool, large: bool) -> None:
+        """Tidies up after requests of these classes have left `group`."""
+        if small:
+            tidy(group.small, group.waiting)
+            tidy(self._small, self.waiting)
+        if large:
+            tidy(group.large, group.waiting)
+            tidy(self._large, self.waiting)
+            if self._heir is not None and self._heir.queues is None:
+                self._heir = None
         if not group.waiting:
             del self._groups[group.key]

@@ -47,7 +47,7 @@ class Shelf:
             request, _ = beyond.popitem(last=False)
             lengths = request.lengths
             assert lengths is not None
-            request.number = number = number + 1
+            request.number = number = number + 1  # type: ignore[misc]  # a slot of those that have lengths
             if request.size == 1:
                 new.append((-lengths[0], number, 0, request))
             else:

@@ -95,7 +95,7 @@ class _Bell:
         self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
 
     def hang(self) -> None:
-        self._waker = async_waker()
+        self._waker = async_waker(current_loop())
 
     def ring(self) -> None:
         wake_all([self._waker], current_loop())
@@ -104,7 +104,7 @@ class _Bell:
         """Rests until rung, but not longer than `seconds`; for 0 seconds, lets every other task that is ready run once."""
         if seconds:
             await wait(self._waker, seconds)
-        elif isinstance(self._waker.home, asyncio.AbstractEventLoop):
+        elif isinstance(self._waker.get_loop(), asyncio.AbstractEventLoop):
             await asyncio.sleep(0)
         else:
             await sys.modules["trio"].lowlevel.checkpoint()
@@ -120,13 +120,12 @@ class EventLoops:
         self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None  # the last one found: a look-up less
         self._closed = False
 
-    def here(self) -> EventLoopRuntime:
-        """The runtime of the loop that runs this code.
+    def here(self, loop: object) -> EventLoopRuntime:
+        """The runtime of `loop`, which runs this code.
 
         Raises:
             RuntimeError: there is none.
         """
-        loop = current_loop()
         if loop is None:
             raise RuntimeError(
                 f"{self._name} is a coroutine function and runs on the event loop of its callers, but none is running here; "
@@ -196,7 +195,7 @@ class EventLoops:
         for loop, runtime in self._close(cancel):
             if (waiting := self._waiting_for(loop, runtime)) is not None:
                 with waiting:
-                    drained = async_waker()
+                    drained = async_waker(current_loop())
                     runtime.when_drained(drained)
                     await drained
 

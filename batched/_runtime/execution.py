@@ -18,8 +18,8 @@ Answer = tuple[Any, BaseException | None]
 Outcome = tuple[Slice, Any]
 """A slice, and its part of the output or the `BaseException` in its place."""
 
-Begun = tuple[Generator[Call, Answer, list[Outcome]], Call | None, list[Outcome]]
-"""A batch that was collated: what takes answers, the first call to be made or, if it came to that already, the outcomes."""
+Begun = tuple[Call | None, BaseException | None]
+"""A batch that was collated: the call that runs all of it, or why there is none."""
 
 
 class Execution:
@@ -34,54 +34,79 @@ class Execution:
 
     def begin(self, batch: Batch) -> Begun:
         """`batch` collated, for `run` to go on with. Never raises."""
-        attempts = self._attempts(batch)
         try:
-            return attempts, next(attempts), []
-        except StopIteration as end:
-            return attempts, None, end.value
+            return self._collator.collate(batch.slices, batch), None
+        except BaseException as raised:
+            return None, _as_raised(raised)
 
     def run(self, batch: Batch, begun: Begun | None = None) -> list[Outcome]:
         """What each slice of `batch` came to, by calling the function here. Never raises."""
-        attempts, call, outcomes = begun or self.begin(batch)
-        owner = _owner(batch)
-        if call is None:
-            return outcomes
+        call, error = begun or self.begin(batch)
+        owner = batch.slices[0][0].owner
+        if call is not None:
+            output, error = self._answer(owner, call)
+            if error is None:
+                outcomes, error = self._dealt_out(batch, output, call)
+                if error is None:
+                    return outcomes
+        assert error is not None
+        attempts = self._attempts(batch, call, error)
         try:
+            call = next(attempts)
             while True:
                 call = attempts.send(self._answer(owner, call))
         except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
+        finally:
+            del error
 
     async def run_async(self, batch: Batch) -> list[Outcome]:
         """What each slice of `batch` came to, by awaiting the function here. Raises only what ends the task it runs in."""
-        attempts, call, outcomes = self.begin(batch)
-        owner = _owner(batch)
-        if call is None:
-            return outcomes
+        call, error = self.begin(batch)
+        owner = batch.slices[0][0].owner
+        if call is not None:
+            output, error = await self._answer_async(owner, call)
+            if error is None:
+                outcomes, error = self._dealt_out(batch, output, call)
+                if error is None:
+                    return outcomes
+        assert error is not None
+        attempts = self._attempts(batch, call, error)
         try:
+            call = next(attempts)
             while True:
                 call = attempts.send(await self._answer_async(owner, call))
         except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
+        finally:
+            del error
 
-    def _answer(self, owner: tuple[Any, ...], call: Call) -> Answer:
+    def _answer(self, owner: object, call: Call) -> Answer:
         args, kwargs, _ = call
         try:
-            return self._func(*owner, *args, **kwargs), None
+            return (self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)), None
         except BaseException as raised:
             return None, _as_raised(raised)
 
-    async def _answer_async(self, owner: tuple[Any, ...], call: Call) -> Answer:
+    async def _answer_async(self, owner: object, call: Call) -> Answer:
         args, kwargs, _ = call
         try:
-            return await self._func(*owner, *args, **kwargs), None
+            return await (self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)), None
         except BaseException as raised:
             if ends_task(raised, current_task()):
                 raise
             return None, _as_raised(raised)
 
-    def _attempts(self, batch: Batch) -> Generator[Call, Answer, list[Outcome]]:
-        """Yields each call that is to be made and is sent what it came to; returns the outcomes.
+    def _dealt_out(self, batch: Batch, output: Any, call: Call) -> tuple[list[Outcome], BaseException | None]:
+        """What each slice of `batch` came to by this output of the function, or why that cannot be told."""
+        batch.attempts = 1
+        try:
+            return list(zip(batch.slices, self._collator.split(output, batch.slices, call[2]), strict=True)), None
+        except BaseException as raised:
+            return [], _as_raised(raised)
+
+    def _attempts(self, batch: Batch, call: Call | None, error: BaseException | None) -> Generator[Call, Answer, list[Outcome]]:
+        """Yields each call that is to be made after `call` has come to `error`, and is sent what it came to; returns the outcomes.
 
         What runs out of memory is cut in halves, and these again, until they fit or are one item. So is what fails, if it
         is to be found out which items fail alone.
@@ -101,28 +126,34 @@ class Execution:
                 if _size(slices) > room:
                     todo += reversed(_cut(slices, room))
                     continue
-            error: BaseException | None
             try:
-                parts, error = yield from self._attempt(slices, batch)
+                if isinstance(error, ProbeNeeded):
+                    assert call is not None
+                    parts, error = yield from self._probed(error, slices, batch, call[2])
+                elif error is not None:
+                    parts = []
+                else:
+                    parts, error = yield from self._attempt(slices, batch)
             except GeneratorExit:  # the task that ran it has ended
                 raise
             except BaseException as raised:
                 parts, error = [], _as_raised(raised)
-            if error is None:
+            failed, error = error, None
+            if failed is None:
                 outcomes += zip(slices, parts, strict=True)
-            elif self._splits and is_out_of_memory(error) and _size(slices) > 1:
-                without_frames(error)
-                del error
+            elif self._splits and is_out_of_memory(failed) and _size(slices) > 1:
+                without_frames(failed)
+                del failed
                 free_cache()
                 batch.too_big.append((_size(slices), _longest(slices)))
                 todo.append(slices)
-            elif self._isolates and isinstance(error, Exception) and (size := _size(slices)) > 1:
-                del error
+            elif self._isolates and isinstance(failed, Exception) and (size := _size(slices)) > 1:
+                del failed
                 todo += reversed(_cut(slices, size // 2))
             else:
-                outcomes += [(each, error) for each in slices]
+                outcomes += [(each, failed) for each in slices]
                 if todo:
-                    lost.update({request: error for request, _, _ in slices if request.order is None})
+                    lost.update({request: failed for request, _, _ in slices if request.order is None})
         if self._isolates:  # a call is told of that one of its failed items that stood first in it
             outcomes.sort(key=_place)
         return outcomes
@@ -136,11 +167,19 @@ class Execution:
         del call
         if error is not None:
             return [], error
+        try:
+            return self._collator.split(output, slices, note), None
+        except ProbeNeeded as needed:
+            probe = needed
+        del output
+        return (yield from self._probed(probe, slices, batch, note))
+
+    def _probed(
+        self, probe: ProbeNeeded, slices: list[Slice], batch: Batch, note: Any
+    ) -> Generator[Call, Answer, tuple[Any, BaseException | None]]:
+        """As `_attempt`, once it has turned out that `probe` is needed."""
         while True:
-            try:
-                return self._collator.split(output, slices, note), None
-            except ProbeNeeded as needed:
-                probe, output = needed, needed.kept
+            probe.__traceback__ = None  # which holds this frame
             for alone in probe.calls:
                 batch.probes += 1
                 batch.attempts += 1
@@ -153,21 +192,21 @@ class Execution:
             else:
                 assert error is not None
                 probe.give_up(error)
+            try:
+                return self._collator.split(probe.kept, slices, note), None
+            except ProbeNeeded as needed:
+                probe = needed
 
     def conclude(self, ended: list[Request]) -> int:
-        """Gives each of `ended` its result or its own error, and returns how many have an error."""
-        failed: list[Request] = []
-        for request in ended:
-            if request.error is None:
-                try:
-                    parts = request.parts
-                    if len(parts) > 1:
-                        parts.sort(key=_position)
-                    request.result = self._collator.result(request, [part for _, part in parts])
-                except BaseException as raised:
-                    request.error = raised
-            if request.error is not None:
-                failed.append(request)
+        """Gives each of `ended` that came in parts its result, or its own error, and returns how many have an error."""
+        for request in [request for request in ended if request.parts is not None and request.error is None]:
+            try:
+                parts = request.parts or []
+                parts.sort(key=_position)
+                request.result = self._collator.joined(request, [part for _, part in parts])
+            except BaseException as raised:
+                request.error = raised
+        failed = [request for request in ended if request.error is not None]
         if failed:
             sharers = Counter(id(request.error) for request in failed)
             for request in failed:
@@ -200,19 +239,18 @@ def settle(scheduler: Scheduler, outcomes: list[Outcome]) -> list[Request]:
         if isinstance(outcome, BaseException):
             request.error = outcome
             scheduler.cancel(request)
+        elif stop - start == request.size:
+            request.unanswered = 0
+            request.result = outcome
         else:
+            if request.parts is None:
+                request.parts = []
             request.parts.append((start, outcome))
             request.unanswered -= stop - start
             if request.unanswered:
                 continue
         ended.append(request)
     return ended
-
-
-def _owner(batch: Batch) -> tuple[Any, ...]:
-    """The instance whose method is called, as it stands before the other arguments."""
-    owner = batch.slices[0][0].owner
-    return () if owner is None else (owner,)
 
 
 def _size(slices: list[Slice]) -> int:

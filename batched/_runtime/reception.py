@@ -38,6 +38,8 @@ class Reception(ABC):
         self.name = name  # of the batch function, for messages and thread names
         self.badge = Badge(name, policy.max_concurrent_batches)  # what runs carry instead of a reference to this
         self._lock = threading.Lock()  # guards what follows; never held while user code runs or callers are woken
+        self._may_expire = policy.queue_timeout is not None
+        self._raises = policy.on_full == "raise"
         self._closed = False  # no more calls are taken
         self._answers = Answers()  # that are not given yet
         self._reset()
@@ -85,23 +87,24 @@ class Reception(ABC):
         """
         call = False
         expiry = NEVER  # for which the clock has to be set
-        may_expire = self.policy.queue_timeout is not None
         if self._torn:
             self._mend()
         try:
-            if may_expire:
+            if self._may_expire:
                 clock.start()
             with self._lock:
-                if self._closed or (self.policy.on_full == "raise" and not self._scheduler.admits(request)):
+                scheduler = self._scheduler
+                if self._closed or (self._raises and not scheduler.admits(request)):
                     raise self._refused()
                 self._torn = True
                 now = request.arrived = time.monotonic()
                 self.recorder.accepted()
-                call = self._scheduler.submit(request, now) < self._alarm and self._scheduler.has_room
-                if call:
+                scheduler.submit(request, now)
+                if self._alarm > AWAKE and scheduler.has_room and scheduler.departure(request) < self._alarm:
+                    call = True
                     self._alarm = AWAKE
-                if may_expire and (self._expiry == NEVER or self._expiry < now):  # not set, or a signal broke in on setting it
-                    expiry = self._expiry = self._scheduler.next_expiry()
+                if self._may_expire and (self._expiry == NEVER or self._expiry < now):  # not set, or a signal broke in on setting it
+                    expiry = self._expiry = scheduler.next_expiry()
                 queued = request.queues is not None
                 self._torn = False
         except BaseException:

@@ -105,7 +105,8 @@ class Runtime(Reception):
                     ends = True
                 else:
                     self._resting.append(bell)
-        self._let_in()
+        if self._scheduler.entered:
+            self._let_in()
         if more:
             self._call_worker()
         if drained:
@@ -117,13 +118,19 @@ class Runtime(Reception):
         if self._torn:
             self._mend()
         with self._lock:
-            if batch not in self._scheduler.running:  # forsaken
+            scheduler = self._scheduler
+            if batch not in scheduler.running:  # forsaken
                 return
-            self._scheduler.finished(batch, time.monotonic())
-            ended = settle(self._scheduler, outcomes)
-            self._answers.end(batch, ended)
-        self._let_in()
-        self._answer(batch, ended)
+            scheduler.finished(batch, time.monotonic())
+            ended = settle(scheduler, outcomes)
+            if ended:
+                self._answers.end(batch, ended)
+        if scheduler.entered:
+            self._let_in()
+        if ended:
+            self._answer(batch, ended)
+        else:
+            self.recorder.ended(batch, 0)
         if self.observer is not None:
             self.observer.observe(batch, outcomes)
 

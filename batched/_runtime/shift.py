@@ -47,7 +47,8 @@ class Shift:
     def ends(self) -> None:
         self.on = False
         self.batch = None  # contexts live long, and results are to be kept by nobody
-        self.waits = {}
+        if self.waits:
+            self.waits = {}
 
 
 class Wait:
@@ -89,6 +90,8 @@ class Wait:
 
 
 _shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
+within_run = _shift.get
+"""The run that this code is, or was, part of; None for most callers, who need not ask more."""
 _lock = threading.RLock()  # guards the next, and the waits of shifts; a signal handler or a finalizer may come in anywhere
 _waiting: WeakSet[Shift] = WeakSet()  # runs that have waited for something. Nothing here keeps what was abandoned alive
 

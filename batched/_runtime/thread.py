@@ -46,8 +46,8 @@ class ThreadRuntime(Runtime):
         self._threads: set[threading.Thread] = set()  # those of the workers
         self._numbers = itertools.count(1)  # for their names
 
-    def here(self) -> ThreadRuntime:
-        """The runtime that serves callers of this thread or loop: this one, wherever they are."""
+    def here(self, _: object) -> ThreadRuntime:
+        """The runtime that serves callers on some loop, or none: this one, wherever they are."""
         return self
 
     def shutdown(self, *, wait: bool, cancel: bool) -> None:
@@ -71,7 +71,7 @@ class ThreadRuntime(Runtime):
         if waiting is None:
             return
         with waiting:
-            drained = async_waker()
+            drained = async_waker(current_loop())
             self.when_drained(drained)
             await drained
 

@@ -1,7 +1,7 @@
 """How callers wait: the only place that knows a lock from a future from a task.
 
-A waker is woken exactly once, when its request has been answered. Those that live on an event loop are woken there, all of
-one batch by one message to the loop (`home` says which loop); the others can be woken from anywhere.
+A waker is woken when its request has been answered. Those that live on an event loop are asyncio's own futures, or like them; they are
+woken there, all of one batch by one message to the loop. The others can be woken from anywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core.scheduler import Request
@@ -42,31 +42,19 @@ class Server(Protocol):
     def wait_for(self, request: Request, *, done: Callable[[], bool]) -> Wait | None: ...
 
 
-class Waker(Protocol):
-    """Tells one caller that its request was answered."""
+class AsyncWaker(Protocol):
+    """A waker that a coroutine awaits, on its own loop: as much of `asyncio.Future` as is used here."""
 
-    @property
-    def home(self) -> object:
-        """The event loop on which `wake` must be called; None if any thread may."""
+    def get_loop(self) -> object:
+        """The event loop on which `set_result` must be called."""
         ...
 
-    def wake(self) -> None: ...
-
-
-class AsyncWaker(Waker, Protocol):
-    """A waker that a coroutine awaits, on its own loop."""
-
-    @property
-    def woken(self) -> bool:
+    def done(self) -> bool:
         """Whether awaiting it returns at once."""
         ...
 
-    def post(self, wakers: Sequence[Waker]) -> None:
-        """Has all `wakers`, whose home is this one's, woken there; from any thread.
-
-        Raises:
-            RuntimeError: the loop is closed, so nobody waits any more.
-        """
+    def set_result(self, result: None, /) -> None:
+        """Wakes whoever awaits it; to be called once."""
 
     def __await__(self) -> Generator[Any, None, None]: ...
 
@@ -75,7 +63,6 @@ class BlockingWaker:
     """For a thread that waits for its own call."""
 
     __slots__ = ("_lock",)
-    home = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,8 +84,6 @@ class Future(concurrent.futures.Future[U]):
 
     `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over; the item still runs.
     """
-
-    home = None
 
     def __init__(self, *, loop: object = None, room: BlockingWaker | None = None) -> None:
         super().__init__()
@@ -207,55 +192,38 @@ class Future(concurrent.futures.Future[U]):
         return 0
 
 
-class AsyncioWaker:
-    """For a task on an asyncio loop, uvloop's too."""
-
-    __slots__ = ("_future", "home")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.home = loop
-        self._future = loop.create_future()
-
-    @property
-    def woken(self) -> bool:
-        return self._future.done()
-
-    def wake(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
-
-    def post(self, wakers: Sequence[Waker]) -> None:
-        post(self.home, _wake_each, wakers)
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._future.__await__()
+Waker = BlockingWaker | Future[Any] | AsyncWaker
+"""Tells one caller that its request was answered, once or more often."""
 
 
 class TrioWaker:
     """For a task on a trio loop."""
 
-    __slots__ = ("_task", "_trio", "home", "woken")
+    __slots__ = ("_done", "_task", "_token", "_trio")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
-        self.home = token
+        self._token = token
         self._trio = sys.modules["trio"].lowlevel
         self._task: trio.lowlevel.Task | None = None  # while it sleeps
-        self.woken = False
+        self._done = False
 
-    def wake(self) -> None:
-        self.woken = True
+    def get_loop(self) -> object:
+        return self._token
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, _: None, /) -> None:
+        self._done = True
         if self._task is not None:
             task, self._task = self._task, None
             self._trio.reschedule(task)
-
-    def post(self, wakers: Sequence[Waker]) -> None:
-        post(self.home, _wake_each, wakers)
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._wait().__await__()
 
     async def _wait(self) -> None:
-        if self.woken:
+        if self._done:
             return
         self._task = self._trio.current_task()
         await self._trio.wait_task_rescheduled(self._abort)
@@ -266,15 +234,14 @@ class TrioWaker:
         return abort
 
 
-def async_waker() -> AsyncWaker:
-    """A waker for the calling task.
+def async_waker(loop: object) -> AsyncWaker:
+    """A waker for a task on `loop`, which runs this code.
 
     Raises:
-        RuntimeError: no event loop runs this code.
+        RuntimeError: there is no such loop.
     """
-    loop = current_loop()
     if isinstance(loop, asyncio.AbstractEventLoop):
-        return AsyncioWaker(loop)
+        return loop.create_future()
     if loop is None:
         raise RuntimeError("this call must be awaited under a running event loop (asyncio or trio)")
     return TrioWaker(loop)  # type: ignore[arg-type]  # the only other kind of loop
@@ -285,7 +252,7 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
     if seconds is None:
         await waker
         return True
-    loop = waker.home
+    loop = waker.get_loop()
     if not isinstance(loop, asyncio.AbstractEventLoop):
         with sys.modules["trio"].move_on_after(seconds) as scope:
             await waker
@@ -295,7 +262,7 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
     def ring() -> None:
         nonlocal over
         over = True
-        waker.wake()
+        _wake_each([waker])
 
     timer = loop.call_later(seconds, ring)
     try:
@@ -305,26 +272,29 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
     return not over
 
 
-def wake_all(wakers: Iterable[Waker], here: object = None) -> None:
+def wake_all(wakers: Iterable[Waker], here: object) -> None:
     """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs this code, at once."""
-    away: dict[object, list[Any]] = {}
-    futures: list[Waker] = []
+    away: dict[object, list[AsyncWaker]] = {}
+    futures: list[Future[Any]] = []
     for waker in wakers:
-        if isinstance(waker, Future):
-            futures.append(waker)
-        elif waker.home is None or waker.home is here:
+        if isinstance(waker, BlockingWaker):
             waker.wake()
-        else:
-            away.setdefault(waker.home, []).append(waker)
-    for sleepers in away.values():
+        elif isinstance(waker, Future):
+            futures.append(waker)
+        elif (loop := waker.get_loop()) is not here:
+            away.setdefault(loop, []).append(waker)
+        elif not waker.done():
+            waker.set_result(None)
+    for loop, sleepers in away.items():
         try:
-            sleepers[0].post(sleepers)
+            post(loop, _wake_each, sleepers)
         except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
             pass
     for future in futures:  # last, because their callbacks take as long as they take
         future.wake()
 
 
-def _wake_each(wakers: Sequence[Waker]) -> None:
+def _wake_each(wakers: Iterable[AsyncWaker]) -> None:
     for waker in wakers:
-        waker.wake()
+        if not waker.done():
+            waker.set_result(None)

@@ -111,7 +111,7 @@ def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: Items) 
     assert items.split(list("abcdef"), [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)], None) == [["a"], list("bcde"), ["f"]]
 
 
-@pytest.mark.parametrize("result", [None, False, 0, "", [], "text", {"a": 1}, BatchSizeMismatch, KeyboardInterrupt()])
+@pytest.mark.parametrize("result", [None, False, 0, "", [], "text", {"a": 1}, BatchSizeMismatch])
 def test_any_object_but_an_exception_is_a_result(items: Items, result: Any) -> None:
     (first,), (second,) = parts_of(items, [result, 1], 1, 1)
     assert first is result
@@ -278,18 +278,25 @@ def test_an_exception_is_found_among_arrays(items: Items) -> None:
 
 
 def test_a_call_of_one_item_gets_its_result(items: Items) -> None:
-    assert items.result(request("x", listed=False), [["result"]]) == "result"
+    assert items.split(["result"], [(request("x", listed=False), 0, 1)], None) == ["result"]
+
+
+def test_calls_of_one_item_beside_lists_get_their_results(items: Items) -> None:
+    slices = [(request("x", listed=False), 0, 1), (request("y"), 0, 1), (request("z", "zz"), 0, 2)]
+    assert items.split(["X", "Y", "Z", "ZZ"], slices, None) == ["X", ["Y"], ["Z", "ZZ"]]
+    assert items.split(["X", "Y"], slices[:2], None) == ["X", ["Y"]]
 
 
 def test_a_list_call_gets_a_list_of_all_its_parts_in_order(items: Items) -> None:
-    assert items.result(request(*"abcde"), [["A", "B"], ["C", "D"], ["E"]]) == ["A", "B", "C", "D", "E"]
-    assert items.result(request("a"), [["A"]]) == ["A"]
+    assert items.joined(request(*"abcde"), [["A", "B"], ["C", "D"], ["E"]]) == ["A", "B", "C", "D", "E"]
 
 
 @pytest.mark.parametrize("make", [list, tuple])
 def test_what_the_caller_gets_is_a_list_whatever_the_function_returned(items: Items, make: Callable[[Any], Any]) -> None:
-    (part,) = parts_of(items, make(["A", "B"]), 2)
-    assert type(items.result(request("a", "b"), [part])) is list
+    output = make(["A", "B"])
+    (part,) = parts_of(items, output, 2)
+    assert type(part) is list
+    assert part is not output, "the function may keep its own, and write to it"
 
 
 # ---------------------------------------------------------------- results own their memory

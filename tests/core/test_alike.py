@@ -12,18 +12,24 @@ import pytest
 from batched._core.capacity import PATIENCE
 from batched._core.linger import AT_ONCE
 from batched._core.policy import BatchPolicy
-from batched._core.scheduler import Batch, Request, Scheduler
+from batched._core.scheduler import Batch, MeasuredRequest, Request, Scheduler
 from batched._core.shelf import LOOK_AHEAD
 
 
 def call(*lengths: int, group: Hashable = "g") -> Request:
     """A call of items of these lengths, which are given longest first."""
     assert list(lengths) == sorted(lengths, reverse=True)
-    return Request(list(lengths), len(lengths), group, waker=None, lengths=list(lengths))
+    return MeasuredRequest(list(lengths), len(lengths), group, waker=None, lengths=list(lengths))
 
 
 def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
     return Scheduler(BatchPolicy(batch_size=batch_size, **settings))
+
+
+def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
+    """When what `request` waits with may leave, after it was submitted."""
+    of.submit(request, now)
+    return of.departure(request)
 
 
 def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
@@ -407,8 +413,8 @@ def windowed(batch_size: int = 8, **settings: Any) -> Scheduler:
 def test_a_batch_is_full_when_one_more_item_would_not_fit_the_token_budget() -> None:
     held = windowed(max_batch_tokens=49)
     for _ in range(3):
-        assert held.submit(call(10), 0.0) == 1.0
-    assert held.submit(call(10), 0.0) == AT_ONCE
+        assert departure(held, call(10), 0.0) == 1.0
+    assert departure(held, call(10), 0.0) == AT_ONCE
     batch = ran(held)
     assert (batch.size, batch.reason) == (4, "full")
 
@@ -416,15 +422,15 @@ def test_a_batch_is_full_when_one_more_item_would_not_fit_the_token_budget() -> 
 def test_a_long_item_fills_a_batch_sooner() -> None:
     held = windowed(max_batch_tokens=40)
     held.submit(call(10), 0.0)
-    assert held.submit(call(13, 2), 0.0) == AT_ONCE
+    assert departure(held, call(13, 2), 0.0) == AT_ONCE
     assert (ran(held).reason, held.waiting) == ("full", 0)
 
 
 def test_an_item_larger_than_the_token_budget_leaves_at_once_and_alone() -> None:
     held = windowed(max_batch_tokens=40)
-    assert held.submit(call(10), 0.0) == 1.0
+    assert departure(held, call(10), 0.0) == 1.0
     giant = call(41)
-    assert held.submit(giant, 0.25) == AT_ONCE
+    assert departure(held, giant, 0.25) == AT_ONCE
     assert [lengths(ran(held, 0.5)) for _ in range(2)] == [[10], [41]]
 
 
@@ -457,7 +463,7 @@ def test_what_is_left_by_a_batch_counts_with_its_own_longest_item() -> None:
 def test_after_a_memory_error_batches_are_smaller(with_lengths: bool) -> None:
     busy = scheduler(batch_size=8)
     for _ in range(30):
-        submitted(busy, Request([0], 1, "g", waker=None, lengths=[7] if with_lengths else None))
+        submitted(busy, call(7) if with_lengths else Request([0], 1, "g", waker=None))
     assert ran(busy, too_big=[(8, 7 * with_lengths), (4, 7 * with_lengths)]).size == 8
     assert [batch.size for batch in all_ran(busy)] == [2] * 11
 
@@ -467,7 +473,7 @@ def test_after_a_memory_error_a_smaller_batch_is_full() -> None:
     submitted(held, Request([0] * 8, 8, "g", waker=None))
     ran(held, too_big=[(8, 0)])
     for count in range(1, 5):
-        deadline = held.submit(Request([0], 1, "g", waker=None), 0.0)
+        deadline = departure(held, Request([0], 1, "g", waker=None), 0.0)
         assert deadline == (AT_ONCE if count == 4 else 1.0)
     assert (ran(held).reason, held.waiting) == ("full", 0)
 
@@ -552,7 +558,7 @@ def test_a_call_that_has_ended_is_not_kept_alive(how: str) -> None:
     busy = scheduler(batch_size=2)
     owner = Owner()
     gone = weakref.ref(owner)
-    ending = Request([0] * 3, 3, "g", waker=None, owner=owner, lengths=[60, 60, 20])
+    ending = MeasuredRequest([0] * 3, 3, "g", waker=None, owner=owner, lengths=[60, 60, 20])
     submitted(busy, ending, call(70), call(30), call(20))
     if how != "cancelled":
         ran(busy)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from batched._core.linger import AT_ONCE, NEVER
 from batched._core.policy import BatchPolicy
-from batched._core.scheduler import Batch, Request, Scheduler
+from batched._core.scheduler import Batch, MeasuredRequest, Request, Scheduler
 from batched._core.shelf import LOOK_AHEAD
 
 SETTINGS = settings(max_examples=120, stateful_step_count=40, derandomize=True, deadline=None)
@@ -172,13 +172,14 @@ class AlikeMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(lengths, min_size=1, max_size=20), group=groups)
     def submit(self, sizes: list[int], group: str) -> None:
-        request = Request(list(sizes), len(sizes), group, waker=None, lengths=sorted(sizes, reverse=True))
+        request = MeasuredRequest(list(sizes), len(sizes), group, waker=None, lengths=sorted(sizes, reverse=True))
         call = Call(request, len(self.calls), request.size <= self.policy.small_batch_threshold, list(range(request.size)))
         if call.small:
             call.owed = sum(self.alone(other) for other in self.queue if other.small) + 1
         self.calls.append(call)
         self.queue.append(call)
-        assert (self.real.submit(request, self.now) <= self.now) == self.may_leave(group)
+        self.real.submit(request, self.now)
+        assert (self.real.departure(request) <= self.now) == self.may_leave(group)
 
     @precondition(lambda self: len(self.queue) <= 150)
     @rule(sizes=st.lists(lengths, min_size=10, max_size=80), group=groups)

@@ -112,11 +112,11 @@ def test_the_gains_are_those_of_the_formula() -> None:
     """Two items are ready; of a third and a fourth, 0.5 and 2 ms later, waiting for 0.52 ms would have caught one."""
     rule = Hindsight(timeout=1.0, batch_size=8)
     rule.finished(1, 0.010, 0)  # s = a = 10 ms: there is no other size yet
-    rule.arrived(0, 4, 4, 0.0)  # so many there can be
+    rule.present(4)  # so many there can be
     rule.chance(0, 2, 1.0)
-    rule.arrived(0, 1, 3, 1.0005)
-    rule.arrived(1, 1, 4, 1.0010)  # of another group
-    rule.arrived(0, 1, 4, 1.0020)
+    rule.arrived(0, 1, 1.0005)
+    rule.arrived(1, 1, 1.0010)  # of another group
+    rule.arrived(0, 1, 1.0020)
     rule.chance(0, 2, 1.02)
     gains = dict(zip(rule._waits, rule._gains, strict=True))
     for wait, gain in gains.items():
@@ -136,7 +136,7 @@ def test_only_what_was_seen_is_counted() -> None:
     """The next chance came after 0.1 ms, so nothing is known of longer waits."""
     rule = Hindsight(timeout=1.0, batch_size=8)
     rule.finished(1, 0.010, 0)
-    rule.arrived(0, 4, 4, 0.0)
+    rule.present(4)
     rule.chance(0, 1, 1.0)
     rule.chance(0, 1, 1.0001)
     assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]

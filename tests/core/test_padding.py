@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from batched._core.policy import BatchPolicy
-from batched._core.scheduler import Batch, Request, Scheduler
+from batched._core.scheduler import Batch, MeasuredRequest, Request, Scheduler
 
 Backlog = list[list[int]]  # the lengths of the items of each call
 SIZE = 32
@@ -22,7 +22,7 @@ SEEDS = range(50)
 
 
 def call(lengths: list[int]) -> Request:
-    return Request(list(lengths), len(lengths), "g", waker=None, lengths=sorted(lengths, reverse=True))
+    return MeasuredRequest(list(lengths), len(lengths), "g", waker=None, lengths=sorted(lengths, reverse=True))
 
 
 def wasted(lengths: list[int]) -> int:

@@ -18,6 +18,12 @@ def scheduler(**settings: Any) -> Scheduler:
     return Scheduler(BatchPolicy(**{"batch_size": 4, **settings}))
 
 
+def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
+    """When what `request` waits with may leave, after it was submitted."""
+    of.submit(request, now)
+    return of.departure(request)
+
+
 def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
     requests = [call(size) for size in sizes]
     for request in requests:
@@ -91,11 +97,11 @@ def test_a_full_queue_holds_nothing_back() -> None:
     held = scheduler(max_queue_size=3, flush="window", timeout_ms=1e9)
     submitted(held, 1, 1)
     assert held.next_deadline() == 1e6
-    assert held.submit(call(), 0.0) == AT_ONCE
+    assert departure(held, call(), 0.0) == AT_ONCE
     assert ran(held).reason == "full"
     submitted(held, 2)
     assert held.next_deadline() == 1e6
-    assert held.submit(call(2), 0.0) == AT_ONCE, "there is room for one, but the next in line are two"
+    assert departure(held, call(2), 0.0) == AT_ONCE, "there is room for one, but the next in line are two"
     assert [ran(held).size, held.waiting, held.in_line] == [2, 2, 0]
     assert held.next_deadline() == 1e6
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from batched._core.request import Request
+from batched._core.request import MeasuredRequest, Request
 from batched._core.rest import Rest, Span
 
 cuts = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1)), max_size=20)
@@ -51,14 +51,14 @@ def test_neighbours_stay_together(size: int, cuts: list[tuple[float, float]]) ->
 
 @pytest.mark.parametrize("position", range(4))
 def test_a_call_of_which_nothing_has_left_needs_no_record_of_its_rest(position: int) -> None:
-    request = Request([0] * 3, 3, "g", waker=None, lengths=[9, 5, 5])
+    request = MeasuredRequest([0] * 3, 3, "g", waker=None, lengths=[9, 5, 5])
     assert request.rank(position) == position
     assert list(request.before(position)) == list(range(position))[::-1]
     assert (request.spans, request.longest, request.rest) == ([(0, 3)], 9, None)
 
 
 def test_the_longest_item_of_a_call_is_the_longest_that_waits() -> None:
-    request = Request([0] * 4, 4, "g", waker=None, lengths=[9, 5, 5, 2])
+    request = MeasuredRequest([0] * 4, 4, "g", waker=None, lengths=[9, 5, 5, 2])
     assert request.cut(0, 1) == [(0, 1)]
     assert request.longest == 5
     assert request.cut(0, 2) == [(1, 3)]

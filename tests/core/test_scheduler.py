@@ -30,6 +30,12 @@ def windowed(batch_size: int = 4, timeout_ms: float = 1000, **settings: Any) -> 
     return scheduler(batch_size, flush="window", timeout_ms=timeout_ms, **settings)
 
 
+def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
+    """When what `request` waits with may leave, after it was submitted."""
+    of.submit(request, now)
+    return of.departure(request)
+
+
 def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
     for request in requests:
         to.submit(request, now)
@@ -102,7 +108,7 @@ def test_a_full_batch_leaves_at_once_under_every_flush(flush: Flush, sizes: tupl
 def test_eager_holds_nothing_nor_does_auto_before_it_has_learned(flush: Literal["auto", "eager"]) -> None:
     eager = scheduler(flush=flush, timeout_ms=1e6)
     one = call()
-    assert eager.submit(one, 7.0) == AT_ONCE
+    assert departure(eager, one, 7.0) == AT_ONCE
     assert eager.next_deadline() == AT_ONCE
     batch = taken(eager, 7.0)
     assert (contents(batch), batch.reason) == ([(one, 0, 1)], "eager")
@@ -132,7 +138,7 @@ def test_a_window_counts_from_the_oldest_item_whatever_its_class(threshold: int)
 
 def test_a_window_of_nothing_holds_nothing() -> None:
     held = windowed(timeout_ms=0)
-    assert held.submit(call(), 3.0) == 3.0
+    assert departure(held, call(), 3.0) == 3.0
     assert taken(held, 3.0).size == 1
 
 
@@ -186,7 +192,7 @@ def test_calls_may_leave_with_a_call_of_which_a_part_has_run() -> None:
     begun, late = call(5), call()
     submitted(held, begun)
     ran(held)
-    assert held.submit(late, 0.0) == AT_ONCE
+    assert departure(held, late, 0.0) == AT_ONCE
     assert requests_of(ran(held)) == [begun, late]
 
 
@@ -220,10 +226,10 @@ def test_a_group_is_held_again_after_a_call_of_which_a_single_item_had_run() -> 
 
 def test_submit_tells_the_moment_from_which_the_group_may_leave() -> None:
     held = windowed()
-    assert held.submit(call(), 0.5) == 1.5
-    assert held.submit(call(), 0.75) == 1.5
-    assert held.submit(call(1, "other"), 0.75) == 1.75
-    assert held.submit(call(2), 1.0) == AT_ONCE
+    assert departure(held, call(), 0.5) == 1.5
+    assert departure(held, call(), 0.75) == 1.5
+    assert departure(held, call(1, "other"), 0.75) == 1.75
+    assert departure(held, call(2), 1.0) == AT_ONCE
 
 
 def test_submit_notes_the_arrival() -> None:
@@ -236,7 +242,7 @@ def test_submit_tells_the_moment_even_while_all_workers_are_busy() -> None:
     busy = windowed()
     submitted(busy, call(4))
     taken(busy)
-    assert busy.submit(call(), 2.0) == 3.0
+    assert departure(busy, call(), 2.0) == 3.0
     assert busy.next_deadline() == NEVER
 
 
@@ -870,7 +876,7 @@ def test_closing_drains_everything_in_order() -> None:
 def test_a_call_after_closing_is_not_held_either() -> None:
     held = windowed()
     held.close()
-    assert held.submit(call(), 0.0) == AT_ONCE
+    assert departure(held, call(), 0.0) == AT_ONCE
     assert taken(held).reason == "drain"
 
 
@@ -888,7 +894,7 @@ def test_reopening_holds_again() -> None:
     held.close()
     held.reopen()
     assert not held.draining
-    assert held.submit(call(), 0.5) == 1.5
+    assert departure(held, call(), 0.5) == 1.5
     assert held.take(1.0) is None
     assert taken(held, 1.5).reason == "timeout"
 
