@@ -35,7 +35,7 @@ class Parts:
         return (self._do("collate", [item for request, start, stop in slices for item in request.items[start:stop]]),), {}, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
-        return self._do("split", list(output))
+        return self._do("split", [output[: stop - start] for _, start, stop in slices])
 
     def joined(self, request: Request, parts: list[Any]) -> Any:
         return self._do("join", parts)
@@ -121,7 +121,7 @@ def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(monkeypa
     finish = ThreadRuntime._finish
 
     def fail(runtime: ThreadRuntime, batch: Batch, outcomes: list[Any]) -> None:
-        if batch.slices[0][0].items == ["fails"]:
+        if batch.slices[0][0].items == "fails":
             raise MemoryError("here")
         finish(runtime, batch, outcomes)
 

@@ -19,6 +19,7 @@ import pytest
 import batched
 from batched._core.scheduler import Scheduler
 from batched._runtime import answers, clock
+from batched._runtime.loops import current_loop
 from batched._runtime.reception import Reception
 from stage import BOUND, python, wait_until
 
@@ -70,7 +71,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, befo
 
 PLACES: list[tuple[Any, str]] = [
     (Scheduler, "cancel"),
-    (Scheduler, "_remove"),
+    (Scheduler, "_part"),
     (Scheduler, "_let_in"),
     (Scheduler, "_enqueue"),
     (Reception, "_let_in"),
@@ -190,7 +191,7 @@ def test_a_worker_that_was_given_up_while_it_rested_ends(coroutine: bool, monkey
     fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(awaited if coroutine else plain)
 
     async def main() -> None:
-        runtime = fn._batcher.runtime.here()
+        runtime = fn._batcher.runtime.here(current_loop())
         with monkeypatch.context() as patch:
             start = type(runtime)._start_worker
 
@@ -253,7 +254,7 @@ def test_giving_up_a_call_that_was_broken_in_on_ends_the_others(monkeypatch: pyt
     waiting = [fn.submit(i) for i in range(3)]
     request = next(iter(fn._batcher.runtime._scheduler))
     with monkeypatch.context() as patch:
-        interrupting(patch, Scheduler, "_remove", before=True)
+        interrupting(patch, Scheduler, "_part", before=True)
         with pytest.raises(Interrupt):
             fn._batcher.runtime.abandon(request)
     for future in waiting[1:]:

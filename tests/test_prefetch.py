@@ -149,7 +149,7 @@ def test_a_failure_to_collate_stays_with_its_batch(monkeypatch: pytest.MonkeyPat
     collate = Items.collate
 
     def failing(self: Items, slices: Any, batch: Any) -> Any:
-        if slices[0][0].items == [1]:
+        if slices[0][0].items == 1:
             raise ValueError("cannot be collated")
         return collate(self, slices, batch)
 

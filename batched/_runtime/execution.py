@@ -43,43 +43,47 @@ class Execution:
         """What each slice of `batch` came to, by calling the function here. Never raises."""
         call, error = begun or self.begin(batch)
         owner = batch.slices[0][0].owner
+        note = None
         if call is not None:
+            batch.attempts = 1
+            note = call[2]
             output, error = self._answer(owner, call)
             if error is None:
-                outcomes, error = self._dealt_out(batch, output, call)
+                outcomes, error = self._dealt_out(batch, output, note)
                 if error is None:
                     return outcomes
-        assert error is not None
-        attempts = self._attempts(batch, call, error)
+            del output, call
+        attempts = self._attempts(batch, note, error)
+        del begun, error  # the next attempt has all memory for itself
         try:
             call = next(attempts)
             while True:
                 call = attempts.send(self._answer(owner, call))
         except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
-        finally:
-            del error
 
     async def run_async(self, batch: Batch) -> list[Outcome]:
         """What each slice of `batch` came to, by awaiting the function here. Raises only what ends the task it runs in."""
         call, error = self.begin(batch)
         owner = batch.slices[0][0].owner
+        note = None
         if call is not None:
+            batch.attempts = 1
+            note = call[2]
             output, error = await self._answer_async(owner, call)
             if error is None:
-                outcomes, error = self._dealt_out(batch, output, call)
+                outcomes, error = self._dealt_out(batch, output, note)
                 if error is None:
                     return outcomes
-        assert error is not None
-        attempts = self._attempts(batch, call, error)
+            del output, call
+        attempts = self._attempts(batch, note, error)
+        del error  # the next attempt has all memory for itself
         try:
             call = next(attempts)
             while True:
                 call = attempts.send(await self._answer_async(owner, call))
         except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
-        finally:
-            del error
 
     def _answer(self, owner: object, call: Call) -> Answer:
         args, kwargs, _ = call
@@ -97,16 +101,15 @@ class Execution:
                 raise
             return None, _as_raised(raised)
 
-    def _dealt_out(self, batch: Batch, output: Any, call: Call) -> tuple[list[Outcome], BaseException | None]:
+    def _dealt_out(self, batch: Batch, output: Any, note: Any) -> tuple[list[Outcome], BaseException | None]:
         """What each slice of `batch` came to by this output of the function, or why that cannot be told."""
-        batch.attempts = 1
         try:
-            return list(zip(batch.slices, self._collator.split(output, batch.slices, call[2]), strict=True)), None
+            return list(zip(batch.slices, self._collator.split(output, batch.slices, note), strict=True)), None
         except BaseException as raised:
             return [], _as_raised(raised)
 
-    def _attempts(self, batch: Batch, call: Call | None, error: BaseException | None) -> Generator[Call, Answer, list[Outcome]]:
-        """Yields each call that is to be made after `call` has come to `error`, and is sent what it came to; returns the outcomes.
+    def _attempts(self, batch: Batch, note: Any, error: BaseException | None) -> Generator[Call, Answer, list[Outcome]]:
+        """Yields each call that is to be made after the first came to `error`, and is sent what it came to; returns the outcomes.
 
         What runs out of memory is cut in halves, and these again, until they fit or are one item. So is what fails, if it
         is to be found out which items fail alone.
@@ -128,8 +131,7 @@ class Execution:
                     continue
             try:
                 if isinstance(error, ProbeNeeded):
-                    assert call is not None
-                    parts, error = yield from self._probed(error, slices, batch, call[2])
+                    parts, error = yield from self._probed(error, slices, batch, note)
                 elif error is not None:
                     parts = []
                 else:
