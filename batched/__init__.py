@@ -21,6 +21,7 @@ embed(["many", "texts"])
 # _runtime/  threads, event loops, and how callers wait
 # _intake.py, _batcher.py     what a caller passes; functions, settings, and what is behind each
 # _batched.py, _decorator.py  what a decorated function can do, and how it is made
+# cli.py, _demo.py, _bench/   python -m batched
 
 from . import aio, errors, inference, metrics
 from ._batched import AsyncBatched, Batched

@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from . import AsyncBatched, Batched, Stats, aio, dynamically
+from ._closed_loop import Calls, by_coroutines, by_threads
+from ._display import COLOURS, blank_figure, blank_table, check_writable, cores, progress_on, style_axes
 
 Vector = NDArray[np.float32]
 Encode = Callable[[list[str]], Vector]
@@ -53,7 +53,6 @@ MODULES = (
     *("random", "shutil", "smtplib", "statistics", "subprocess", "tarfile", "threading", "typing", "unittest", "urllib", "xml/sax"),
 )
 
-COLOURS = {"unbatched": "#a3adb8", "batched": "#1f6feb"}
 BAR = 0.4
 """The width of a bar, where groups of bars are 1 apart."""
 
@@ -69,15 +68,13 @@ def demo(model: str | None, *, callers: int, sentences: int, batch_size: int, ou
     texts = first_sentences()
     if sentences > len(texts):
         raise argparse.ArgumentError(None, f"the standard library has {len(texts):,} sentences to offer, not {sentences:,}")
-    if output.is_dir() or not os.access(output.parent, os.W_OK):
-        raise argparse.ArgumentError(None, f"no file can be written at {output}")
+    check_writable(output)
     with console.status("Loading the model"):
         encode = load(model)
-    columns = TextColumn("{task.description:20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with progress_on(console) as progress:
         run = partial(measure, sentences=texts[:sentences], callers=callers, progress=progress)
         pairs = [(run(alone), run(batched)) for alone, batched in ways(encode, batch_size)]
-    title = f"{PurePath(model or 'all-MiniLM-L6-v2').name}, {sentences:,} sentences, {callers:,} callers, {_cores()} CPU cores"
+    title = f"{PurePath(model or 'all-MiniLM-L6-v2').name}, {sentences:,} sentences, {callers:,} callers, {cores()} CPU cores"
     console.print(table(pairs, title))
     cosine = smallest_cosine(pairs)
     verdict = "equal" if cosine > LEAST_COSINE else "NOT EQUAL"
@@ -135,62 +132,24 @@ def load(model: str | None) -> Encode:
     return encode
 
 
-class Run:
-    """Sentences that callers share, each caller taking the next one when it has its answer, and what came of that."""
+class Run(Calls[str, Vector]):
+    """What callers come to who, each one call at a time, have the sentences embedded."""
 
     def __init__(self, callers: str, sentences: list[str], answered: Callable[[], object]) -> None:
+        super().__init__(iter(list(enumerate(sentences))))
         self.callers = callers  # what they are
         self.vectors = [np.empty(0, np.float32)] * len(sentences)
-        self.latencies = np.zeros(len(sentences))  # from call to answer (s)
-        self.seconds = 0.0  # from the first call to the last answer
         self.stats: Stats | None = None  # of the batcher, if there is one
-        self._sentences = iter(list(enumerate(sentences)))  # of a list, because threads cannot share a generator
-        self._answered = answered
+        self._tell = answered
 
-    @property
-    def rate(self) -> float:
-        """Sentences per second."""
-        return len(self.vectors) / self.seconds
-
-    def latency(self, percent: int) -> float:
-        """A percentile over the calls (ms)."""
-        return float(np.percentile(self.latencies, percent)) * 1e3
-
-    def make_calls(self, call: Callable[[str], Vector]) -> None:
-        """All that one caller does, if it is a thread."""
-        for index, sentence in self._sentences:
-            started = time.perf_counter()
-            self._keep(index, call(sentence), started)
-
-    async def await_calls(self, call: Callable[[str], Awaitable[Vector]]) -> None:
-        """All that one caller does, if it is a coroutine."""
-        for index, sentence in self._sentences:
-            started = time.perf_counter()
-            self._keep(index, await call(sentence), started)
-
-    def _keep(self, index: int, vector: Vector, started: float) -> None:
-        self.latencies[index] = time.perf_counter() - started
-        self.vectors[index] = vector
-        self._answered()
+    def keep(self, number: int, answer: Vector) -> None:
+        self.vectors[number] = answer
+        self._tell()
 
 
-def by_threads(call: Callable[[str], Vector], run: Run, callers: int) -> None:
-    """Has that many threads make the calls."""
-    threads = ThreadPoolExecutor(callers)
-    try:
-        for caller in [threads.submit(run.make_calls, call) for _ in range(callers)]:
-            caller.result()
-    finally:
-        threads.shutdown(wait=False)  # interrupted, they end when the server is shut down
-
-
-def by_coroutines(call: Callable[[str], Awaitable[Vector]], run: Run, callers: int) -> None:
+def by_loop(call: Callable[[str], Awaitable[Vector]], run: Run, callers: int) -> None:
     """Has that many coroutines make the calls, on a loop of their own."""
-
-    async def main() -> None:
-        await asyncio.gather(*(run.await_calls(call) for _ in range(callers)))
-
-    asyncio.run(main())
+    asyncio.run(by_coroutines(call, run, callers))
 
 
 class Way(NamedTuple):
@@ -219,7 +178,7 @@ def ways(encode: Encode, batch_size: int) -> list[tuple[Way, Way]]:
 
     return [
         (Way("threads", worker, partial(by_threads, alone)), Way("threads", fn, partial(by_threads, fn))),
-        (Way("asyncio", loop_worker, partial(by_coroutines, alone_on_loop)), Way("asyncio", loop_fn, partial(by_coroutines, loop_fn))),
+        (Way("asyncio", loop_worker, partial(by_loop, alone_on_loop)), Way("asyncio", loop_fn, partial(by_loop, loop_fn))),
     ]
 
 
@@ -250,7 +209,7 @@ def smallest_cosine(pairs: list[tuple[Run, Run]]) -> float:
 
 def table(pairs: list[tuple[Run, Run]], title: str) -> Table:
     """The runs side by side."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    made = blank_table(title)
     for head in ("Callers", "Calls", "Sentences\na second", "Speed-up", "p50\nms", "p99\nms", "Mean\nbatch", "Flush reasons"):
         text = head in ("Callers", "Calls", "Flush reasons")
         made.add_column(head, justify="left" if text else "right", no_wrap=head != "Flush reasons")
@@ -267,7 +226,7 @@ def table(pairs: list[tuple[Run, Run]], title: str) -> Table:
 
 def draw(pairs: list[tuple[Run, Run]], title: str, note: str, output: Path) -> None:
     """Writes a PNG of the throughput and the latencies of the runs."""
-    figure = Figure(figsize=(11, 5))
+    figure = blank_figure(title, note)
     figure.subplots_adjust(left=0.03, right=0.97, top=0.80, bottom=0.17, wspace=0.1)
     rates, latencies = figure.subplots(1, 2, width_ratios=(2, 3))
     callers = [alone.callers for alone, _ in pairs]
@@ -277,8 +236,6 @@ def draw(pairs: list[tuple[Run, Run]], title: str, note: str, output: Path) -> N
         rates.annotate(f"{batched.rate / alone.rate:.1f}x", (group + BAR / 2, batched.rate), (0, -7), textcoords="offset points", **inside)
     ticks = [f"{name}, p{percent}" for name in callers for percent in (50, 99)]
     _bars(latencies, "Latency of a call in ms (less is better)", ticks, [(a.latency(q), b.latency(q)) for a, b in pairs for q in (50, 99)])
-    figure.text(0.03, 0.93, title, fontsize=14, fontweight="bold")
-    figure.text(0.03, 0.03, note, color="#57606a", fontsize=9)
     figure.legend(*rates.get_legend_handles_labels(), loc="upper right", bbox_to_anchor=(0.98, 0.99), ncols=2, frameon=False)
     figure.savefig(output, format="png", dpi=150)
 
@@ -288,12 +245,6 @@ def _bars(axes: Axes, title: str, groups: list[str], values: list[tuple[float, f
         bars = axes.bar([group + offset for group in range(len(groups))], heights, width=0.95 * BAR, color=colour, label=mode)
         axes.bar_label(bars, fmt="{:,.0f}", padding=3)
     axes.set_xticks(range(len(groups)), groups)
-    axes.set_title(title, loc="left", fontsize=11, color="#57606a")
     axes.margins(x=0.02, y=0.12)
-    axes.tick_params(length=0)
     axes.yaxis.set_visible(False)
-    axes.spines[["top", "left", "right"]].set_visible(False)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    style_axes(axes, title)

@@ -6,12 +6,14 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from . import __version__
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["_Parser"]
+
+N = TypeVar("N", int, float)
 
 INTERRUPTED = 128 + 2
 """The exit status of a command that SIGINT ended, as shells count."""
@@ -53,6 +55,7 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"batched {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     _add_demo(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -78,11 +81,53 @@ def _demo(args: argparse.Namespace) -> int:
     return demo(args.model, callers=args.callers, sentences=args.sentences, batch_size=args.batch_size, output=args.output, began=began)
 
 
+def _add_bench(commands: Commands) -> None:
+    about = "measure a batch function of yours, by size of the batch and under concurrent callers, and recommend its batch_size"
+    parser = commands.add_parser("bench", help=about, description=f"{about[0].upper()}{about[1:]}; takes about 20 seconds.")
+    parser.add_argument(
+        "target", metavar="module:function", help="takes a list; plain, a coroutine function, or decorated, which keeps its settings"
+    )
+    parser.add_argument(
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON Lines, each an item (an object of features, for inference functions)",
+    )
+    parser.add_argument("--max-batch-size", type=_at_least_two, default=64, metavar="N", help="most items in one batch (%(default)s)")
+    parser.add_argument("--batch-size", type=_positive, metavar="N", help="of the batches under callers (the recommended one)")
+    parser.add_argument("--concurrency", type=_positive, default=256, metavar="N", help="most callers (%(default)s)")
+    parser.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="for each number of callers (%(default)s)")
+    parser.add_argument("--output", type=Path, default="batched-bench.png", metavar="FILE", help="picture of it all (%(default)s)")
+    parser.set_defaults(run=_bench, parser=parser, extra="bench")
+
+
+def _bench(args: argparse.Namespace) -> int:
+    began = time.perf_counter()
+    from ._bench.command import Plan, bench
+
+    plan = Plan(args.max_batch_size, args.batch_size, args.concurrency, args.seconds)
+    return bench(args.target, args.input, plan=plan, output=args.output, began=began)
+
+
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return _at_least(1, int(text))
+
+
+def _at_least_two(text: str) -> int:
+    return _at_least(2, int(text))
+
+
+def _seconds(text: str) -> float:
+    return _at_least(0.1, float(text))
+
+
+def _at_least(least: N, number: N) -> N:
+    if not number >= least:  # which is how "nan" is refused, too
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
     return number
 
 
-_positive.__name__ = "integer"  # argparse says "invalid integer value: 'x'"
+# argparse says "invalid integer value: 'x'"
+_positive.__name__ = _at_least_two.__name__ = "integer"
+_seconds.__name__ = "number"

@@ -1,0 +1,103 @@
+"""Which `batch_size` measured times speak for: pure functions of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NEAR_BEST = 1.1
+"""Times the best time of an item: up to this, a smaller batch is as good, and its callers wait for less."""
+
+ROUGH = 0.25
+"""Relative deviation beyond which a fit is said to be rough."""
+
+
+@dataclass(frozen=True)
+class BatchTime:
+    """What a batch of one size takes."""
+
+    size: int
+    """Items."""
+    seconds: float
+    """The median over several batches."""
+
+    @property
+    def per_item(self) -> float:
+        """Seconds divided by items."""
+        return self.seconds / self.size
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A batch of n items takes about `fixed + per_item * n` seconds."""
+
+    fixed: float
+    per_item: float
+    off: float
+    """The largest relative deviation from a measured time; 0.1 is 10 %."""
+
+    def at(self, size: float) -> float:
+        """Seconds for a batch of that size."""
+        return self.fixed + self.per_item * size
+
+    def __str__(self) -> str:
+        formula = f"A batch of n takes about {ms(self.fixed)} ms + {ms(self.per_item)} ms * n"
+        return (
+            f"{formula}{', but only roughly: it is' if self.off > ROUGH else ','} within {max(self.off, 0.01):.0%} of every measured time."
+        )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A `batch_size`, and why."""
+
+    batch_size: int
+    """1: batching gains nothing."""
+    reason: str
+    """One sentence."""
+
+
+def fit(times: Sequence[BatchTime]) -> Fit:
+    """The line through the times of at least two sizes, neither part below zero, that deviates least: in squares, relative to each time."""
+    sizes, seconds = (np.array(values, float) for values in zip(*[(time.size, time.seconds) for time in times], strict=True))
+    per_item, fixed = (float(part) for part in np.polyfit(sizes, seconds, 1, w=1 / seconds))
+    if fixed < 0:
+        ratios = sizes / seconds
+        fixed, per_item = 0.0, float(ratios.sum() / (ratios**2).sum())
+    elif per_item < 0:
+        ratios = 1 / seconds
+        fixed, per_item = float(ratios.sum() / (ratios**2).sum()), 0.0
+    return Fit(fixed, per_item, float(np.abs((fixed + per_item * sizes) / seconds - 1).max()))
+
+
+def advise(times: Sequence[BatchTime]) -> Advice:
+    """The smallest measured size at which an item takes about as little as at the best one; sizes ascend from 1."""
+    alone, largest = times[0], times[-1]
+    best = min(times, key=lambda time: time.per_item)
+    chosen = next(time for time in times if time.per_item <= NEAR_BEST * best.per_item)
+    if chosen is alone:
+        least = f"at best {ms(best.per_item)} ms in a batch, of {best.size}" if best is not alone else "no less in any batch"
+        return Advice(1, f"Batching gains nothing here: an item takes {ms(alone.seconds)} ms alone and {least}.")
+    reason = f"In a batch of {chosen.size} an item takes {ms(chosen.per_item)} ms, alone {ms(alone.seconds)} ms"
+    if largest.per_item > NEAR_BEST * best.per_item:
+        more = f"in larger batches it takes longer again, {ms(largest.per_item)} ms in one of {largest.size}"
+    elif chosen is largest:
+        more = f"larger batches may be better still: try --max-batch-size {4 * largest.size}"
+    else:
+        more = f"larger batches gain less than {NEAR_BEST - 1:.0%} more"
+    return Advice(chosen.size, f"{reason}; {more}.")
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds in three digits, down to a nanosecond."""
+    value = float(f"{seconds * 1e3:.3g}")
+    decimals = 2 - math.floor(math.log10(value)) if value else 0
+    return f"{value:,.{min(max(decimals, 0), 6)}f}"
+
+
+def fold(ratio: float) -> str:
+    """A multiple, such as 3.2x, in at least two digits."""
+    return f"{ratio:.1f}x" if ratio >= 0.95 else f"{ratio:.2g}x"

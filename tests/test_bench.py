@@ -1,0 +1,470 @@
+"""`python -m batched bench`, on functions of a user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from argparse import ArgumentError
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batched import cli
+from batched._bench import measuring
+from batched._bench.advice import BatchTime, Fit, advise, fit, fold, ms
+from batched._bench.subject import subject
+
+PACKAGES = ("numpy", "rich", "matplotlib")
+"""What the command needs."""
+
+FUNCTIONS = """
+import asyncio, signal, threading
+import batched
+from batched.inference import dynamically as on_features
+
+seen = []  # what the functions were given
+
+def plain(items):
+    seen.append(items[:])
+    return [len(item) for item in items]
+
+def consuming(items):
+    return [items.pop() for _ in range(len(items))]
+
+async def coroutine(items):
+    seen.append(items[:])
+    loops.add(id(asyncio.get_running_loop()))
+    return items
+
+loops = set()
+
+@batched.dynamically(batch_size=8, timeout_ms=1.0, max_queue_size=1, on_full="raise", max_batch_tokens=4)
+def decorated(items):
+    return items
+
+@batched.aio.dynamically
+def awaited(items):
+    return items
+
+def features(given):
+    seen.append({name: (values.dtype.name, values.shape) for name, values in given.items()})
+    return given["x"]
+
+arrays = on_features(features)
+
+@batched.inference.dynamically(spread_kwargs=True, pad_to_multiple_of=4)
+def spread(x, mask):
+    return x
+
+class Model:
+    def __call__(self, items):
+        return items
+
+    def method(self, items):
+        return items
+
+    @batched.dynamically
+    def batched_method(self, items):
+        return items
+
+model = Model()
+
+def interrupting(items):
+    seen.append(items)
+    if len(seen) == 20:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    return items
+
+def short(items):
+    return items[1:]
+
+def failing(items):
+    raise ValueError("no\\nmore")
+
+async def failing_coroutine(items):
+    raise ValueError("no")
+
+def failing_from_4(items):
+    if len(items) >= 4:
+        raise KeyError("four")
+    return items
+
+def exiting(items):
+    raise SystemExit(3)
+
+def generator(items):
+    yield from items
+
+number = 3
+"""
+ITEMS = '"one"\n\n"two"\n  \n"three"\n'
+FEATURES = '{"x": [1.5, 2, 3], "mask": [1, 1, 1]}\n{"mask": [1], "x": [4]}\n'
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder to be in, with modules and samples, and short measurements."""
+    for package in PACKAGES:
+        pytest.importorskip(package)
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('at import')")
+    (tmp_path / "needy.py").write_text("import no_such_package")
+    (tmp_path / "ending.py").write_text("raise SystemExit")
+    (tmp_path / "items").write_text(ITEMS)
+    (tmp_path / "features").write_text(FEATURES)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(measuring, "TURN", 0.001)
+    monkeypatch.setattr(measuring, "ROUNDS_SECONDS", 0.0)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # of which features would be made
+    yield
+    sys.modules.pop("functions", None)
+
+
+def bench(target: str, sample: str = "items", *more: str) -> int:
+    return cli.main(["bench", target, "--input", sample, "--max-batch-size", "4", "--concurrency", "3", "--seconds", "0.1", *more])
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parent.parent)}  # the folder is another one
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=50, check=False, env=environment)
+
+
+def given() -> list[Any]:
+    seen: list[Any] = sys.modules["functions"].seen
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("target", "sample"),
+    [
+        ("functions:plain", "items"),
+        ("functions:consuming", "items"),
+        ("functions:coroutine", "items"),
+        ("functions:decorated", "items"),
+        ("functions:awaited", "items"),
+        ("functions:model", "items"),
+        ("functions:model.method", "items"),
+        ("functions:model.batched_method", "items"),
+        ("functions:arrays", "features"),
+        ("functions:spread", "features"),
+    ],
+)
+def test_every_kind_of_function_is_measured(target: str, sample: str, functions: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(target, sample) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    rows = [line.split() for line in out.splitlines()]
+    sizes = [row[0] for row in rows if len(row) == 6 and row[0].isdigit() and not row[2].endswith("x")]
+    callers = [row[0] for row in rows if len(row) == 6 and row[0].isdigit() and row[2].endswith("x")]
+    assert sizes == ["1", "2", "4"]
+    assert callers == ["1", "2", "3"]
+    assert re.search(r"A batch of n takes about [\d.,]+ ms \+ [\d.,]+ ms \* n", out)
+    assert out.startswith(f"{target}, {3 if sample == 'items' else 2} items from {sample}, ")
+    assert "Picture: batched-bench.png" in out
+
+
+def test_the_command_draws_what_it_finds(functions: None) -> None:
+    import matplotlib.image
+
+    command = ("-m", "batched", "bench", "functions:plain", "--input", "items", "--max-batch-size", "2", "--concurrency", "2")
+    ended = run(*command, "--seconds", "0.1", "--batch-size", "2", "--output", "picture.png")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "batch_size=2\n" in ended.stdout.replace(" ", "")
+    assert ended.stdout.splitlines()[-2] == "Picture: picture.png"
+    pixels = matplotlib.image.imread("picture.png")  # fails for anything but a whole picture
+    assert pixels.shape[0] > 500
+    assert pixels.shape[1] > 1000
+    assert pixels.std() > 0.05
+
+
+def test_the_function_gets_lists_of_items_of_each_size(functions: None) -> None:
+    bench("functions:plain")
+    assert {len(items) for items in given()} >= {1, 2, 4}
+    assert {item for items in given() for item in items} == {"one", "two", "three"}
+
+
+def test_an_item_may_be_a_list(functions: None) -> None:
+    Path("lists").write_text("[1, 2]\n[3]\n[]\n")
+    bench("functions:plain", "lists")
+    assert {tuple(item) for items in given() for item in items} == {(1, 2), (3,), ()}
+
+
+def test_features_are_arrays_with_a_row_for_each_line(functions: None) -> None:
+    bench("functions:arrays", "features")
+    assert {each["x"] for each in given()} >= {("float32", (2, 3)), ("float32", (4, 3))}
+    assert {each["x"] for each in given()} & {("float32", (1, 3)), ("float32", (1, 1))}
+    assert all(each["mask"] == ("int64", each["x"][1]) for each in given())
+
+
+def test_a_coroutine_function_runs_on_one_loop(functions: None) -> None:
+    bench("functions:coroutine")
+    assert len(sys.modules["functions"].loops) == 1
+
+
+@pytest.mark.model
+def test_features_are_tensors_if_torch_is_there(functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    items = subject("functions:arrays", Path("features")).items
+    assert all(isinstance(row, torch.Tensor) for item in items for row in item.values())
+
+
+def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[bool] = []
+    cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: waits.append(True))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    measuring.finish_on_gpu()
+    assert waits == [True]
+
+
+def test_an_interrupted_command_ends_with_status_130_and_leaves_nothing_behind(functions: None) -> None:
+    before = set(threading.enumerate())
+    assert bench("functions:interrupting", "items", "--seconds", "20") == cli.INTERRUPTED == 130
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+    assert set(threading.enumerate()) <= before
+
+
+def test_an_interrupt_under_load_ends_it(functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from batched._closed_loop import by_threads
+
+    def interrupted(*args: Any) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        by_threads(*args)
+
+    monkeypatch.setattr(measuring, "by_threads", interrupted)
+    before = set(threading.enumerate())
+    assert bench("functions:plain", "items", "--seconds", "1000") == 130
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["functions:short"], "short was given 1 items and returned 0 results; it must return one per item, in order"),
+        (["functions:failing"], "failing raised ValueError: no, given a batch of 1"),
+        (["functions:failing_from_4"], "failing_from_4 raised KeyError: 'four', given a batch of 4"),
+        (["functions:exiting"], "exiting raised SystemExit.*"),
+        (["functions:generator"], "cannot batch functions:generator: generator is a generator function"),
+        (["functions:number"], "cannot batch functions:number: only a function that takes a list can be batched, got 3"),
+        (["functions:Model.batched_method"], "functions:Model.batched_method is a method; name that of an instance, such as .*"),
+        (["functions:nothing"], "functions has no attribute 'nothing'"),
+        (["functions:model.nothing"], "functions.model has no attribute 'nothing'"),
+        (["functions"], "name the function as module:function, got 'functions'"),
+        (["no_such_module:f"], "cannot import no_such_module: No module named 'no_such_module'"),
+        (["needy:f"], "cannot import needy: No module named 'no_such_package'"),
+        (["broken:f"], "cannot import broken: RuntimeError: at import"),
+        (["ending:f"], "cannot import ending: SystemExit"),
+        (["functions:plain", "no_such_file"], "cannot read no_such_file: No such file or directory"),
+        (["functions:plain", "bytes"], "cannot read bytes: it is not UTF-8 text"),
+        (["functions:plain", "items", "--output", "no/picture.png"], "no file can be written at no/picture.png"),
+        (["functions:plain", "items", "--max-batch-size", "1"], "argument --max-batch-size: must be at least 2, got 1"),
+        (["functions:plain", "items", "--seconds", "nan"], "argument --seconds: must be at least 0.1, got nan"),
+        (["functions:plain", "items", "--seconds", "long"], "argument --seconds: invalid number value: 'long'"),
+        (["functions:plain", "items", "--batch-size", "0"], "argument --batch-size: must be at least 1, got 0"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_sentence(
+    arguments: list[str], sentence: str, functions: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        bench(*arguments)
+    assert refused.value.code == 2
+    assert re.fullmatch(rf"python -m batched bench: {sentence}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "sentence"),
+    [
+        ("plain", "", "sample is empty; it must have one JSON value per line, each an item"),
+        ("plain", "\n \n", "sample is empty; it must have one JSON value per line, each an item"),
+        ("plain", '1\n\n{"a": \n', "sample, line 3: not JSON: Expecting value at column 7"),
+        ("arrays", "3", "sample, line 1: must be an object of features"),
+        ("arrays", "{}", "sample, line 1: must be an object of features"),
+        ("arrays", '{"x": 1}\n{"y": 1}', "sample, line 2: must be an object of the features x, as line 1 is"),
+        ("arrays", '{"x": "text"}', "sample, line 1: x must be a number or lists of numbers"),
+        ("arrays", '{"x": [[1], [1, 2]]}', "sample, line 1: x must be a number or lists of numbers"),
+    ],
+)
+def test_a_sample_that_cannot_be_used_is_told_with_its_line(
+    target: str, text: str, sentence: str, functions: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("sample").write_text(text)
+    with pytest.raises(SystemExit) as refused:
+        bench(f"functions:{target}", "sample")
+    assert refused.value.code == 2
+    assert capsys.readouterr().err == f"python -m batched bench: {sentence}\n"
+
+
+@pytest.mark.parametrize("name", ["failing", "failing_coroutine"])
+def test_what_is_raised_under_load_is_told_with_the_callers(name: str, functions: None) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} raised ValueError: no, called by 2 callers"):
+        asyncio.run(measuring.load(subject(f"functions:{name}", Path("items")), 2, 4, 0.1))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_missing_package_is_named_with_the_extra(package: str, functions: None) -> None:
+    arguments = ["bench", "functions:plain", "--input", "items"]
+    ended = run("-c", f"import sys; sys.modules[{package!r}] = None; from batched.cli import main; sys.exit(main({arguments}))")
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f'python -m batched bench: {package} is not installed; run `pip install -e ".[bench]"` in the checkout of batched\n'
+    )
+
+
+def test_the_help_tells_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for option, default in (
+        ("--max-batch-size N", "64"),
+        ("--batch-size N", "the recommended one"),
+        ("--concurrency N", "256"),
+        ("--seconds S", "1.0"),
+        ("--output FILE", "batched-bench.png"),
+    ):
+        assert re.search(rf"{option} [^()]*\({default}\)", text), option
+
+
+@pytest.mark.parametrize(
+    ("target", "batch_size", "line"),
+    [
+        ("functions:plain", 32, "Decorator: @batched.dynamically(batch_size=32)"),
+        ("functions:coroutine", 16, "Decorator: @batched.aio.dynamically(batch_size=16)"),
+        ("functions:decorated", 32, "In its decorator: batch_size=32 (now 8)"),
+        ("functions:plain", 1, "It needs no decorator."),
+    ],
+)
+def test_the_line_to_paste_is_that_of_the_function(target: str, batch_size: int, line: str, functions: None) -> None:
+    assert subject(target, Path("items")).paste(batch_size) == line
+
+
+def loaded(callers: int, calls: int) -> measuring.Load:
+    """What callers got who made that many calls in a second."""
+    made = measuring.Load([None], callers, 0.0)
+    made.seconds = 1.0
+    for _ in range(calls):
+        made.answered(0, None, 0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("calls", "sentence"),
+    [
+        ({1: 90, 2: 250, 4: 240}, "With batch_size=8 and 2 callers it is 250 items a second, 2.5x as many as directly one by one."),
+        (
+            {1: 90, 2: 80},
+            "Through batched, calls are never faster than directly one by one: at best 0.9x, 90 items a second with 1 caller.",
+        ),
+    ],
+)
+def test_what_batching_is_worth_is_told(calls: dict[int, int], sentence: str, functions: None) -> None:
+    from batched._bench.command import Findings, outcome
+
+    loads = [loaded(callers, number) for callers, number in calls.items()]
+    alone = measuring.Timing(1, [0.01])
+    assert outcome(Findings([alone], fit(FLAT), advise(FLAT), 8, loads)) == sentence
+
+
+def times(**milliseconds: float) -> list[BatchTime]:
+    """What batches take, by size: `of_1=5.0`."""
+    return [BatchTime(int(size.removeprefix("of_")), value / 1e3) for size, value in milliseconds.items()]
+
+
+FIXED = times(of_1=5.1, of_2=5.2, of_4=5.4, of_8=5.8, of_16=6.6, of_32=8.2, of_64=11.4)
+FLAT = times(of_1=5, of_2=6, of_4=8, of_8=12, of_16=20, of_32=36, of_64=68)
+LINEAR = times(of_1=2, of_2=4, of_4=8, of_8=16)
+SLOWER = times(of_1=4, of_2=4.4, of_4=5.2, of_8=8, of_16=24, of_32=80)
+WORSE = times(of_1=1, of_2=3, of_4=8)
+NOISY = times(of_1=10, of_2=11.4, of_4=12.8, of_8=19, of_16=28, of_32=57)
+
+
+@pytest.mark.parametrize(
+    ("measured", "fixed", "per_item"),
+    [(FIXED, 5.0, 0.1), (FLAT, 4.0, 1.0), (LINEAR, 0.0, 2.0), (times(of_1=3, of_64=3), 3.0, 0.0)],
+)
+def test_times_that_lie_on_a_line_are_fitted_by_it(measured: list[BatchTime], fixed: float, per_item: float) -> None:
+    found = fit(measured)
+    assert found.fixed * 1e3 == pytest.approx(fixed, abs=1e-9)
+    assert found.per_item * 1e3 == pytest.approx(per_item, abs=1e-9)
+    assert found.off == pytest.approx(0, abs=1e-9)
+
+
+def test_no_part_of_a_fit_is_below_zero() -> None:
+    assert fit(WORSE).fixed == 0
+    assert fit(WORSE).per_item * 1e3 == pytest.approx((1 + 2 / 3 + 1 / 2) / (1 + 4 / 9 + 1 / 4))
+    falling = fit(times(of_1=4, of_2=2))
+    assert falling.per_item == 0
+    assert falling.fixed * 1e3 == pytest.approx((1 / 4 + 1 / 2) / (1 / 16 + 1 / 4))
+    assert falling.off == pytest.approx(0.4)  # 2.4 instead of 4
+
+
+def test_a_fit_weighs_deviations_by_the_time_they_are_of() -> None:
+    assert fit(NOISY).off < 0.2
+    assert abs(fit(NOISY).at(1) * 1e3 - 10) < 1  # which the deviation of 57 would outweigh if it counted in milliseconds
+
+
+@pytest.mark.parametrize(
+    ("off", "sentence"),
+    [
+        (0.002, "A batch of n takes about 5.00 ms + 0.100 ms * n, within 1% of every measured time."),
+        (0.31, "A batch of n takes about 5.00 ms + 0.100 ms * n, but only roughly: it is within 31% of every measured time."),
+    ],
+)
+def test_a_fit_says_how_good_it_is(off: float, sentence: str) -> None:
+    assert str(Fit(5e-3, 1e-4, off)) == sentence
+
+
+@pytest.mark.parametrize(
+    ("measured", "batch_size", "reason"),
+    [
+        (
+            FIXED,
+            64,
+            "In a batch of 64 an item takes 0.178 ms, alone 5.10 ms; larger batches may be better still: try --max-batch-size 256.",
+        ),
+        (FLAT, 32, "In a batch of 32 an item takes 1.12 ms, alone 5.00 ms; larger batches gain less than 10% more."),
+        (SLOWER, 8, "In a batch of 8 an item takes 1.00 ms, alone 4.00 ms; in larger batches it takes longer again, 2.50 ms in one of 32."),
+        (NOISY, 16, "In a batch of 16 an item takes 1.75 ms, alone 10.0 ms; larger batches gain less than 10% more."),
+        (LINEAR, 1, "Batching gains nothing here: an item takes 2.00 ms alone and no less in any batch."),
+        (WORSE, 1, "Batching gains nothing here: an item takes 1.00 ms alone and no less in any batch."),
+        (
+            times(of_1=2, of_2=3.8, of_4=7.6),
+            1,
+            "Batching gains nothing here: an item takes 2.00 ms alone and at best 1.90 ms in a batch, of 2.",
+        ),
+    ],
+    ids=["fixed", "flat", "slower", "noisy", "linear", "worse", "nearly linear"],
+)
+def test_the_smallest_size_that_is_nearly_the_best_is_recommended(measured: list[BatchTime], batch_size: int, reason: str) -> None:
+    assert (advise(measured).batch_size, advise(measured).reason) == (batch_size, reason)
+
+
+@pytest.mark.parametrize(("most", "numbers"), [(1, [1]), (2, [1, 2]), (48, [1, 2, 4, 8, 16, 32, 48]), (64, [1, 2, 4, 8, 16, 32, 64])])
+def test_numbers_double_up_to_the_largest(most: int, numbers: list[int]) -> None:
+    assert measuring.doublings(most) == numbers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0"), (5e-3, "5.00"), (0.012345, "12.3"), (1.23456e-6, "0.00123"), (12.3456, "12,300"), (1e-12, "0.000000")]
+)
+def test_durations_are_shown_in_milliseconds_of_three_digits(seconds: float, shown: str) -> None:
+    assert ms(seconds) == shown
+
+
+@pytest.mark.parametrize(("ratio", "shown"), [(26.64, "26.6x"), (1.0, "1.0x"), (0.97, "1.0x"), (0.9, "0.9x"), (0.0193, "0.019x")])
+def test_multiples_are_shown_in_two_digits_or_more(ratio: float, shown: str) -> None:
+    assert fold(ratio) == shown
