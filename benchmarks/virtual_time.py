@@ -103,6 +103,7 @@ def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> 
         while calls and calls[0][0] < now:
             arrival()
         scheduler.finished(batch, now)
+        scheduler.learn(now)
         yield batch
 
 

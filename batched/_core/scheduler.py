@@ -68,6 +68,8 @@ class Scheduler:
         self._linger = linger(policy)
         self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
         self._ready = AT_ONCE  # since when a batch may run (s)
+        self._was_busy = False  # none might for a while, since the last look at what has ended
+        self._ended: list[tuple[int, float]] = []  # size and time (s) of each batch that `hindsight` does not know of yet
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = deque()  # small requests of all groups
         self._large: Queue = deque()  # large requests of all groups
@@ -109,7 +111,7 @@ class Scheduler:
         if hindsight is not None:
             if hindsight.expected > 0:
                 hindsight.arrived(group.key, request.size, now)
-            if group.waiting == request.size < self.capacity.batch_size and self.has_room:
+            if group.waiting == request.size < self.capacity.batch_size and self.has_room and not self._ended:
                 hindsight.present(self.waiting + self.in_flight)
                 hindsight.chance(group.key, request.size, now)
 
@@ -207,28 +209,43 @@ class Scheduler:
             return NEVER
         return min([self._departure(group) for group in self._groups.values()], default=NEVER)
 
+    def return_time(self, now: float) -> float:
+        """Until when what comes after a batch is held, if it comes soon; infinite if that is over, or nothing is held."""
+        if self._hindsight is None or self.draining or not self._hindsight.holds:
+            return NEVER
+        until = self._hindsight.until(AT_ONCE, self._ready)
+        return until if until > now else NEVER
+
     def finished(self, batch: Batch, now: float) -> None:
-        """Frees the worker that ran `batch`, which ended at `now`."""
+        """Frees the worker that ran `batch`, which ended at `now`. Then come its callers, who wait to be told, and then `learn`."""
         batch.ended = now
-        had_room = self.has_room
-        outstanding = self.waiting + self.in_flight
+        if self._hindsight is not None:
+            self._hindsight.present(self.waiting + self.in_flight)
+            self._ended.append((batch.size, now - batch.started))
+        if not self.has_room:
+            self._ready = now
+            self._was_busy = True
         del self.running[batch]
         self.in_flight -= batch.size
-        if not had_room:
-            self._ready = now
-        if self._hindsight is not None:
-            self._hindsight.present(outstanding)
-            self._hindsight.finished(batch.size, now - batch.started, outstanding - batch.size)
-            if not had_room and self.waiting:
-                group = (self._small or self._large)[0].queues
-                assert group is not None
-                if group.waiting < self.capacity.batch_size and not group.begun:
-                    self._hindsight.chance(group.key, group.waiting, now)
-        if batch.too_big:
-            for items, longest in batch.too_big:
-                self.capacity.too_big(items, longest)
-        else:
+        if not batch.too_big:
             self.capacity.fitted(batch.size, batch.longest)
+        for items, longest in batch.too_big:
+            self.capacity.too_big(items, longest)
+
+    def learn(self, now: float) -> None:
+        """Notes what the batches that have finished since the last time show; to be called before the next `take`."""
+        hindsight = self._hindsight
+        if hindsight is None or not self._ended:
+            return
+        for size, seconds in self._ended:
+            hindsight.finished(size, seconds, self.waiting + self.in_flight)
+        self._ended.clear()
+        if self._was_busy and self.waiting:
+            group = (self._small or self._large)[0].queues
+            assert group is not None
+            if group.waiting < self.capacity.batch_size and not group.begun:
+                hindsight.chance(group.key, group.waiting, now)
+        self._was_busy = False
 
     def close(self) -> None:
         """Holds nothing back from now on, so that what waits leaves as fast as workers get free."""

@@ -90,8 +90,12 @@ class Runtime(Reception):
             if bell in self._resting:  # it woke by itself
                 self._resting.remove(bell)
             uncounted = bell.scheduler is not self._scheduler  # it worked for what was forsaken, or was given up when it was started
-            batch = None if uncounted else self._scheduler.take(time.monotonic())
+            now = time.monotonic()
+            self._scheduler.learn(now)
+            batch = None if uncounted else self._scheduler.take(now)
             deadline = self._scheduler.next_deadline() if batch is None or self._scheduler.has_room else NEVER
+            if batch is None and deadline == NEVER and self.workers_stay and self._scheduler.has_room:
+                deadline = self._scheduler.return_time(now)  # who comes back then need not call the worker, only to have it wait
             if batch is not None or uncounted:
                 ends = uncounted
                 more = deadline < NEVER

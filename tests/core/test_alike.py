@@ -43,6 +43,7 @@ def ran(of: Scheduler, now: float = 0.0, *, too_big: Sequence[tuple[int, int]] =
     assert batch is not None
     batch.too_big.extend(too_big)
     of.finished(batch, now)
+    of.learn(now)
     return batch
 
 
@@ -51,6 +52,7 @@ def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
     batches: list[Batch] = []
     while (batch := of.take(now)) is not None:
         of.finished(batch, now)
+        of.learn(now)
         batches.append(batch)
     return batches
 

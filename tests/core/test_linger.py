@@ -166,6 +166,7 @@ def closed_loop(scheduler: Scheduler, callers: int, batches: int, *, fixed: floa
         elif running and running[0][0] == now:
             _, batch = running.pop(0)
             scheduler.finished(batch, now)
+            scheduler.learn(now)
             done.append(batch)
             arrivals = sorted([*arrivals, *(now + gap * (number + 1) for number in range(batch.size))])
     return done
@@ -196,6 +197,7 @@ def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
     closed_loop(scheduler, 24, 30, fixed=0.005)
     while (batch := scheduler.take(1e6)) is not None:
         scheduler.finished(batch, 1e6)
+        scheduler.learn(1e6)
     waits = []
     for number in range(3 * EPOCHS):
         now = 1e6 + number
@@ -205,6 +207,7 @@ def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
         taken = scheduler.take(left)
         assert taken is not None
         scheduler.finished(taken, left + 0.005)
+        scheduler.learn(left + 0.005)
     assert max(waits) <= 0.005
     assert waits[EPOCHS + 1 :] == [0.0] * (len(waits) - EPOCHS - 1)
 
@@ -245,6 +248,7 @@ def test_nobody_is_held_for_longer_than_the_timeout(
                 if len(running) == workers:
                     free = now
                 scheduler.finished(running.pop(0), now)
+                scheduler.learn(now)
             elif step == "take" and (batch := scheduler.take(now)) is not None:
                 running.append(batch)
             waiting = [request for request in waiting if request.taken < request.size]

@@ -51,6 +51,7 @@ def ran(of: Scheduler, now: float = 0.0) -> Batch:
     """The next batch, after it has run."""
     batch = taken(of, now)
     of.finished(batch, now)
+    of.learn(now)
     return batch
 
 
@@ -59,6 +60,7 @@ def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
     batches: list[Batch] = []
     while (batch := of.take(now)) is not None:
         of.finished(batch, now)
+        of.learn(now)
         batches.append(batch)
     return batches
 

@@ -267,6 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = self.model.running.pop(pick % len(self.model.running))
         self.now += seconds
         self.real.finished(batch, self.now)
+        self.real.learn(self.now)
         assert batch.ended == self.now
 
     @rule(batches=st.integers(1, 20))
