@@ -104,6 +104,19 @@ class Cost:
         return self._time, fixed, (self._time - fixed) / self._size if self._size else 0.0
 
 
+class Chance:
+    """A moment when a batch might have left though it was not full, and who came then."""
+
+    __slots__ = ("arrivals", "group", "ready", "seconds", "since")
+
+    def __init__(self, group: Hashable, ready: int, now: float) -> None:
+        self.group = hash(group)  # not the group, which is not to be kept alive
+        self.ready = ready  # items
+        self.since = now  # when it was (s)
+        self.arrivals: list[tuple[float, int]] = []  # of the group since then: seconds after it, and how many items
+        self.seconds = 0.0  # until the next chance, once that has come
+
+
 class Hindsight:
     """Holds a group as long as that has paid so far, and until everyone who has been there lately is back."""
 
@@ -116,12 +129,9 @@ class Hindsight:
         self._peaks = deque([0], maxlen=EPOCHS + 1)  # most items waiting or running at once since the end of each of the last batches
         self.holds = False  # whether there is a wait that pays
         self.reason: FlushReason = "eager"  # why a batch leaves when its time is over
-        # of the last chance:
-        self._group: int | None = None  # hash of the group, which is not to be kept alive; None: there was no chance yet
         self._pace = 0.0  # mean time from one chance to the next (s)
-        self._since = 0.0  # when it was (s)
-        self._ready = 0  # items that were ready
-        self._arrivals: list[tuple[float, int]] = []  # items of the group that came since then: seconds after it, and how many
+        self._chance: Chance | None = None  # the latest
+        self._past: Chance | None = None  # the one before, if nobody has looked back at it yet
         self.expected = 0  # items of which the arrival matters still: a full batch less those that have come
 
     def until(self, oldest: float, ready: float, /) -> float:
@@ -140,34 +150,35 @@ class Hindsight:
 
     def chance(self, group: Hashable, items: int, now: float) -> None:
         """Notes that a batch of `items` of `group` might leave now, though it is not full."""
-        if self._group is not None:
-            self._look_back(now - self._since)
-        self._group = hash(group)
-        self._since = now
-        self._ready = items
-        self._arrivals.clear()
+        self.look_back()
+        self._past, self._chance = self._chance, Chance(group, items, now)
+        if self._past is not None:
+            self._past.seconds = now - self._past.since
         self.expected = self._batch_size
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
         """Notes that `items` have come to `group`."""
-        if hash(group) == self._group:
+        chance = self._chance
+        assert chance is not None  # or nothing would be expected
+        if hash(group) == chance.group:
             self.expected -= items
-            self._arrivals.append((now - self._since, items))
+            chance.arrivals.append((now - chance.since, items))
 
     def finished(self, size: int, seconds: float, left: int) -> None:
         """Notes that a batch has ended, and that so many items wait or run now."""
         self._cost.add(size, seconds)
         self._peaks.append(left)
 
-    def _look_back(self, seconds: float) -> None:
-        """Works out what waiting would have gained at the last chance, that long ago, and how long to wait at the next."""
-        batch, fixed, each = self._cost.estimate()
-        if not batch:
+    def look_back(self) -> None:
+        """Works out what waiting would have gained at the chance that is over, if there is one, and how long to wait from now on."""
+        chance, self._past = self._past, None
+        batch, fixed, each = self._cost.estimate() if chance is not None else (0.0, 0.0, 0.0)
+        if chance is None or not batch:
             return
-        self._pace += (seconds - self._pace) * (WEIGHT if self._pace else 1.0)
+        self._pace += (chance.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
         idle = max(0.0, 1 - batch / self._pace) if self._pace else 0.0
-        seen = min(seconds, batch)
-        arrivals, ready = self._arrivals, self._ready
+        seen = min(chance.seconds, batch)
+        arrivals, ready = chance.arrivals, chance.ready
         coming = min(self._batch_size, sum([items for moment, items in arrivals if moment <= seen]))
         room = self._batch_size - ready
         hoped = min(room, max(self.everyone - ready, 0))

@@ -246,6 +246,7 @@ class Scheduler:
             if group.waiting < self.capacity.batch_size and not group.begun:
                 hindsight.chance(group.key, group.waiting, now)
         self._was_busy = False
+        hindsight.look_back()
 
     def close(self) -> None:
         """Holds nothing back from now on, so that what waits leaves as fast as workers get free."""

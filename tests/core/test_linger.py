@@ -118,6 +118,7 @@ def test_the_gains_are_those_of_the_formula() -> None:
     rule.arrived(1, 1, 1.0010)  # of another group
     rule.arrived(0, 1, 1.0020)
     rule.chance(0, 2, 1.02)
+    rule.look_back()
     gains = dict(zip(rule._waits, rule._gains, strict=True))
     for wait, gain in gains.items():
         if wait < 0.0005:
@@ -139,6 +140,7 @@ def test_only_what_was_seen_is_counted() -> None:
     rule.present(4)
     rule.chance(0, 1, 1.0)
     rule.chance(0, 1, 1.0001)
+    rule.look_back()
     assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]
 
 
