@@ -136,30 +136,27 @@ class _Histogram:
     SHORTEST: Final = 1e-6
     OCTAVES: Final = 37  # 2 ** 37 microseconds are 38 hours
 
-    __slots__ = ("_counts",)
+    __slots__ = ("counts",)
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(_ENDS) + 1)
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(_ENDS, seconds)] += 1
+        self.counts = [0] * (len(ENDS) + 1)
 
     def percentiles(self) -> Percentiles:
         return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
 
     def _quantile(self, share: float) -> float:
         """The middle of the bucket that holds the smallest duration which `share` of all do not exceed."""
-        wanted = math.ceil(share * sum(self._counts))
+        wanted = math.ceil(share * sum(self.counts))
         if not wanted:
             return 0.0
         position = 0
-        while (wanted := wanted - self._counts[position]) > 0:
+        while (wanted := wanted - self.counts[position]) > 0:
             position += 1
         return float(self.SHORTEST * 2 ** ((position + 0.5) / self.PER_OCTAVE))
 
 
-_ENDS: Final = [_Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE) for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)]
-"""Where each bucket but the last ends (s)."""
+ENDS: Final = [_Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE) for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)]
+"""Where each bucket of a histogram but the last ends (s): a duration belongs to `counts[bisect_left(ENDS, seconds)]`."""
 
 
 class Recorder:
@@ -206,7 +203,7 @@ class Recorder:
         with self._lock:
             self._errors += errors
             self._processing += batch.ended - started
-            self._durations.add(batch.ended - started)
+            self._durations.counts[bisect_left(ENDS, batch.ended - started)] += 1
             kind = batch.size, batch.reason
             self._batches[kind] = self._batches.get(kind, 0) + 1
             if batch.cells:
@@ -215,10 +212,11 @@ class Recorder:
             if batch.probes or batch.too_big:
                 self._probes += batch.probes
                 self._memory_errors += len(batch.too_big)
+            waits = self._waits.counts
             for request, _, _ in batch.slices:
                 if not request.waited:
                     request.waited = True
-                    self._waits.add(started - request.arrived)
+                    waits[bisect_left(ENDS, started - request.arrived)] += 1
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:

@@ -8,12 +8,13 @@ import math
 import pickle
 import random
 import statistics
+from bisect import bisect_left
 
 import pytest
 
 from batched._core.linger import FlushReason
 from batched._core.scheduler import Batch, Request
-from batched.stats import Percentiles, Recorder, Stats, _Histogram
+from batched.stats import ENDS, Percentiles, Recorder, Stats, _Histogram
 
 DAY = 24 * 3600.0
 
@@ -41,7 +42,7 @@ def snapshot(recorder: Recorder) -> Stats:
 def recorded(*durations: float) -> Percentiles:
     histogram = _Histogram()
     for duration in durations:
-        histogram.add(duration)
+        histogram.counts[bisect_left(ENDS, duration)] += 1
     return histogram.percentiles()
 
 

@@ -51,13 +51,15 @@ class Items:
         kind = type(rows[0])
         alike = list(map(type, rows)).count(kind) == size  # where they are, twice as fast as a set of the types
         kinds = {kind} if alike else set(map(type, rows))
-        plain = kinds <= _PLAIN
+        plain = kind in _PLAIN if alike else kinds <= _PLAIN
         if not plain and not (alone and size == request.size):  # what lies beside a row is none of its caller's business
             rows = _owned(rows)
         if len(slices) == size and not [True for request, _, _ in slices if request.listed]:
             return rows
         if alone:
             parts = [rows.copy() if rows is output else rows]  # the function may keep its own
+            if plain:
+                return [_as_called(parts[0], slices[0])]
         else:
             ends = list(accumulate([stop - start for _, start, stop in slices]))
             parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
