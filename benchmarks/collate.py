@@ -1,6 +1,6 @@
 """What do gathering rows into one padded batch and dealing them out again cost, beside `pad_sequence` over the same rows?
 
-Run: python benchmarks/collate.py [--check] [--quick]
+Run: python benchmarks/collate.py [--check] [--quick] [--save]
 """
 
 from __future__ import annotations

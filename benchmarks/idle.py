@@ -1,6 +1,6 @@
 """What do idle batchers cost? How often a process with fifty of them, each called once, goes to sleep anew, beyond one with none.
 
-Run: python benchmarks/idle.py [--check] [--quick]
+Run: python benchmarks/idle.py [--check] [--quick] [--save]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long does `import batched` take? Each run is a fresh interpreter, which times the import alone.
 
-Run: python benchmarks/import_time.py [--check] [--quick]
+Run: python benchmarks/import_time.py [--check] [--quick] [--save]
 """
 
 from __future__ import annotations

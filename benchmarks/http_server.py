@@ -1,0 +1,198 @@
+"""How many requests a second does a server with a real model answer, with and without batching?
+
+Run: python benchmarks/http_server.py [--check] [--quick] [--save]
+
+A client in this process keeps 64 connections over the loopback busy, each with one sentence at a time; every server is a process of
+its own with all-MiniLM-L6-v2 on the CPU and batches of 32. Whatever coroutines can call stands behind the same FastAPI application
+and uvicorn; LitServe, BentoML and Ray Serve bring their own servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import h11
+
+from batched._demo import first_sentences
+from contest import HERE, ROUNDS, Found, Unavailable, end, environment, interpreter, last_line, version
+from peers import OURS, PEERS, UNBATCHED, Peer
+from pictures import Panel
+from report import Figure, conclude, options
+
+HOST, PATH = "127.0.0.1", "/embed"
+CONNECTIONS = 64
+SENTENCES, QUICK_SENTENCES = 1000, 128
+STARTING = 60.0
+"""Longest time until a server answers (s)."""
+RETRY = 0.2
+"""Time between two attempts to reach it (s)."""
+ENOUGH = 120.0
+"""Longest time for all requests (s)."""
+WIDTH = 384
+"""Numbers in a vector."""
+LEAST_SPEED_UP = 1.5
+"""Of ours over no batching."""
+
+
+def request(sentence: str) -> bytes:
+    """A whole HTTP request."""
+    connection = h11.Connection(h11.CLIENT)
+    body = json.dumps({"texts": [sentence]}).encode()
+    headers = [("Host", HOST), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    parts = (h11.Request(method="POST", target=PATH, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+    return b"".join(connection.send(part) or b"" for part in parts)
+
+
+async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sentence: str) -> bytes:
+    """The body of the answer to one request.
+
+    Raises:
+        Unavailable: the server answered with an error, or not at all.
+    """
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="GET", target=PATH, headers=[("Host", HOST)]))  # so that it awaits an answer
+    connection.send(h11.EndOfMessage())
+    writer.write(request(sentence))
+    body = b""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(1 << 16))
+        elif isinstance(event, h11.Data):
+            body += event.data
+        elif isinstance(event, h11.Response) and event.status_code != 200:
+            raise Unavailable(f"it answered with status {event.status_code}")
+        elif isinstance(event, h11.EndOfMessage):
+            return body
+        elif isinstance(event, h11.ConnectionClosed):
+            raise Unavailable("it closed a connection")
+
+
+async def load(port: int, sentences: Sequence[str], connections: int = CONNECTIONS) -> tuple[float, list[float]]:
+    """How long all requests took together, and the latency of each (s)."""
+    coming, latencies = iter(sentences), list[float]()
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        for sentence in coming:
+            began = time.perf_counter()
+            body = await one_answer(reader, writer, sentence)
+            latencies.append(time.perf_counter() - began)
+            [vector] = json.loads(body)
+            if len(vector) != WIDTH:
+                raise Unavailable(f"it answered with {len(vector)} numbers, not {WIDTH}")
+        writer.close()
+
+    began = time.perf_counter()
+    await asyncio.wait_for(asyncio.gather(*(client() for _ in range(connections))), ENOUGH)
+    return time.perf_counter() - began, sorted(latencies)
+
+
+@contextmanager
+def serving(peer: Peer, settings: dict[str, Any]) -> Iterator[int]:
+    """The port on which its server answers.
+
+    Raises:
+        Unavailable: it does not.
+    """
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    command = [interpreter(peer), "-m", "peers.serving", peer.module, str(port), json.dumps(settings)]
+    with tempfile.TemporaryFile("w+") as said:
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+        process = subprocess.Popen(command, cwd=HERE, env=environment(peer), start_new_session=True, **pipes)
+        try:
+            _await_start(port, process, said)
+            yield port
+        finally:
+            end(process)
+
+
+def _await_start(port: int, process: subprocess.Popen[bytes], said: TextIO) -> None:
+    deadline = time.monotonic() + STARTING
+    while True:
+        try:
+            asyncio.run(load(port, ["a first sentence"], 1))
+            return
+        except (OSError, Unavailable) as reason:
+            if process.poll() is not None:
+                said.seek(0)
+                raise Unavailable(last_line(said.read())) from None
+            if time.monotonic() > deadline:
+                raise Unavailable(f"no answer within {STARTING:g} s: {reason}") from None
+            time.sleep(RETRY)
+
+
+def measured(peer: Peer, settings: dict[str, Any], sentences: Sequence[str]) -> dict[str, float]:
+    """Requests per second, and percentiles of latency in milliseconds, after one request of each connection."""
+    with serving(peer, settings) as port:
+        asyncio.run(load(port, sentences[:CONNECTIONS]))
+        took, latencies = asyncio.run(load(port, sentences))
+    return {"rate": len(sentences) / took} | {f"p{q}": 1e3 * latencies[len(latencies) * q // 100] for q in (50, 99)}
+
+
+def figures(found: Found) -> list[Figure]:
+    """Speed-ups over no batching, with ours bounded, then requests per second and latencies."""
+    base = statistics.median(found.runs["server", UNBATCHED.name, "rate"])
+    rates = {row: runs for (_, row, name), runs in found.runs.items() if name == "rate"}
+    made = [
+        Figure(row, [run / base for run in runs], "x", at_least=LEAST_SPEED_UP if row == OURS.name else None)
+        for row, runs in rates.items()
+        if row != UNBATCHED.name
+    ]
+    made += [Figure(row, runs, "requests/s") for row, runs in rates.items()]
+    return made + [Figure(f"{row}, {name}", runs, "ms") for (_, row, name), runs in found.runs.items() if name != "rate"]
+
+
+def panels(found: Found) -> list[Panel]:
+    """Requests a second, the best first, and latencies in the same order."""
+    rates = {row: statistics.median(runs) for (_, row, name), runs in found.runs.items() if name == "rate"}
+    ordered = sorted(rates, key=lambda row: -rates[row])
+    titles = {
+        "rate": "requests a second (more is better)",
+        "p50": "p50 latency in ms (less is better)",
+        "p99": "p99 latency in ms (less is better)",
+    }
+    return [Panel(title, {row: [statistics.median(found.runs["server", row, name])] for row in ordered}) for name, title in titles.items()]
+
+
+def main() -> None:
+    arguments = options(__doc__ or "")
+    sentences = first_sentences()[: QUICK_SENTENCES if arguments.quick else SENTENCES]
+    found = Found()
+    rounds = 1 if arguments.quick else 5
+    for _ in range(rounds):
+        for peer in (OURS, UNBATCHED, *(peer.with_default() if arguments.quick else peer for peer in PEERS)):
+            for row, settings in peer.labels().items():
+                if row in found.missing:
+                    continue
+                try:
+                    if peer.requirement:
+                        found.versions[peer.package] = version(peer)
+                    found.add("server", row, measured(peer, dict(settings), sentences))
+                except (OSError, Unavailable, asyncio.TimeoutError) as reason:
+                    if not peer.requirement:
+                        raise  # without ours, or the baseline, there is no result
+                    found.missing[row] = str(reason) or type(reason).__name__
+    conclude(
+        figures(found),
+        arguments,
+        ("fastapi", "uvicorn", "torch", "sentence-transformers", "transformers"),
+        versions=found.versions,
+        missing=found.missing,
+        notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.served_by}." for peer in (OURS, UNBATCHED, *PEERS))],
+        panels=panels(found),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Systems that do the same job, each behind the same interface and in an interpreter of its own, so that none disturbs another.
+
+The module of a peer has some of these:
+
+- `for_coroutines(function, batch_size, **settings)`: an async context manager of what coroutines call with one item and await,
+- `for_threads(function, batch_size, **settings)`: a context manager of what threads call with one item,
+- `serve(port, **settings)`: a server of its own kind, as `serving.py` describes it,
+- `answer_all(questions)`: where questions can only be answered inside of something that the peer starts.
+
+What is in this package runs in those interpreters, with `traffic.py`; nothing there imports this project, save `ours.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One of those compared."""
+
+    name: str
+    module: str
+    driven: str
+    """How, in a sentence."""
+    requirement: str = ""
+    """What pip installs; empty for what runs in this very environment."""
+    variants: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
+    """Settings to be compared, by what their rows are called."""
+    threads: bool = False
+    """Whether threads can call it."""
+    coroutines: bool = True
+    """Whether coroutines can call it in its own process."""
+    served_by: str = "the FastAPI application that all these share, and uvicorn, in one process"
+    """What answers HTTP, in a phrase."""
+
+    @property
+    def distribution(self) -> str:
+        """What its version is read of."""
+        return self.requirement.partition("==")[0].partition("[")[0]
+
+    @property
+    def package(self) -> str:
+        """What versions are listed by: one of them has this project's name."""
+        return "PyPI's batched" if self.distribution == "batched" else self.distribution
+
+    def with_default(self) -> Peer:
+        """With its first settings only, which are its defaults."""
+        return replace(self, variants=dict([next(iter(self.variants.items()))]))
+
+    def labels(self) -> dict[str, Settings]:
+        """Settings by the names of rows."""
+        return {f"{self.name}, {variant}" if variant else self.name: settings for variant, settings in self.variants.items()}
+
+
+OURS = Peer("ours", "ours", "this project, as its README uses it", threads=True)
+BARE_LOCKS = Peer(
+    "bare locks", "bare_locks", "no library: a lock for each call, and one thread; it is told how many callers there are",
+    threads=True, coroutines=False,
+)  # fmt: skip
+UNBATCHED = Peer("no batching", "unbatched", "the model takes one sentence at a time, in a thread of its own")
+PEERS = (
+    Peer(
+        "batched 0.1.5", "batched_on_pypi",
+        "another project, PyPI's `batched`: `batched.dynamically` for threads, `batched.aio.dynamically` for coroutines; "
+        "its default timeout is 5 ms",
+        "batched==0.1.5", threads=True,
+    ),
+    Peer(
+        "ray serve", "ray_serve",
+        "`@serve.batch` in a replica on a local Ray; callers are coroutines in that replica, so no handle and no proxy is in between",
+        "ray[serve]", {"10 ms": {"wait_ms": 10.0}, "5 ms": {"wait_ms": 5.0}},
+        served_by="its own proxy and one replica, processes of a local Ray",
+    ),
+    Peer(
+        "bentoml", "bento",
+        "the dispatcher of its adaptive batching, set up as its server does it, with its default latency limit of 60 s; "
+        "it learns how long to wait",
+        "bentoml", served_by="its own application, with uvicorn in one process",
+    ),
+    Peer(
+        "async-batcher", "async_batcher_peer", "an `AsyncBatcher`, one batch at a time; its default wait is 10 ms",
+        "async-batcher", {"10 ms": {"wait_ms": 10.0}, "5 ms": {"wait_ms": 5.0}},
+    ),
+    Peer(
+        "aiodataloader", "dataloader",
+        "a `DataLoader` without cache; it knows no limit to batches at once, so its function holds a lock, as a model would need it; "
+        "batches of one that come at random queue up there",
+        "aiodataloader",
+    ),
+    Peer(
+        "litserve", "lit", "its own server with one worker; the default wait is 0 ms", "litserve",
+        {"0 ms": {"wait_ms": 0.0}, "5 ms": {"wait_ms": 5.0}}, coroutines=False,
+        served_by="its own server, and one worker process",
+    ),
+)  # fmt: skip
+
+
+def without(*, threads: bool) -> dict[str, str]:
+    """Who cannot be asked, and why, where coroutines call and, if `threads`, threads do."""
+    reasons = {peer.name: "it batches in its own server only: see http_server.py" for peer in PEERS if not peer.coroutines}
+    if threads:
+        reasons |= {f"{peer.name}, threads": "it has no interface for threads" for peer in PEERS if peer.coroutines and not peer.threads}
+    return reasons

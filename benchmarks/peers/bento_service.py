@@ -1,0 +1,16 @@
+"""The service of BentoML, which reads types where others read names of types: annotations are evaluated in this module."""
+
+import bentoml
+import numpy as np
+
+from peers.model import BATCH_SIZE, load
+
+
+@bentoml.service
+class Embedder:
+    def __init__(self) -> None:
+        self.encode = load()
+
+    @bentoml.api(batchable=True, max_batch_size=BATCH_SIZE, route="/embed")  # type: ignore[untyped-decorator]  # its types are not here
+    def embed(self, texts: list[str]) -> np.ndarray:
+        return np.asarray(self.encode(texts))

@@ -1,0 +1,23 @@
+"""aiodataloader: what was loaded in one turn of the loop goes together. Keys are wrapped, since it caches and merges by key otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiodataloader import DataLoader
+
+from traffic import AsyncCall, Function, awaited
+
+
+@asynccontextmanager
+async def for_coroutines(function: Function, batch_size: int) -> AsyncIterator[AsyncCall]:
+    run, one_at_a_time = awaited(function), asyncio.Lock()
+
+    async def load(items: list[Any]) -> list[Any]:
+        async with one_at_a_time:
+            return await run(items)
+
+    yield DataLoader(load, max_batch_size=batch_size, cache=False).load

@@ -1,0 +1,152 @@
+"""Callers of one function, in closed loops and open ones, and when each call was answered.
+
+Only the standard library is imported: the interpreters of all who are compared use this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+Call = Callable[[Any], Any]
+AsyncCall = Callable[[Any], Awaitable[Any]]
+Function = Callable[[list[Any]], Any]
+"""A batch function, plain or a coroutine function."""
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A batch function that sleeps, and needs no core for it: `fixed_ms + per_item_ms * n` for n items."""
+
+    fixed_ms: float
+    per_item_ms: float
+
+    def seconds(self, items: int) -> float:
+        return (self.fixed_ms + self.per_item_ms * items) / 1e3
+
+    def blocking(self, items: list[Any]) -> list[Any]:
+        time.sleep(self.seconds(len(items)))
+        return items
+
+    async def awaiting(self, items: list[Any]) -> list[Any]:
+        """Sleeps to the next full millisecond.
+
+        A loop's timers do so anyway, except where something else wakes it in between, which would favour those who poll.
+        """
+        await asyncio.sleep(math.ceil(self.seconds(len(items)) * 1e3) / 1e3)
+        return items
+
+
+def awaited(function: Function) -> Callable[[list[Any]], Awaitable[list[Any]]]:
+    """The function for those who take coroutine functions only: a plain one runs in a thread of its own."""
+    if inspect.iscoroutinefunction(function):
+        return function
+    thread = ThreadPoolExecutor(1)
+
+    async def run(items: list[Any]) -> list[Any]:
+        return list(await asyncio.get_running_loop().run_in_executor(thread, function, list(items)))
+
+    return run
+
+
+def by_threads(call: Call, callers: int, items: Sequence[Any]) -> list[float]:
+    """That many threads, each of which takes the next item as soon as it has its answer; when answers came, in seconds from the start."""
+    coming, answers = iter(items), list[float]()
+
+    def caller() -> None:
+        for item in coming:
+            call(item)
+            answers.append(time.perf_counter())
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(callers) as threads:
+        for done in [threads.submit(caller) for _ in range(callers)]:
+            done.result()
+    return sorted(answer - start for answer in answers)
+
+
+async def by_coroutines(call: AsyncCall, callers: int, items: Sequence[Any]) -> list[float]:
+    """As `by_threads`, by coroutines."""
+    coming, answers = iter(items), list[float]()
+
+    async def caller() -> None:
+        for item in coming:
+            await call(item)
+            answers.append(time.perf_counter())
+
+    start = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return [answer - start for answer in answers]
+
+
+def rate(answers: Sequence[float], callers: int, warm_up: int) -> float:
+    """Calls answered per second, without the first `warm_up` of each caller and the last one, when some callers are gone."""
+    first, last = warm_up * callers - 1, len(answers) - callers - 1
+    return (last - first) / (answers[last] - answers[first])
+
+
+async def arriving(call: AsyncCall, moments: Sequence[float]) -> list[float]:
+    """Calls that come at these moments (in seconds, ascending), whether others are answered or not: the latency of each in seconds.
+
+    Latency counts from the moment that was planned. Calls come out of a thread, as those of a network do, since a loop's own timers
+    are good for milliseconds only.
+    """
+    loop = asyncio.get_running_loop()
+    latencies = [0.0] * len(moments)
+    start = time.perf_counter() + 0.02
+    everyone = asyncio.Event()
+    running = set[asyncio.Task[None]]()
+    left = len(moments)
+
+    async def one(number: int) -> None:
+        nonlocal left
+        try:
+            await call(number)
+        finally:
+            latencies[number] = time.perf_counter() - start - moments[number]
+            left -= 1
+            if not left:
+                everyone.set()
+
+    def arrive(number: int) -> None:
+        task = loop.create_task(one(number))
+        running.add(task)
+
+    def feed() -> None:
+        for number, moment in enumerate(moments):
+            if (early := start + moment - time.perf_counter()) > 0:
+                time.sleep(early)
+            loop.call_soon_threadsafe(arrive, number)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    await everyone.wait()
+    feeder.join()
+    for task in running:
+        await task
+    return latencies
+
+
+def spans(step: Callable[[], object], runs: int) -> Iterator[float]:
+    """How long each of so many runs takes (s)."""
+    for _ in range(runs):
+        start = time.perf_counter()
+        step()
+        yield time.perf_counter() - start
+
+
+async def async_spans(step: Callable[[], Awaitable[object]], runs: int) -> list[float]:
+    """As `spans`, of what is awaited."""
+    found = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        await step()
+        found.append(time.perf_counter() - start)
+    return found

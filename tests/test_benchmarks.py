@@ -1,0 +1,182 @@
+"""The machinery of the benchmarks that compare: traffic is counted rightly, tables say what is missing, peers stay out of the way."""
+
+import asyncio
+import itertools
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import contest
+from contest import Found, Unavailable, ask
+from peers import BARE_LOCKS, OURS, PEERS, Peer, without
+from report import Figure, table
+from traffic import Sleep, arriving, by_coroutines, by_threads, rate
+
+NO_TIME = {"fixed_ms": 0.0, "per_item_ms": 0.0}
+EAGER = {"flush": "eager"}
+CLOSED = {"callers": 3, "calls": 4, "warm_up": 2, "batch_size": 32, "settings": {}, **NO_TIME}
+
+
+def test_each_item_is_called_once_by_threads_and_by_coroutines() -> None:
+    called: list[int] = []
+
+    async def called_by_coroutine(item: int) -> None:
+        called.append(item)
+
+    answers = by_threads(called.append, 4, range(100))
+    assert sorted(called) == list(range(100))
+    assert len(answers) == 100
+    assert answers == sorted(answers)
+    called.clear()
+    assert len(asyncio.run(by_coroutines(called_by_coroutine, 4, range(100)))) == 100
+    assert sorted(called) == list(range(100))
+
+
+def test_the_rate_leaves_out_the_warm_up_and_the_last_call_of_each_caller() -> None:
+    slow, steady, end = [10.0, 10.0], [20.0, 20.0, 30.0, 30.0], [1000.0, 1000.0]
+    assert rate([*slow, *steady, *end], callers=2, warm_up=1) == pytest.approx(4 / 20.0)
+
+
+def test_arrivals_are_all_answered_whatever_overtakes_what() -> None:
+    order: list[int] = []
+    first = asyncio.Event()
+
+    async def call(number: int) -> None:
+        if number == 0:
+            await first.wait()
+        elif number == 2:
+            first.set()
+        order.append(number)
+
+    latencies = asyncio.run(arriving(call, [0.0, 0.0, 0.0]))
+    assert order == [1, 2, 0]
+    assert len(latencies) == 3
+    assert min(latencies) > 0
+
+
+def test_a_failed_call_of_an_open_loop_is_an_error() -> None:
+    async def call(number: int) -> None:
+        raise ValueError(number)
+
+    with pytest.raises(ValueError, match="0"):
+        asyncio.run(arriving(call, [0.0]))
+
+
+def test_bare_locks_answer_full_batches() -> None:
+    from peers.bare_locks import for_threads
+
+    sizes: list[int] = []
+    with for_threads(lambda items: sizes.append(len(items)), 32, callers=3) as call:
+        by_threads(call, 3, range(30))
+    assert sizes == [3] * 10
+
+
+def test_ours_answers_in_a_process_of_its_own() -> None:
+    asked = [{"question": f"closed loop, {kind}", **CLOSED} for kind in ("threads", "coroutines")]
+    asked.append(
+        {"question": "open loop", "arrivals": [0.0] * 20, "warm_up": 2, "batch_size": 32, "settings": {"flush": "eager"}, **NO_TIME}
+    )
+    threads, coroutines, opened = ask(OURS, asked, 50)
+    assert threads.keys() == coroutines.keys() == {"share", "rate"}
+    assert opened["p99"] >= opened["mean"] > 0
+
+
+def test_what_a_peer_raises_is_its_answer() -> None:
+    [answer] = ask(BARE_LOCKS, [{"question": "closed loop, threads", **CLOSED, "settings": {"nonsense": 1}}], 50)
+    assert "nonsense" in answer["error"]
+
+
+def test_a_peer_that_never_answers_is_ended() -> None:
+    with pytest.raises(Unavailable, match="no answers within"):
+        ask(BARE_LOCKS, [{"question": "closed loop, threads", **CLOSED, "settings": {"callers": 1000}}], 2)
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Peer:
+    """A peer that cannot be installed."""
+    monkeypatch.setattr(contest, "ENVIRONMENTS", tmp_path)
+    home = tmp_path / "absent" / "bin"
+    home.mkdir(parents=True)
+    (home / "python").symlink_to(sys.executable)
+
+    def refuse(peer: Peer) -> None:
+        raise Unavailable("not installed: no such thing")
+
+    monkeypatch.setattr(contest, "_install", refuse)
+    return Peer("absent", "absent", "never", "absent")
+
+
+def test_a_peer_that_is_missing_is_reported_and_ours_goes_on(absent: Peer) -> None:
+    def questions(peer: Peer, settings: object) -> list[contest.Question]:
+        return [{"question": "closed loop, threads", "title": "any", **CLOSED}]
+
+    found = contest.contest(questions, 1, peers=[absent], ours=[OURS])
+    assert found.missing == {"absent": "not installed: no such thing"}
+    assert list(found.runs) == [("any", "ours", "share"), ("any", "ours", "rate")]
+
+
+def test_ours_is_never_missing() -> None:
+    def questions(peer: Peer, settings: object) -> list[contest.Question]:
+        return [{"question": "closed loop, threads", "title": "any", **CLOSED, "settings": {"nonsense": 1}}]
+
+    with pytest.raises(Unavailable, match="nonsense"):
+        contest.contest(questions, 1, peers=[], ours=[OURS])
+
+
+def test_an_environment_of_a_peer_never_sees_this_project() -> None:
+    for peer in PEERS:
+        paths = contest.environment(peer)["PYTHONPATH"].split(":")
+        assert not any((Path(path) / "batched").exists() for path in paths)
+
+
+def test_a_table_has_figures_bounds_and_what_is_missing() -> None:
+    figures = [Figure("fast | slow", [1.0, 3.0, 2.0], "ms", bound=1.0), Figure("share", [0.5], "of best", at_least=0.4)]
+    text = table("A question?", "a machine", figures, {"other": "it is not there"}, ["A note."])
+    assert "# A question?" in text
+    assert "| fast / slow | 2 | ms | 1 to 3 | at most 1 ms: MISSED |" in text
+    assert "| share | 0.5 | of best |  | at least 0.4 of best: kept |" in text
+    assert "| other | not measured |  |  | it is not there |" in text
+    assert text.endswith("- A note.\n")
+
+
+def test_who_cannot_be_asked_is_named() -> None:
+    reasons = without(threads=True)
+    assert "litserve" in reasons
+    for peer in PEERS:
+        assert peer.threads or not peer.coroutines or f"{peer.name}, threads" in reasons
+
+
+def test_the_latest_failure_of_a_question_is_kept_beside_its_runs() -> None:
+    found = Found()
+    found.add("q", "row", {"share": 0.5})
+    found.add("q", "row", {"error": "it broke"})
+    assert found.runs == {("q", "row", "share"): [0.5]}
+    assert found.missing == {"q: row": "it broke"}
+
+
+def test_sleeps_take_what_the_model_says() -> None:
+    assert Sleep(5.0, 0.1).seconds(10) == pytest.approx(0.006)
+
+
+def test_bars_and_lines_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from pictures import Panel, draw, of_figures
+
+    figures = [Figure("a", [1.0], "ms", bound=2.0), Figure("b", [500.0], "ms"), Figure("c", [0.0], "switches")]
+    draw("bars", "a note", of_figures(figures), tmp_path / "bars.png")
+    lines = Panel("lines", {"ours": [1.0, 2.0], "other": [float("nan"), 3.0]}, ["1", "2"], "callers", logarithmic=True)
+    draw("lines", "a note", [lines], tmp_path / "lines.png")
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("bars.png", "lines.png"))
+
+
+def test_callers_of_a_closed_loop_run_at_once() -> None:
+    together, seen = threading.Barrier(3), itertools.count()
+
+    def call(_: int) -> None:
+        together.wait(20)
+        next(seen)
+
+    by_threads(call, 3, range(9))
+    assert next(seen) == 9
