@@ -13,6 +13,7 @@ from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
 from .loops import current_loop, current_task, ends_task, is_gone, is_over
+from .reception import AWAKE
 from .runtime import Runtime
 from .shift import Shift
 from .wakers import GLANCE, AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
@@ -53,6 +54,7 @@ class EventLoopRuntime(Runtime):
                     try:
                         outcomes = await self.execution.run_async(found)
                         self._finish(found, outcomes)
+                        self._alarm = AWAKE  # it looks as soon as those callers have had their turn
                         del outcomes  # an error among them holds this frame
                     finally:
                         shift.ends()
