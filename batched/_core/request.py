@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
 from .linger import FlushReason
@@ -66,6 +67,11 @@ class Request:
     def longest(self) -> int:
         """The length of the longest item that waits; 0 where lengths do not matter."""
         return self.lengths[self.spans[0][0]] if self.lengths else 0
+
+    def waiting_lengths(self, count: int) -> list[int]:
+        """Of the longest `count` items that wait; only where lengths matter."""
+        assert self.lengths is not None
+        return [self.lengths[position] for position in islice(chain.from_iterable(starmap(range, self.spans)), count)]
 
     def rank(self, position: int) -> int:
         """How many of its items wait before the one at `position`; only where lengths matter."""

@@ -11,7 +11,8 @@ The rules, in the order they are applied:
 4. The batch takes the leader, then the group's small calls, then its large ones, each class first come, first served.
    A call that does not fit is split, and its rest goes first in its class next time. Where lengths matter and more
    waits in the group than fits, like lengths go together instead (`alike`): the leader still takes as much as fits of
-   what waits of it, and large calls still get only the room that small ones can not use.
+   what waits of it, and large calls still get only the room that small ones can not use. Where the times of batches so far
+   say that padding would take longer than another batch, the batch is cut short.
 5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch, of any group, after
    which some of it still waits; its share is due once it has earned a whole batch or all that it still needs. Leading
    spends all it has earned, filling room that small calls leave spends nothing. So a call of m items is finished within
@@ -41,7 +42,7 @@ from typing import Final
 from .capacity import Capacity
 from .forming import alike, everything, in_order
 from .group import Group, Queue, tidy
-from .linger import AT_ONCE, NEVER, FlushReason, Hindsight, linger
+from .linger import AT_ONCE, NEVER, Cost, FlushReason, Hindsight, linger
 from .policy import BatchPolicy
 from .request import Batch, MeasuredRequest, Request, Slice
 
@@ -69,7 +70,9 @@ class Scheduler:
         self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
         self._ready = AT_ONCE  # since when a batch may run (s)
         self._was_busy = False  # none might for a while, since the last look at what has ended
-        self._ended: list[tuple[int, float]] = []  # size and time (s) of each batch that `hindsight` does not know of yet
+        self._ended: list[tuple[int, int, float]] = []  # size, cells and time (s) of each batch that nothing was learned from yet
+        self._cost = Cost()  # of cells
+        self._batch_in_cells = NEVER  # so much padding is as bad as another batch
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = deque()  # small requests of all groups
         self._large: Queue = deque()  # large requests of all groups
@@ -221,7 +224,8 @@ class Scheduler:
         batch.ended = now
         if self._hindsight is not None:
             self._hindsight.present(self.waiting + self.in_flight)
-            self._ended.append((batch.size, now - batch.started))
+        tells = batch.longest and batch.attempts == 1 and not self.policy.prefetch  # where the time is that of the function
+        self._ended.append((batch.size, batch.size * batch.longest if tells else 0, now - batch.started))
         if not self.has_room:
             self._ready = now
             self._was_busy = True
@@ -234,12 +238,18 @@ class Scheduler:
 
     def learn(self, now: float) -> None:
         """Notes what the batches that have finished since the last time show; to be called before the next `take`."""
-        hindsight = self._hindsight
-        if hindsight is None or not self._ended:
+        if not self._ended:
             return
-        for size, seconds in self._ended:
-            hindsight.finished(size, seconds, self.waiting + self.in_flight)
+        hindsight = self._hindsight
+        for size, cells, seconds in self._ended:
+            if cells:
+                self._cost.add(cells, seconds)
+                self._batch_in_cells = self._cost.fixed_size
+            if hindsight is not None:
+                hindsight.finished(size, seconds, self.waiting + self.in_flight)
         self._ended.clear()
+        if hindsight is None:
+            return
         if self._was_busy and self.waiting:
             group = (self._small or self._large)[0].queues
             assert group is not None
@@ -308,10 +318,11 @@ class Scheduler:
             slices, size = in_order(leader, group, capacity.most(0) if capacity.varies else capacity.batch_size)
         else:
             size = group.waiting
-            if size <= capacity.batch_size and size <= capacity.most(group.longest):
+            fits = size <= capacity.batch_size and size <= capacity.most(group.longest)
+            if fits and group.longest * (size - 1) <= self._batch_in_cells:
                 slices, longest = everything(leader, group), group.longest
             else:
-                draft = alike(leader, group, capacity, small=leader.size <= self._small_size)
+                draft = alike(leader, group, capacity, small=leader.size <= self._small_size, batch_in_cells=self._batch_in_cells)
                 slices, size, longest = draft.slices, draft.size, draft.longest
             group.shrunk()
         batch = Batch(slices, size, "full" if full else self._reason(group), now, longest)

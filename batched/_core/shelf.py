@@ -64,6 +64,14 @@ class Shelf:
         """Of the item at `at`."""
         return -self._entries[at][0]
 
+    def lengths(self, low: int, high: int) -> list[int]:
+        """Of the items from `low` up to, not including, `high`, as far as there are so many."""
+        return [-entry[0] for entry in self._entries[low:high]]
+
+    def count(self, request: Request, low: int, high: int) -> int:
+        """How many items of `request` are among those from `low` up to, not including, `high`."""
+        return sum([entry[3] is request for entry in self._entries[low:high]])
+
     def index(self, request: Request, position: int) -> int:
         """Where the waiting item at `position` of `request` is."""
         assert request.lengths is not None
