@@ -1,20 +1,23 @@
-"""What does batching itself cost? Calls of a function that does nothing, beside what asyncio's own futures cost in the same run.
+"""What does batching itself cost? Calls of a function that does nothing, beside what threads and asyncio cost without any library.
 
-Run: python benchmarks/overhead.py [--check] [--quick]
+Run: python benchmarks/overhead.py [--check] [--quick] [--save]
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import batched
-from report import Figure, conclude, options, repeated
+from report import Figure, conclude, options
 
 ITEMS = 20_000
+LONE_CALLS = 1000
+THREADS = 64
 
 
 def nothing(items: list[int]) -> list[int]:
@@ -38,13 +41,50 @@ def list_call(batch_size: int) -> Callable[[], float]:
 
 
 def lone_caller() -> float:
-    fn = batched.dynamically(nothing)
-    fn(0)
+    with batched.dynamically(nothing) as fn:
+        fn(0)
+        start = time.perf_counter()
+        for i in range(LONE_CALLS):
+            fn(i)
+        return (time.perf_counter() - start) / LONE_CALLS * 1e6
+
+
+def by_threads() -> float:
+    """From that many threads, each with one call after another."""
+    with batched.dynamically(batch_size=THREADS)(nothing) as fn:
+
+        def caller() -> None:
+            for i in range(ITEMS // THREADS):
+                fn(i)
+
+        threads = [threading.Thread(target=caller) for _ in range(THREADS)]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return (time.perf_counter() - start) / (ITEMS // THREADS * THREADS) * 1e6
+
+
+def hand_off() -> float:
+    """From one thread to another and back, through two locks: what any design pays whose function has a thread of its own."""
+    there, back = threading.Lock(), threading.Lock()
+    there.acquire()
+    back.acquire()
+
+    def worker() -> None:
+        for _ in range(LONE_CALLS):
+            there.acquire()
+            back.release()
+
+    thread = threading.Thread(target=worker)
+    thread.start()
     start = time.perf_counter()
-    for i in range(1000):
-        fn(i)
-    took = (time.perf_counter() - start) / 1000 * 1e6
-    fn.shutdown()
+    for _ in range(LONE_CALLS):
+        there.release()
+        back.acquire()
+    took = (time.perf_counter() - start) / LONE_CALLS * 1e6
+    thread.join()
     return took
 
 
@@ -86,16 +126,37 @@ def floor() -> float:
 
 def main() -> None:
     arguments = options(__doc__ or "")
-    runs = 3 if arguments.quick else 9
     acall, aio = batched.dynamically(batch_size=256)(nothing), batched.aio.dynamically(batch_size=256)(nothing_async)
+    measures = {
+        "list call of 20,000, batch_size=256, per item": list_call(256),
+        "list call of 20,000, batch_size=32, per item": list_call(32),
+        "lone synchronous call": lone_caller,
+        "floor: from a thread to another and back": hand_off,
+        "64 threads, per item": by_threads,
+        "floor: a coroutine and a future, per item": floor,
+        "aio gather of 20,000, per item": gathered(aio),
+        "acall gather of 20,000, per item": gathered(acall.acall),
+    }
+    bounds = dict(zip(measures, (0.03, 0.1, 60.0), strict=False))
+    runs: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(1 + (5 if arguments.quick else 15)):  # in turns, for the machine may be slower for a while
+        for name, measure in measures.items():
+            runs[name].append(measure())
+    runs = {name: each[1:] for name, each in runs.items()}
+    of_aio, of_acall = (
+        [
+            took / least
+            for took, least in zip(
+                runs[f"{way} gather of 20,000, per item"], runs["floor: a coroutine and a future, per item"], strict=True
+            )
+        ]
+        for way in ("aio", "acall")
+    )
     conclude(
         [
-            Figure("list call of 20,000, batch_size=256, per item", repeated(list_call(256), runs), "us", 0.05),
-            Figure("list call of 20,000, batch_size=32, per item", repeated(list_call(32), runs), "us"),
-            Figure("lone synchronous call", repeated(lone_caller, runs), "us"),
-            Figure("asyncio floor: a coroutine and a future, per item", repeated(floor, runs), "us"),
-            Figure("aio gather of 20,000, per item", repeated(gathered(aio), runs), "us"),
-            Figure("acall gather of 20,000, per item", repeated(gathered(acall.acall), runs), "us"),
+            *(Figure(name, runs[name], "us", bounds.get(name)) for name in measures),
+            Figure("aio gather", of_aio, "floors", 1.3),
+            Figure("acall gather", of_acall, "floors", 1.4),
         ],
         arguments,
     )

@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Final
 
+from .cost import Cost
+
 PATIENCE: Final = 128
 """Batches that must reach a ceiling before it is raised a little: at most one batch in so many runs out of memory for it."""
 LONGEST_PATIENCE: Final = 2**14
@@ -76,6 +78,16 @@ class Capacity:
         self._fits = Fits()
         self._latest = 0, 0  # items and length of the batch that ran last
         self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`
+        self._cost = Cost()  # of batches by their cells
+
+    @property
+    def batch_in_cells(self) -> float:
+        """So much padding takes as long as another batch; infinite as long as that is not known."""
+        return self._cost.fixed_size
+
+    def took(self, cells: int, seconds: float) -> None:
+        """A batch of so many items times the longest of them took so long."""
+        self._cost.add(cells, seconds)
 
     def most(self, longest: int) -> int:
         """The most items, none of them longer than `longest`, that fit one batch: at least 1, and never more for a longer one."""

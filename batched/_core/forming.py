@@ -13,6 +13,18 @@ from .request import Request, Slice
 from .shelf import Shelf
 
 
+def chosen(leader: Request, group: Group, capacity: Capacity, *, small: bool) -> tuple[list[Slice], int, int]:
+    """The slices of a batch, how many items they hold, and the length of the longest; `small`: that is what the leader is."""
+    if leader.lengths is None:
+        return *in_order(leader, group, capacity.most(0) if capacity.varies else capacity.batch_size), 0
+    longest, size = group.longest, group.waiting
+    group.shrunk()
+    if size <= capacity.batch_size and size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
+        return everything(leader, group), size, longest
+    draft = alike(leader, group, capacity, small=small)
+    return draft.slices, draft.size, draft.longest
+
+
 def in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int]:
     """At most `room` items, and how many: the leader, the group's small calls, its large ones, each class first come, first served."""
     stop = min(leader.size, leader.taken + room)
@@ -37,7 +49,7 @@ def everything(leader: Request, group: Group) -> list[Slice]:
     return [(request, start, stop) for request in (leader, *others) for start, stop in request.spans]
 
 
-def alike(leader: Request, group: Group, capacity: Capacity, *, small: bool, batch_in_cells: float = math.inf) -> Draft:
+def alike(leader: Request, group: Group, capacity: Capacity, *, small: bool) -> Draft:
     """Items of like lengths; `small`: that is what the leader is.
 
     A cell is what an item takes for each unit of the batch's longest one, padding included.
@@ -49,16 +61,16 @@ def alike(leader: Request, group: Group, capacity: Capacity, *, small: bool, bat
     3. Room that small calls can not use goes to large ones, the oldest first; room that a large leader does not need goes to
        small calls and then to other large ones. Each gives its items nearest in length: those not longer than the batch is
        already, longest first, then longer ones, shortest first, as long as they fit.
-    4. A batch is cut short where that saves more than `batch_in_cells` cells of padding, which is what another batch costs; it
+    4. A batch is cut short where that saves more cells of padding than another batch costs (`batch_in_cells`); it
        keeps the part with the leader's longest item, and gets nothing of 3. No more padding than that comes with 3, either.
     """
-    draft = Draft(leader, capacity, batch_in_cells)
+    draft = Draft(leader, capacity)
     if small:
         short = draft.led_by_small(leader, group.shelf(capacity.batch_size))
     else:
         room = min(leader.size - leader.taken, draft.room)
         lengths = [leader.longest] if room == 1 else leader.waiting_lengths(room)
-        _, high = part(lengths, 0, batch_in_cells)
+        _, high = part(lengths, 0, capacity.batch_in_cells)
         short = high < room
         draft.add(leader, 0, high)
         if draft.room and not short:
@@ -94,12 +106,12 @@ class Draft:
 
     __slots__ = ("_capacity", "_cells", "longest", "size", "slices")
 
-    def __init__(self, leader: Request, capacity: Capacity, cells: float) -> None:
+    def __init__(self, leader: Request, capacity: Capacity) -> None:
         self.slices: list[Slice] = []
         self.size = 0  # items in the slices
         self.longest = leader.longest  # the length of the longest of them
         self._capacity = capacity
-        self._cells = cells  # of padding that may come with what fills it up
+        self._cells = capacity.batch_in_cells  # of padding that may come with what fills it up
 
     @property
     def room(self) -> int:

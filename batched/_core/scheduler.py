@@ -3,29 +3,25 @@
 The rules, in the order they are applied:
 
 1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once, and `prefetch` more are ready.
-2. Requests that may share a batch form a group. A group may leave when it fills a batch, when a call of it has
-   already begun, when the scheduler drains, or when the linger rule lets it go. A held group never keeps a worker
-   from another group. How many items fill a batch depends on the longest of them (`Capacity`).
-3. One request leads, and the batch is filled from its group: the oldest small call of all groups that may leave, or,
-   when its share is due, the oldest large one. A call is small if it has at most `small_batch_threshold` items.
-4. The batch takes the leader, then the group's small calls, then its large ones, each class first come, first served.
-   A call that does not fit is split, and its rest goes first in its class next time. Where lengths matter and more
-   waits in the group than fits, like lengths go together instead (`alike`): the leader still takes as much as fits of
-   what waits of it, and large calls still get only the room that small ones can not use. Where the times of batches so far
-   say that padding would take longer than another batch, the batch is cut short.
-5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch, of any group, after
-   which some of it still waits; its share is due once it has earned a whole batch or all that it still needs. Leading
-   spends all it has earned, filling room that small calls leave spends nothing. So a call of m items is finished within
-   ceil(4 * m / batch_size) + 1 batches once it is the heir, however many small calls arrive, and where lengths limit
-   batches, within 4 * r + 1 if it would need r batches alone. A new heir has earned nothing, so small calls never wait
-   for more than two batches in a row that large ones lead.
-6. No order of lengths makes a small call wait for long: every batch that a small call leads is led by the oldest one
-   that may leave. So behind k older small calls, each of which fits one batch, a call that may leave has begun within
-   k + 1 batches led by small calls, and within 3 * (k + 1) batches in all. (Older calls count as often as the batches
-   that each would need alone.)
-7. With `max_queue_size` the queue has an entrance, where calls stand in line for room, first come, first served. The first
-   one enters as soon as all its items fit or, however many they are, the queue is empty. While the queue is full nothing is held back:
-   nothing could join it.
+2. Requests that may share a batch form a group. A group may leave when it fills a batch, when a call of it has already begun, when the
+   scheduler drains, or when the linger rule lets it go. A held group never keeps a worker from another group. How many items fill a batch
+   depends on the longest of them (`Capacity`).
+3. One request leads, and the batch is filled from its group: the oldest small call of all groups that may leave, or, when its share is
+   due, the oldest large one. A call is small if it has at most `small_batch_threshold` items.
+4. The batch takes the leader, then the group's small calls, then its large ones, each class first come, first served. A call that does
+   not fit is split, and its rest goes first in its class next time. Where lengths matter and more waits in the group than fits, like
+   lengths go together instead (`alike`): the leader still takes as much as fits of what waits of it, and large calls still get only the
+   room that small ones can not use. Where, by the times of batches so far, padding would take longer than another batch, it is cut short.
+5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch, of any group, after which some of it
+   still waits; its share is due once it has earned a whole batch or all that it still needs. Leading spends all it has earned, filling
+   room that small calls leave spends nothing. So a call of m items is finished within ceil(4 * m / batch_size) + 1 batches once it is the
+   heir, however many small calls arrive, and where lengths limit batches, within 4 * r + 1 if it would need r batches alone. A new heir
+   has earned nothing, so small calls never wait for more than two batches in a row that large ones lead.
+6. No order of lengths makes a small call wait for long: every batch that a small call leads is led by the oldest one that may leave. So
+   behind k older small calls, each of which fits one batch, a call that may leave has begun within k + 1 batches led by small calls, and
+   within 3 * (k + 1) batches in all. (Older calls count as often as the batches that each would need alone.)
+7. With `max_queue_size` the queue has an entrance, where calls stand in line for room, first come, first served. The first one enters as
+   soon as all its items fit or, however many they are, the queue is empty. A full queue holds nothing back.
 8. A call of which nothing has left `queue_timeout_ms` after its arrival, in the queue or in line for it, expires.
 
 Times are seconds on whichever clock the caller passes as `now`.
@@ -40,9 +36,9 @@ from itertools import chain
 from typing import Final
 
 from .capacity import Capacity
-from .forming import alike, everything, in_order
+from .forming import chosen
 from .group import Group, Queue, tidy
-from .linger import AT_ONCE, NEVER, Cost, FlushReason, Hindsight, linger
+from .linger import AT_ONCE, NEVER, FlushReason, Hindsight, linger
 from .policy import BatchPolicy
 from .request import Batch, MeasuredRequest, Request, Slice
 
@@ -70,9 +66,7 @@ class Scheduler:
         self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
         self._ready = AT_ONCE  # since when a batch may run (s)
         self._was_busy = False  # none might for a while, since the last look at what has ended
-        self._ended: list[tuple[int, int, float]] = []  # size, cells and time (s) of each batch that nothing was learned from yet
-        self._cost = Cost()  # of cells
-        self._batch_in_cells = NEVER  # so much padding is as bad as another batch
+        self._ended: list[tuple[int, float]] = []  # size and time (s) of each batch that `hindsight` does not know of yet
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = deque()  # small requests of all groups
         self._large: Queue = deque()  # large requests of all groups
@@ -84,8 +78,7 @@ class Scheduler:
 
     def __iter__(self) -> Iterator[Request]:
         """The requests of which anything still waits."""
-        waiting = (request for request in chain(self._small, self._large) if request.queues is not None)
-        return chain(waiting, self._line)
+        return chain((request for request in chain(self._small, self._large) if request.queues is not None), self._line)
 
     @property
     def in_line(self) -> int:
@@ -224,8 +217,7 @@ class Scheduler:
         batch.ended = now
         if self._hindsight is not None:
             self._hindsight.present(self.waiting + self.in_flight)
-        tells = batch.longest and batch.attempts == 1 and not self.policy.prefetch  # where the time is that of the function
-        self._ended.append((batch.size, batch.size * batch.longest if tells else 0, now - batch.started))
+            self._ended.append((batch.size, now - batch.started))
         if not self.has_room:
             self._ready = now
             self._was_busy = True
@@ -235,21 +227,17 @@ class Scheduler:
             self.capacity.fitted(batch.size, batch.longest)
         for items, longest in batch.too_big:
             self.capacity.too_big(items, longest)
+        if batch.longest and batch.attempts == 1 and not self.policy.prefetch:  # where the time is that of the function
+            self.capacity.took(batch.size * batch.longest, now - batch.started)
 
     def learn(self, now: float) -> None:
         """Notes what the batches that have finished since the last time show; to be called before the next `take`."""
-        if not self._ended:
-            return
         hindsight = self._hindsight
-        for size, cells, seconds in self._ended:
-            if cells:
-                self._cost.add(cells, seconds)
-                self._batch_in_cells = self._cost.fixed_size
-            if hindsight is not None:
-                hindsight.finished(size, seconds, self.waiting + self.in_flight)
-        self._ended.clear()
-        if hindsight is None:
+        if hindsight is None or not self._ended:
             return
+        for size, seconds in self._ended:
+            hindsight.finished(size, seconds, self.waiting + self.in_flight)
+        self._ended.clear()
         if self._was_busy and self.waiting:
             group = (self._small or self._large)[0].queues
             assert group is not None
@@ -282,12 +270,6 @@ class Scheduler:
             return True
         return self.waiting >= self._most_waiting or bool(self._line)
 
-    def _reason(self, group: Group) -> FlushReason:
-        """Why `group` leaves now, though it is not full."""
-        if self.draining:
-            return "drain"
-        return "eager" if group.begun else self._linger.reason
-
     def _is_due(self, heir: Request) -> bool:
         """Whether `heir` has earned a batch, or as much of one as it still needs."""
         most = self.capacity.most(heir.longest)
@@ -311,21 +293,10 @@ class Scheduler:
         """The batch that `leader` leads; what is handed out whole leaves the queues."""
         group = leader.queues
         assert group is not None
-        capacity = self.capacity
-        longest = 0
-        full = self._is_full(group)
-        if leader.lengths is None:
-            slices, size = in_order(leader, group, capacity.most(0) if capacity.varies else capacity.batch_size)
-        else:
-            size = group.waiting
-            fits = size <= capacity.batch_size and size <= capacity.most(group.longest)
-            if fits and group.longest * (size - 1) <= self._batch_in_cells:
-                slices, longest = everything(leader, group), group.longest
-            else:
-                draft = alike(leader, group, capacity, small=leader.size <= self._small_size, batch_in_cells=self._batch_in_cells)
-                slices, size, longest = draft.slices, draft.size, draft.longest
-            group.shrunk()
-        batch = Batch(slices, size, "full" if full else self._reason(group), now, longest)
+        held: FlushReason = "drain" if self.draining else "eager" if group.begun else self._linger.reason
+        reason = "full" if self._is_full(group) else held
+        slices, size, longest = chosen(leader, group, self.capacity, small=leader.size <= self._small_size)
+        batch = Batch(slices, size, reason, now, longest)
         self.running[batch] = None  # first, so that what is handed out is somewhere if a signal breaks in
         self.in_flight += size
         self.waiting -= size

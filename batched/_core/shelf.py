@@ -30,10 +30,6 @@ class Shelf:
         self._beyond = OrderedDict[Request, None].fromkeys(calls)  # not on the shelf yet
         self._number = 0  # of the last call that came onto the shelf
 
-    def __len__(self) -> int:
-        """Items on it."""
-        return len(self._entries)
-
     def add(self, request: Request) -> None:
         """Queues a small call."""
         self._beyond[request] = None

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batched._core.cost import ENOUGH, Cost
 from batched._core.forming import part
-from batched._core.linger import ENOUGH, Cost
 from batched._core.policy import BatchPolicy
 from batched._core.request import MeasuredRequest
 from batched._core.scheduler import Batch, Scheduler
@@ -147,7 +147,8 @@ def test_what_needs_little_padding_fills_up_a_batch() -> None:
 @settings(max_examples=200, deadline=None)
 def test_every_item_leaves_once_in_batches_that_fit(calls: list[list[int]], batch_size: int, small: int, most_tokens: int | None) -> None:
     busy = Scheduler(BatchPolicy(batch_size=batch_size, flush="eager", small_batch_threshold=small, max_batch_tokens=most_tokens))
-    busy._batch_in_cells = 20
+    for cells in (10, 30) * ENOUGH:
+        busy.capacity.took(cells, 20 + cells)  # a batch is worth 20 cells
     requests = [call(*sorted(lengths, reverse=True)) for lengths in calls]
     for request in requests:
         busy.submit(request, 0.0)

@@ -10,7 +10,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from batched._core.linger import AT_ONCE, DOUBT, EPOCHS, NEVER, Cost, Eager, Hindsight, Window, linger
+from batched._core.cost import Cost
+from batched._core.linger import AT_ONCE, DOUBT, EPOCHS, NEVER, Eager, Hindsight, Window, linger
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
 
