@@ -14,6 +14,7 @@ from peers import BARE_LOCKS, OURS, PEERS, Peer, without
 from report import Figure, table
 from traffic import Sleep, arriving, by_coroutines, by_threads, rate
 
+BENCHMARKS = Path(contest.__file__).parent
 NO_TIME = {"fixed_ms": 0.0, "per_item_ms": 0.0}
 EAGER = {"flush": "eager"}
 CLOSED = {"callers": 3, "calls": 4, "warm_up": 2, "batch_size": 32, "settings": {}, **NO_TIME}
@@ -180,3 +181,10 @@ def test_callers_of_a_closed_loop_run_at_once() -> None:
 
     by_threads(call, 3, range(9))
     assert next(seen) == 9
+
+
+def test_all_benchmarks_are_run_by_one_command() -> None:
+    named = (BENCHMARKS / "__main__.py").read_text()
+    runnable = {path.stem for path in BENCHMARKS.glob("*.py") if "conclude(" in path.read_text()} - {"report"}
+    assert len(runnable) > 5
+    assert all(f'"{name}"' in named for name in runnable)

@@ -11,7 +11,7 @@ KNOWN: Final = 10
 """Times the square of the mean size: what is remembered of how sizes differed, from which the slope is known."""
 
 
-ENOUGH: Final = 6
+ENOUGH: Final = 8
 """Batches from which on their cost may be trusted."""
 EXPLAINED: Final = 2
 """Times the mean square error, for sizes to explain the spread of times."""

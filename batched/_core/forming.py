@@ -135,8 +135,9 @@ class Draft:
         low = shelf.run(at, self._capacity)
         lengths = shelf.lengths(low, low + self._capacity.most(shelf.length(low)))
         begin, end = part(lengths, at - low, self._cells)
+        short = end - begin < len(lengths)
         low, high = low + begin, low + end
-        others = high - low - shelf.count(leader, low, high)
+        others = high - low - shelf.count(leader, low, high) if short else 0
         self.add(leader, 0, min(leader.size - leader.taken, self.room))
         shelf.take_of(leader, first, self.slices[-1][2] - 1)
         while low < at and not self.fits(shelf.length(low)):
@@ -144,7 +145,6 @@ class Draft:
             others -= 1
         if low < at:
             self.longest = shelf.length(low)
-        short = end - begin < len(lengths)
         self._take_down(shelf, low, low + (min(others, self.room) if short else self.room))
         return short
 
