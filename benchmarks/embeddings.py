@@ -14,7 +14,7 @@ from typing import Any
 
 from batched._demo import first_sentences
 from contest import ROUNDS, Found, Question, contest
-from peers import OURS, PEERS, Peer, without
+from peers import OURS_BY_LENGTH, PEERS, Peer, without
 from pictures import Panel
 from report import Figure, conclude, options
 
@@ -24,7 +24,6 @@ BATCH_SIZE = 32
 LEAST_SHARE = 0.95
 """Of the direct call: ours, from threads and from coroutines. A quick run, mostly start and end, is not held to it."""
 ALONE = "one by one, without batching"
-OURS_BY_LENGTH = Peer(OURS.name, OURS.module, OURS.driven, variants={"": {"by_length": True}}, threads=True)
 
 
 def questions(peer: Peer, settings: dict[str, Any], arguments: argparse.Namespace) -> list[Question]:
@@ -53,7 +52,7 @@ def figures(found: Found, least_share: float | None) -> list[Figure]:
     order = ("share", "rate", "direct")
     for (asked, row, name), runs in sorted(found.runs.items(), key=lambda item: (order.index(item[0][2]), item[0][0] == ALONE)):
         label = asked if asked == ALONE else f"{row}, {asked}"
-        bounded = name == "share" and row == OURS.name and asked != ALONE
+        bounded = name == "share" and row == OURS_BY_LENGTH.name and asked != ALONE
         if name == "share":
             made.append(Figure(label, runs, "of direct", at_least=least_share if bounded else None))
         elif name == "rate":
@@ -91,7 +90,7 @@ def main() -> None:
         ("torch", "sentence-transformers", "transformers"),
         versions=found.versions,
         missing=without(threads=True) | found.missing,
-        notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.driven}." for peer in (OURS, *PEERS))],
+        notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.driven}." for peer in (OURS_BY_LENGTH, *PEERS))],
         panels=panels(made),
     )
 

@@ -3,7 +3,7 @@
 Run: python benchmarks/http_server.py [--check] [--quick] [--save]
 
 A client in this process keeps 64 connections over the loopback busy, each with one sentence at a time; every server is a process of
-its own with all-MiniLM-L6-v2 on the CPU and batches of 32. Whatever coroutines can call stands behind the same FastAPI application
+its own with all-MiniLM-L6-v2 on the CPU and batches of 32; ours is told `length=len`. Whatever coroutines can call stands behind the same FastAPI application
 and uvicorn; LitServe, BentoML and Ray Serve bring their own servers.
 """
 
@@ -24,7 +24,7 @@ import h11
 
 from batched._demo import first_sentences
 from contest import HERE, ROUNDS, Found, Unavailable, end, environment, interpreter, last_line, version
-from peers import OURS, PEERS, UNBATCHED, Peer
+from peers import OURS_BY_LENGTH, PEERS, UNBATCHED, Peer
 from pictures import Panel
 from report import Figure, conclude, options
 
@@ -145,7 +145,7 @@ def figures(found: Found) -> list[Figure]:
     base = statistics.median(found.runs["server", UNBATCHED.name, "rate"])
     rates = {row: runs for (_, row, name), runs in found.runs.items() if name == "rate"}
     made = [
-        Figure(row, [run / base for run in runs], "x", at_least=LEAST_SPEED_UP if row == OURS.name else None)
+        Figure(row, [run / base for run in runs], "x", at_least=LEAST_SPEED_UP if row == OURS_BY_LENGTH.name else None)
         for row, runs in rates.items()
         if row != UNBATCHED.name
     ]
@@ -171,7 +171,7 @@ def main() -> None:
     found = Found()
     rounds = 1 if arguments.quick else 5
     for _ in range(rounds):
-        for peer in (OURS, UNBATCHED, *(peer.with_default() if arguments.quick else peer for peer in PEERS)):
+        for peer in (OURS_BY_LENGTH, UNBATCHED, *(peer.with_default() if arguments.quick else peer for peer in PEERS)):
             for row, settings in peer.labels().items():
                 if row in found.missing:
                     continue
@@ -189,7 +189,7 @@ def main() -> None:
         ("fastapi", "uvicorn", "torch", "sentence-transformers", "transformers"),
         versions=found.versions,
         missing=found.missing,
-        notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.served_by}." for peer in (OURS, UNBATCHED, *PEERS))],
+        notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.served_by}." for peer in (OURS_BY_LENGTH, UNBATCHED, *PEERS))],
         panels=panels(found),
     )
 

@@ -58,6 +58,7 @@ class Peer:
 
 
 OURS = Peer("ours", "ours", "this project, as its README uses it", threads=True)
+OURS_BY_LENGTH = replace(OURS, driven="this project, told `length=len`", variants={"": {"by_length": True}})
 BARE_LOCKS = Peer(
     "bare locks", "bare_locks", "no library: a lock for each call, and one thread; it is told how many callers there are",
     threads=True, coroutines=False,
