@@ -3,8 +3,8 @@
 Run: python benchmarks/http_server.py [--check] [--quick] [--save]
 
 A client in this process keeps 64 connections over the loopback busy, each with one sentence at a time; every server is a process of
-its own with all-MiniLM-L6-v2 on the CPU and batches of 32; ours is told `length=len`. Whatever coroutines can call stands behind the same FastAPI application
-and uvicorn; LitServe, BentoML and Ray Serve bring their own servers.
+its own with all-MiniLM-L6-v2 on the CPU and batches of 32; ours is told `length=len`. Whatever coroutines can call stands behind the
+same FastAPI application and uvicorn; LitServe, BentoML and Ray Serve bring their own servers.
 """
 
 from __future__ import annotations

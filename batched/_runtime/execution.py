@@ -182,6 +182,7 @@ class Execution:
         """As `_attempt`, once it has turned out that `probe` is needed."""
         while True:
             probe.__traceback__ = None  # which holds this frame
+            error: BaseException | None = None
             for alone in probe.calls:
                 batch.probes += 1
                 batch.attempts += 1
