@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator
 from itertools import chain
-from typing import Final
 
 from .request import Request
 from .shelf import Shelf
 
 Queue = deque[Request]
 """First come, first served. Its first one waits; of the others some may have left (their `queues` is None), until `tidy` drops them."""
-
-SLACK: Final = 64
-"""So many requests that have left are kept in a queue, beside as many as wait: dropping them one by one would take a search each."""
 
 
 class Group:
@@ -76,10 +72,13 @@ class Group:
 
 
 def tidy(queue: Queue, waiting: int) -> None:
-    """Drops requests that have left: those before the first that waits, and all if most have; at least as many items wait as requests."""
+    """Drops requests that have left: those before the first that waits, and all once they are more than the items that wait.
+
+    Dropping each at once would take a search; this takes a few steps for each.
+    """
     while queue and queue[0].queues is None:
         queue.popleft()
-    if len(queue) > 2 * waiting + SLACK:
+    if len(queue) > 2 * waiting:
         there = [request for request in queue if request.queues is not None]
         queue.clear()
         queue.extend(there)

@@ -933,3 +933,20 @@ def test_an_error_that_was_raised_is_gone_with_its_caller() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_what_has_left_behind_a_call_that_waits_is_let_go() -> None:
+    class Owner:
+        pass
+
+    held = windowed(batch_size=2, timeout_ms=1e9)
+    submitted(held, call())
+    gone: list[weakref.ref[Owner]] = []
+    for _ in range(50):
+        owner = Owner()
+        gone.append(weakref.ref(owner))
+        submitted(held, *(Request([0], 1, "other", waker=None, owner=owner) for _ in range(2)))
+        assert ran(held).size == 2
+    del owner
+    assert sum(ref() is not None for ref in gone) <= 1
+    assert held.waiting == 1
