@@ -94,7 +94,7 @@ class Runtime(Reception):
             self._scheduler.learn(now)
             batch = None if uncounted else self._scheduler.take(now)
             deadline = self._scheduler.next_deadline() if batch is None or self._scheduler.has_room else NEVER
-            if batch is None and deadline == NEVER and self.workers_stay and self._scheduler.has_room:
+            if batch is None and deadline == NEVER and self.workers_stay and not uncounted and self._scheduler.has_room:
                 deadline = self._scheduler.return_time(now)  # who comes back then need not call the worker, only to have it wait
             if batch is not None or uncounted:
                 ends = uncounted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -163,3 +165,28 @@ def test_a_record_counts_all_items_of_a_call_of_which_one_has_failed(items: list
     with batched.dynamically(isolate_errors=True, on_batch=records.append)(picky) as fn, pytest.raises(BadItem):
         fn(items)
     assert [(record.outcome, record.failed, record.size, record.error) for record in records] == [("failed", 4, 4, "BadItem")]
+
+
+def test_a_loop_that_ends_during_a_further_attempt_ends_it(recwarn: pytest.WarningsRecorder) -> None:
+    calls: list[list[int]] = []
+
+    async def main() -> None:
+        again = asyncio.Event()
+
+        @batched.aio.dynamically(isolate_errors=True)
+        async def fn(items: list[int]) -> list[int]:
+            calls.append(items)
+            if len(calls) == 1:
+                raise ValueError("one of them")
+            again.set()
+            await asyncio.Event().wait()
+            return items
+
+        call = asyncio.ensure_future(fn([1, 2]))
+        await again.wait()
+        assert not call.done()
+
+    asyncio.run(main())
+    gc.collect()
+    assert calls == [[1, 2], [1]]
+    assert not recwarn.list
