@@ -125,7 +125,7 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(measuring, "TURN", 0.001)
     monkeypatch.setattr(measuring, "ROUNDS_SECONDS", 0.0)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # of which features would be made
+    monkeypatch.setitem(sys.modules, "torch", None)  # of which features would be made
     yield
     sys.modules.pop("functions", None)
 
@@ -211,9 +211,13 @@ def test_a_coroutine_function_runs_on_one_loop(functions: None) -> None:
     assert len(sys.modules["functions"].loops) == 1
 
 
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")  # before `functions` hides it: it cannot be imported twice
+
+
 @pytest.mark.model
-def test_features_are_tensors_if_torch_is_there(functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+def test_features_are_tensors_if_torch_is_there(torch: Any, functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     items = subject("functions:arrays", Path("features")).items
     assert all(isinstance(row, torch.Tensor) for item in items for row in item.values())
