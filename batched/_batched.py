@@ -17,7 +17,7 @@ from ._map import Submitted, async_mapped, mapped
 from ._method import BatchedMethod
 from ._runtime.loops import current_loop
 from ._runtime.shift import within_run
-from ._runtime.wakers import BlockingWaker, Future, async_waker
+from ._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from .stats import Stats
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class _Face(Generic[T, U, P]):
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the item, with `on_full="raise"`.
         """
-        return self._submit(item, args, kwargs, room=BlockingWaker() if self._batcher.may_block and current_loop() is None else None)
+        return self._submit(item, args, kwargs, room=blocking_waker() if self._batcher.may_block and current_loop() is None else None)
 
-    def _submit(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, room: BlockingWaker | None = None) -> Future[U]:
+    def _submit(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, room: Lock | None = None) -> Future[U]:
         """As `submit`; returns at once, unless it is to wait for room in the queue on `room`."""
         loop = current_loop()
         runtime = self._batcher.runtime.here(loop)
@@ -108,7 +108,7 @@ class _Face(Generic[T, U, P]):
         try:
             if not runtime.submit(request) and room is not None and (waiting := runtime.waiting_for(request, room=True)) is not None:
                 with waiting:
-                    room.wait()
+                    room.acquire()
         except BaseException:  # nobody will ever have this future
             runtime.abandon(request)
             raise
@@ -231,7 +231,7 @@ class Batched(_Face[T, U, P]):
             Exception: whatever the batch function raised.
         """
         batcher = self._batcher
-        waker = BlockingWaker()
+        waker = blocking_waker()
         request = batcher.intake.request(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
@@ -242,7 +242,7 @@ class Batched(_Face[T, U, P]):
         wait = runtime.wait_for(request) if within_run() else None
         try:
             runtime.submit(request)
-            waker.wait()
+            waker.acquire()
         except BaseException:  # a signal handler raised, wherever the call was just then
             runtime.abandon(request)
             raise

@@ -159,6 +159,10 @@ ENDS: Final = [_Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE) for end 
 """Where each bucket of a histogram but the last ends (s): a duration belongs to `counts[bisect_left(ENDS, seconds)]`."""
 
 
+MANY: Final = 256
+"""Waits that are counted together: code is slow when it runs only once in a while, for the machine has turned to other things."""
+
+
 class Recorder:
     """Counts what happens to one batcher, from any thread; a few operations per call and per batch, none per item."""
 
@@ -178,6 +182,7 @@ class Recorder:
             self._probes = self._memory_errors = 0  # calls of the function beyond one per batch
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
+            self._latest: list[float] = []  # waits that are not in there yet (s)
             self._durations = _Histogram()  # one entry per batch
             self._batches: dict[tuple[int, FlushReason], int] = {}  # by size and flush reason
 
@@ -212,14 +217,21 @@ class Recorder:
             if batch.probes or batch.too_big:
                 self._probes += batch.probes
                 self._memory_errors += len(batch.too_big)
-            waits = self._waits.counts
             for request, _, _ in batch.slices:
                 if not request.waited:
                     request.waited = True
-                    waits[bisect_left(ENDS, started - request.arrived)] += 1
+                    self._latest.append(started - request.arrived)
+            if len(self._latest) >= MANY:
+                self._count_waits()
+
+    def _count_waits(self) -> None:
+        for wait in self._latest:
+            self._waits.counts[bisect_left(ENDS, wait)] += 1
+        self._latest.clear()
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:
+            self._count_waits()
             sizes: Counter[int] = Counter()
             reasons: Counter[str] = Counter()
             for (size, reason), count in self._batches.items():

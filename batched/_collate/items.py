@@ -43,6 +43,12 @@ class Items:
             BatchFunctionError: `output` is not a list, tuple, array or tensor.
         """
         rows = output if type(output) is list else self._listed(output)
+        if len(rows) == len(slices):
+            for each, row in zip(slices, rows, strict=True):
+                if each[0].listed or type(row) not in _PLAIN:
+                    break
+            else:
+                return rows
         request, start, stop = slices[0]
         alone = len(slices) == 1
         size = stop - start if alone else sum([stop - start for _, start, stop in slices])

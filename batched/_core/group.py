@@ -76,6 +76,8 @@ def tidy(queue: Queue, waiting: int) -> None:
 
     Dropping each at once would take a search; this takes a few steps for each.
     """
+    if not waiting:
+        queue.clear()
     while queue and queue[0].queues is None:
         queue.popleft()
     if len(queue) > 2 * waiting:

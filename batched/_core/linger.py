@@ -17,6 +17,7 @@ longer than until everyone is there: the most items that were waiting or running
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable
 from typing import Final, Literal
@@ -29,12 +30,14 @@ FlushReason = Literal["full", "settled", "timeout", "eager", "drain"]
 AT_ONCE = -math.inf
 NEVER = math.inf
 
-WAITS: Final = [20e-6 * 1.6**step for step in range(14)]
-"""The waits that are considered (s): from what it costs to wake a thread to 9 ms."""
+WAITS: Final = [20e-6 * 2**step for step in range(10)]
+"""The waits that are considered (s): from what it costs to wake a thread to 10 ms."""
 WEIGHT: Final = 0.1
 """Of a new gain in the average."""
 DOUBT: Final = 1.2
 """How much the wait of those who are ready counts: a gain that is nearly even with it is often none (1.1 to 1.3 serve as well)."""
+TOGETHER: Final = 4
+"""Chances that are looked back at together, once there have been some: code that runs seldom is slow, as memory has forgotten it."""
 EPOCHS: Final = 8
 """Batches over which the most items at once are taken for everyone there is."""
 
@@ -44,6 +47,7 @@ class Eager:
 
     reason: FlushReason = "eager"
     holds = False
+    everyone = math.inf
 
     def until(self, oldest: float, ready: float, /) -> float:  # noqa: ARG002
         return AT_ONCE
@@ -54,6 +58,7 @@ class Window:
 
     reason: FlushReason = "timeout"
     holds = True
+    everyone = math.inf
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -65,13 +70,14 @@ class Window:
 class Chance:
     """A moment when a batch might have left though it was not full, and who came then."""
 
-    __slots__ = ("arrivals", "group", "ready", "seconds", "since")
+    __slots__ = ("coming", "group", "moments", "ready", "seconds", "since")
 
     def __init__(self, group: Hashable, ready: int, now: float) -> None:
         self.group = hash(group)  # not the group, which is not to be kept alive
         self.ready = ready  # items
         self.since = now  # when it was (s)
-        self.arrivals: list[tuple[float, int]] = []  # of the group since then: seconds after it, and how many items
+        self.moments: list[float] = []  # after it, when more of the group arrived (s)
+        self.coming: list[int] = []  # items that had arrived by each of these
         self.seconds = 0.0  # until the next chance, once that has come
 
 
@@ -85,11 +91,13 @@ class Hindsight:
         self._cost = Cost()
         self._linger = 0.0  # the best of them; 0.0 if none would have gained anything (s)
         self._peaks = deque([0], maxlen=EPOCHS + 1)  # most items waiting or running at once since the end of each of the last batches
+        self.everyone = 0  # items that are likely to come: the most of these
         self.holds = False  # whether there is a wait that pays
         self.reason: FlushReason = "eager"  # why a batch leaves when its time is over
         self._pace = 0.0  # mean time from one chance to the next (s)
         self._chance: Chance | None = None  # the latest
-        self._past: Chance | None = None  # the one before, if nobody has looked back at it yet
+        self._past: deque[Chance] = deque(maxlen=EPOCHS)  # those before at which nobody has looked back yet
+        self._young = EPOCHS  # chances that are still to be looked back at one by one
         self.expected = 0  # items of which the arrival matters still: a full batch less those that have come
 
     def until(self, oldest: float, ready: float, /) -> float:
@@ -100,18 +108,15 @@ class Hindsight:
         """Notes how many items wait or run; to be told whenever there are about to be fewer, and at each chance."""
         if items > self._peaks[-1]:
             self._peaks[-1] = items
-
-    @property
-    def everyone(self) -> int:
-        """Items that are likely to come: as many as there have been at once lately."""
-        return max(self._peaks)
+            if items > self.everyone:
+                self.everyone = items
 
     def chance(self, group: Hashable, items: int, now: float) -> None:
         """Notes that a batch of `items` of `group` might leave now, though it is not full."""
-        self.look_back()
-        self._past, self._chance = self._chance, Chance(group, items, now)
-        if self._past is not None:
-            self._past.seconds = now - self._past.since
+        past, self._chance = self._chance, Chance(group, items, now)
+        if past is not None:
+            past.seconds = now - past.since
+            self._past.append(past)
         self.expected = self._batch_size
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
@@ -120,45 +125,56 @@ class Hindsight:
         assert chance is not None  # or nothing would be expected
         if hash(group) == chance.group:
             self.expected -= items
-            chance.arrivals.append((now - chance.since, items))
+            chance.moments.append(now - chance.since)
+            chance.coming.append(self._batch_size - self.expected)
 
     def finished(self, size: int, seconds: float, left: int) -> None:
         """Notes that a batch has ended, and that so many items wait or run now."""
         self._cost.add(size, seconds)
         self._peaks.append(left)
+        self.everyone = max(self._peaks)
 
     def look_back(self) -> None:
-        """Works out what waiting would have gained at the chance that is over, if there is one, and how long to wait from now on."""
-        chance, self._past = self._past, None
-        batch, fixed, each = self._cost.estimate() if chance is not None else (0.0, 0.0, 0.0)
-        if chance is None or not batch:
-            return
+        """Works out what waiting would have gained at chances that are over, if there are enough, and how long to wait from now on."""
+        if len(self._past) >= (1 if self._young else TOGETHER):
+            batch, fixed, each = self._cost.estimate()
+            for chance in self._past if batch else ():
+                self._look_back_at(chance, batch, fixed, each)
+                self._young = max(self._young - 1, 0)
+            self._past.clear()
+
+    def _look_back_at(self, chance: Chance, batch: float, fixed: float, each: float) -> None:
+        """Counts what waiting would have gained at `chance`, now that a batch takes so long, of which so much is fixed, and for each item."""
         self._pace += (chance.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
         idle = max(0.0, 1 - batch / self._pace) if self._pace else 0.0
         seen = min(chance.seconds, batch)
-        arrivals, ready = chance.arrivals, chance.ready
-        coming = min(self._batch_size, sum([items for moment, items in arrivals if moment <= seen]))
+        ready, moments, coming = chance.ready, chance.moments, chance.coming
         room = self._batch_size - ready
         hoped = min(room, max(self.everyone - ready, 0))
-        there = NEVER if hoped else 0.0  # when all were there that could be
-        at = joined = 0
-        best = self._linger = 0.0
-        for number, wait in enumerate(self._waits):
-            if wait <= seen:
-                while at < len(arrivals) and arrivals[at][0] <= wait:
-                    joined += arrivals[at][1]
-                    if joined >= hoped and there == NEVER:
-                        there = arrivals[at][0]
-                    at += 1
+        there = 0.0  # when all were there that could be
+        if hoped:
+            place = bisect_left(coming, hoped)
+            there = moments[place] if place < len(moments) else NEVER
+        last = max(there, moments[-1]) if moments else there
+        until = bisect_right(moments, seen)
+        came = min(coming[until - 1], self._batch_size) if until else 0
+        waits, gains = self._waits, self._gains
+        gain, changes = 0.0, True
+        for number, wait in enumerate(waits):
+            if wait > seen:
+                break
+            if changes:
                 held = min(wait, there)
                 gain = -DOUBT * ready * held
+                joined = bisect_right(moments, wait)
                 if joined:
-                    more = min(joined, room)
-                    saved = fixed * more / coming
+                    more = min(coming[joined - 1], room)
+                    saved = fixed * more / came
                     gain += more * (saved * (1 - held / batch) - max(0.0, held - saved) - idle * ready * each)
-                self._gains[number] += WEIGHT * (gain - self._gains[number])
-            if self._gains[number] > best and wait <= batch:
-                best, self._linger = self._gains[number], wait
+                changes = wait < last
+            gains[number] += WEIGHT * (gain - gains[number])
+        best = max(gains[: bisect_right(waits, batch)], default=0.0)
+        self._linger = waits[gains.index(best)] if best > 0 else 0.0
         self.holds = bool(self._linger)
         self.reason = "settled" if self._linger else "eager"
 

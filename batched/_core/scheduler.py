@@ -62,6 +62,7 @@ class Scheduler:
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
         self.in_flight = 0  # items in batches that are running
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
+        self.has_room = True  # for one more batch to run, or to be made ready
         self._linger = linger(policy)
         self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
         self._ready = AT_ONCE  # since when a batch may run (s)
@@ -84,11 +85,6 @@ class Scheduler:
     def in_line(self) -> int:
         """Requests that wait for room in the queue."""
         return len(self._line)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more batch may run, or be made ready."""
-        return len(self.running) < self._most_running
 
     def admits(self, request: Request) -> bool:
         """Whether `request` would enter the queue at once."""
@@ -203,7 +199,10 @@ class Scheduler:
         """The moment from which `take` can succeed: at most now if it can already, infinite if time alone changes nothing."""
         if not self.has_room:
             return NEVER
-        return min([self._departure(group) for group in self._groups.values()], default=NEVER)
+        earliest = NEVER
+        for group in self._groups.values():
+            earliest = min(earliest, self._departure(group))
+        return earliest
 
     def return_time(self, now: float) -> float:
         """Until when what comes after a batch is held, if it comes soon; infinite if that is over, or nothing is held."""
@@ -222,6 +221,7 @@ class Scheduler:
             self._ready = now
             self._was_busy = True
         del self.running[batch]
+        self.has_room = True
         self.in_flight -= batch.size
         if not batch.too_big:
             self.capacity.fitted(batch.size, batch.longest)
@@ -257,9 +257,7 @@ class Scheduler:
     def _departure(self, group: Group) -> float:
         """The moment from which `group` may leave."""
         rule = self._linger
-        if not rule.holds or group.begun or self.draining or self._is_full(group):
-            return AT_ONCE
-        if self._hindsight is not None and self.waiting + self.in_flight >= self._hindsight.everyone:
+        if not rule.holds or group.begun or self.draining or self.waiting + self.in_flight >= rule.everyone or self._is_full(group):
             return AT_ONCE
         return rule.until(group.oldest, self._ready)
 
@@ -277,8 +275,12 @@ class Scheduler:
 
     def _first(self, requests: Queue, now: float) -> Request | None:
         """The oldest of `requests`, none or some, whose group may leave."""
-        held: set[Group | None] = {None}
-        for request in requests:
+        first = requests[0]
+        assert first.queues is not None
+        if self._departure(first.queues) <= now:
+            return first
+        held: set[Group | None] = {None, first.queues}
+        for request in requests if len(self._groups) > 1 else ():
             group = request.queues
             if group not in held:
                 assert group is not None
@@ -298,6 +300,7 @@ class Scheduler:
         slices, size, longest = chosen(leader, group, self.capacity, small=leader.size <= self._small_size)
         batch = Batch(slices, size, reason, now, longest)
         self.running[batch] = None  # first, so that what is handed out is somewhere if a signal breaks in
+        self.has_room = len(self.running) < self._most_running
         self.in_flight += size
         self.waiting -= size
         group.waiting -= size

@@ -30,8 +30,10 @@ class Answers:
 
     def end(self, key: object, ended: list[Request]) -> None:
         """Takes the wakers of `ended`, whom nobody else can end from now on; to be called under the lock of the runtime."""
-        self.open[key] = ended, [request.waker for request in ended]
+        wakers: list[Any] = []
+        self.open[key] = ended, wakers
         for request in ended:
+            wakers.append(request.waker)
             request.waker = None
 
     def tell(self, key: object) -> None:

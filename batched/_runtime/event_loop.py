@@ -16,7 +16,7 @@ from .loops import current_loop, current_task, ends_task, is_gone, is_over
 from .reception import AWAKE
 from .runtime import Runtime
 from .shift import Shift
-from .wakers import GLANCE, AsyncWaker, BlockingWaker, async_waker, logger, wait, wake_all
+from .wakers import GLANCE, AsyncWaker, async_waker, blocking_waker, logger, wait, wake_all
 
 
 class EventLoopRuntime(Runtime):
@@ -186,9 +186,9 @@ class EventLoops:
         for loop, runtime in self._close(cancel):
             if wait and runtime is not own and (waiting := self._waiting_for(loop, runtime)) is not None:
                 with waiting:
-                    drained = BlockingWaker()
+                    drained = blocking_waker()
                     runtime.when_drained(drained)
-                    while not drained.wait(GLANCE):
+                    while not drained.acquire(timeout=GLANCE):
                         if is_over(loop):
                             runtime.forsake("the event loop that was to run it has stopped")
 

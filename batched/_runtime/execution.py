@@ -202,14 +202,16 @@ class Execution:
 
     def conclude(self, ended: list[Request]) -> int:
         """Gives each of `ended` that came in parts its result, or its own error, and returns how many have an error."""
-        for request in [request for request in ended if request.parts is not None and request.error is None]:
-            try:
-                parts = request.parts or []
-                parts.sort(key=_position)
-                request.result = self._collator.joined(request, [part for _, part in parts])
-            except BaseException as raised:
-                request.error = raised
-        failed = [request for request in ended if request.error is not None]
+        failed: list[Request] = []
+        for request in ended:
+            if request.parts is not None and request.error is None:
+                try:
+                    request.parts.sort(key=_position)
+                    request.result = self._collator.joined(request, [part for _, part in request.parts])
+                except BaseException as raised:
+                    request.error = raised
+            if request.error is not None:
+                failed.append(request)
         if failed:
             sharers = Counter(id(request.error) for request in failed)
             for request in failed:

@@ -25,7 +25,7 @@ from .observer import Observer
 from .reception import AWAKE
 from .runtime import Runtime, alive
 from .shift import Shift
-from .wakers import BlockingWaker, async_waker, logger, wake_all
+from .wakers import async_waker, blocking_waker, logger, wake_all
 
 _Prepared = tuple["ThreadRuntime", Batch, Begun]
 """A batch that is collated, and whose it is."""
@@ -58,9 +58,9 @@ class ThreadRuntime(Runtime):
         if waiting is None:
             return
         with waiting:
-            drained = BlockingWaker()
+            drained = blocking_waker()
             self.when_drained(drained)
-            drained.wait()
+            drained.acquire()
         for thread in threads - self._threads:
             thread.join()
 

@@ -6,6 +6,7 @@ woken there, all of one batch by one message to the loop. The others can be woke
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import logging
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     import trio
 
 U = TypeVar("U")
+
+Lock = _thread.LockType
+"""What `threading.Lock()` makes."""
 
 logger = logging.getLogger("batched")
 
@@ -59,24 +63,18 @@ class AsyncWaker(Protocol):
     def __await__(self) -> Generator[Any, None, None]: ...
 
 
-class BlockingWaker:
-    """For a thread that waits for its own call."""
+def blocking_waker() -> Lock:
+    """For a thread that waits for its own call: a lock that is taken, for it to take again. Signal handlers may raise from there."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
-    __slots__ = ("_lock",)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def wait(self, seconds: float = -1) -> bool:
-        """Blocks until woken, or for `seconds`; False if they are over. Signal handlers may raise from here."""
-        return self._lock.acquire(timeout=seconds)
-
-    def wake(self) -> None:
-        try:
-            self._lock.release()
-        except RuntimeError:  # woken already
-            pass
+def _release(lock: Lock) -> None:
+    try:
+        lock.release()
+    except RuntimeError:  # woken already
+        pass
 
 
 class Future(concurrent.futures.Future[U]):
@@ -85,7 +83,7 @@ class Future(concurrent.futures.Future[U]):
     `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over; the item still runs.
     """
 
-    def __init__(self, *, loop: object = None, room: BlockingWaker | None = None) -> None:
+    def __init__(self, *, loop: object = None, room: Lock | None = None) -> None:
         super().__init__()
         self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
         self._request: Request | None = None  # while unanswered
@@ -100,7 +98,7 @@ class Future(concurrent.futures.Future[U]):
     def enters(self) -> None:
         """Tells that its request has got room in the queue, or needs none any more."""
         if self._room is not None:
-            self._room.wake()
+            _release(self._room)
 
     def wake(self) -> None:
         self.enters()
@@ -192,7 +190,7 @@ class Future(concurrent.futures.Future[U]):
         return 0
 
 
-Waker = BlockingWaker | Future[Any] | AsyncWaker
+Waker = Lock | Future[Any] | AsyncWaker
 """Tells one caller that its request was answered, once or more often."""
 
 
@@ -277,8 +275,8 @@ def wake_all(wakers: Iterable[Waker], here: object) -> None:
     away: dict[object, list[AsyncWaker]] = {}
     futures: list[Future[Any]] = []
     for waker in wakers:
-        if isinstance(waker, BlockingWaker):
-            waker.wake()
+        if isinstance(waker, Lock):
+            _release(waker)
         elif isinstance(waker, Future):
             futures.append(waker)
         elif (loop := waker.get_loop()) is not here:
