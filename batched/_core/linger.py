@@ -144,7 +144,7 @@ class Hindsight:
             self._past.clear()
 
     def _look_back_at(self, chance: Chance, batch: float, fixed: float, each: float) -> None:
-        """Counts what waiting would have gained at `chance`, now that a batch takes so long, of which so much is fixed, and for each item."""
+        """Counts what waiting would have gained at `chance`, given the time of a batch, its fixed part, and that of an item (s)."""
         self._pace += (chance.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
         idle = max(0.0, 1 - batch / self._pace) if self._pace else 0.0
         seen = min(chance.seconds, batch)

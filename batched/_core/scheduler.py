@@ -107,10 +107,6 @@ class Scheduler:
                 hindsight.present(self.waiting + self.in_flight)
                 hindsight.chance(group.key, request.size, now)
 
-    def departure(self, request: Request) -> float:
-        """The moment from which the group of `request`, or one before it, may leave, after it was submitted."""
-        return AT_ONCE if request.queues is None else self._departure(request.queues)
-
     def _enqueue(self, request: Request) -> Group:
         group = self._groups.get(request.group)
         if group is None:
@@ -144,9 +140,8 @@ class Scheduler:
         """Takes what still waits of `request` out of the queue, or out of the line; True if none of it was ever handed out."""
         group = request.queues
         if group is not None:
-            small = request.size <= self._small_size
             if request.lengths is not None:
-                group.parted(request, small=small)
+                group.parted(request, small=request.size <= self._small_size)
             if self._hindsight is not None:
                 self._hindsight.present(self.waiting + self.in_flight)
             rest = request.size - request.taken
@@ -154,7 +149,7 @@ class Scheduler:
             group.begun -= request.taken > 0
             self.waiting -= rest
             request.queues = None
-            self._part(group, small=small, large=not small)
+            self._part(group)
         elif request in self._line:
             del self._line[request]
         else:
@@ -201,7 +196,7 @@ class Scheduler:
             return NEVER
         earliest = NEVER
         for group in self._groups.values():
-            earliest = min(earliest, self._departure(group))
+            earliest = min(earliest, self.departure(group))
         return earliest
 
     def return_time(self, now: float) -> float:
@@ -247,17 +242,18 @@ class Scheduler:
         hindsight.look_back()
 
     def close(self) -> None:
-        """Holds nothing back from now on, so that what waits leaves as fast as workers get free."""
+        """Holds nothing back from now on, until it is opened again, so that what waits leaves as fast as workers get free."""
         self.draining = True
 
     def reopen(self) -> None:
-        """Holds back again what the linger rule says, as before `close`."""
         self.draining = False
 
-    def _departure(self, group: Group) -> float:
-        """The moment from which `group` may leave."""
+    def departure(self, group: Group | None) -> float:
+        """The moment from which `group` may leave; while requests stand in line (which are in none) any may."""
         rule = self._linger
-        if not rule.holds or group.begun or self.draining or self.waiting + self.in_flight >= rule.everyone or self._is_full(group):
+        if group is None or group.begun or self.draining or not rule.holds:
+            return AT_ONCE
+        if self.waiting + self.in_flight >= rule.everyone or self._is_full(group):
             return AT_ONCE
         return rule.until(group.oldest, self._ready)
 
@@ -275,16 +271,11 @@ class Scheduler:
 
     def _first(self, requests: Queue, now: float) -> Request | None:
         """The oldest of `requests`, none or some, whose group may leave."""
-        first = requests[0]
-        assert first.queues is not None
-        if self._departure(first.queues) <= now:
-            return first
-        held: set[Group | None] = {None, first.queues}
-        for request in requests if len(self._groups) > 1 else ():
+        held: set[Group | None] = {None}
+        for request in requests:
             group = request.queues
             if group not in held:
-                assert group is not None
-                if self._departure(group) <= now:
+                if self.departure(group) <= now:
                     return request
                 held.add(group)
                 if len(held) > len(self._groups):
@@ -316,18 +307,22 @@ class Scheduler:
             elif not before:
                 group.begun += 1
         if left:
-            self._part(group, small=bool(group.small), large=bool(group.large))
+            self._part(group)
         return batch
 
-    def _part(self, group: Group, *, small: bool, large: bool) -> None:
-        """Tidies up after requests of these classes have left `group`."""
-        if small:
-            tidy(group.small, group.waiting)
-            tidy(self._small, self.waiting)
-        if large:
-            tidy(group.large, group.waiting)
-            tidy(self._large, self.waiting)
-            if self._heir is not None and self._heir.queues is None:
-                self._heir = None
+    def _part(self, group: Group) -> None:
+        """Tidies up after requests have left `group`."""
+        if not self.waiting:
+            self._small.clear()
+            self._large.clear()
+            self._groups.clear()
+            self._heir = None
+            return
+        for queue in group.small, group.large:
+            tidy(queue, group.waiting)
+        for queue in self._small, self._large:
+            tidy(queue, self.waiting)
+        if self._heir is not None and self._heir.queues is None:
+            self._heir = None
         if not group.waiting:
             del self._groups[group.key]

@@ -100,7 +100,7 @@ class Reception(ABC):
                 now = request.arrived = time.monotonic()
                 self.recorder.accepted()
                 scheduler.submit(request, now)
-                if self._alarm > AWAKE and scheduler.has_room and scheduler.departure(request) < self._alarm:
+                if self._alarm > AWAKE and scheduler.has_room and scheduler.departure(request.queues) < self._alarm:
                     call = True
                     self._alarm = AWAKE
                 if self._may_expire and (self._expiry == NEVER or self._expiry < now):  # not set, or a signal broke in on setting it

@@ -70,13 +70,6 @@ def blocking_waker() -> Lock:
     return lock
 
 
-def _release(lock: Lock) -> None:
-    try:
-        lock.release()
-    except RuntimeError:  # woken already
-        pass
-
-
 class Future(concurrent.futures.Future[U]):
     """The answer to a submitted item: a `concurrent.futures.Future` whose `cancel` takes a waiting item out of the queue.
 
@@ -98,7 +91,7 @@ class Future(concurrent.futures.Future[U]):
     def enters(self) -> None:
         """Tells that its request has got room in the queue, or needs none any more."""
         if self._room is not None:
-            _release(self._room)
+            wake_all([self._room], None)
 
     def wake(self) -> None:
         self.enters()
@@ -276,7 +269,10 @@ def wake_all(wakers: Iterable[Waker], here: object) -> None:
     futures: list[Future[Any]] = []
     for waker in wakers:
         if isinstance(waker, Lock):
-            _release(waker)
+            try:
+                waker.release()
+            except RuntimeError:  # woken already
+                pass
         elif isinstance(waker, Future):
             futures.append(waker)
         elif (loop := waker.get_loop()) is not here:

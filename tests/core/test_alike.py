@@ -29,7 +29,7 @@ def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
 def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
     """When what `request` waits with may leave, after it was submitted."""
     of.submit(request, now)
-    return of.departure(request)
+    return of.departure(request.queues)
 
 
 def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:

@@ -179,7 +179,7 @@ class AlikeMachine(RuleBasedStateMachine):
         self.calls.append(call)
         self.queue.append(call)
         self.real.submit(request, self.now)
-        assert (self.real.departure(request) <= self.now) == self.may_leave(group)
+        assert (self.real.departure(request.queues) <= self.now) == self.may_leave(group)
 
     @precondition(lambda self: len(self.queue) <= 150)
     @rule(sizes=st.lists(lengths, min_size=10, max_size=80), group=groups)

@@ -21,7 +21,7 @@ def scheduler(**settings: Any) -> Scheduler:
 def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
     """When what `request` waits with may leave, after it was submitted."""
     of.submit(request, now)
-    return of.departure(request)
+    return of.departure(request.queues)
 
 
 def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:

@@ -33,7 +33,7 @@ def windowed(batch_size: int = 4, timeout_ms: float = 1000, **settings: Any) -> 
 def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
     """When what `request` waits with may leave, after it was submitted."""
     of.submit(request, now)
-    return of.departure(request)
+    return of.departure(request.queues)
 
 
 def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:

@@ -152,7 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.real.admits(request) == admitted
         (self.model.queue if admitted else self.model.line).append(call)
         self.real.submit(request, self.now)
-        assert self.real.departure(request) == (self.model.departure(group)[0] if admitted else AT_ONCE)
+        assert self.real.departure(request.queues) == (self.model.departure(group)[0] if admitted else AT_ONCE)
         assert request.arrived == self.now
 
     @precondition(lambda self: len(self.model.queue) <= 2 * self.model.policy.batch_size)
