@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -141,6 +141,9 @@ class _Histogram:
     def __init__(self) -> None:
         self.counts = [0] * (len(ENDS) + 1)
 
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(ENDS, seconds)] += 1
+
     def percentiles(self) -> Percentiles:
         return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
 
@@ -156,11 +159,15 @@ class _Histogram:
 
 
 ENDS: Final = [_Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE) for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)]
-"""Where each bucket of a histogram but the last ends (s): a duration belongs to `counts[bisect_left(ENDS, seconds)]`."""
+"""Where each bucket of a histogram but the last ends (s)."""
 
 
-MANY: Final = 256
-"""Waits that are counted together: code is slow when it runs only once in a while, for the machine has turned to other things."""
+_Ended = tuple[int, FlushReason, float, list[float], int, tuple[int, int, int, int]]
+"""A batch: its size, reason and duration (s), the waits of calls that began with it (s), how many it failed, and what is rarely not 0:
+cells, padding, probes, memory errors."""
+
+TOGETHER: Final = 16
+"""Batches that are counted together: code that runs seldom is slow, as memory has forgotten it."""
 
 
 class Recorder:
@@ -182,9 +189,9 @@ class Recorder:
             self._probes = self._memory_errors = 0  # calls of the function beyond one per batch
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
-            self._latest: list[float] = []  # waits that are not in there yet (s)
             self._durations = _Histogram()  # one entry per batch
             self._batches: dict[tuple[int, FlushReason], int] = {}  # by size and flush reason
+            self._latest: deque[_Ended] = deque()  # batches that none of these knows of yet
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held the lock is gone."""
@@ -203,35 +210,39 @@ class Recorder:
             self._rejected += 1
 
     def ended(self, batch: Batch, errors: int) -> None:
-        """Counts a finished batch, and the calls that it failed."""
-        started = batch.started
-        with self._lock:
-            self._errors += errors
-            self._processing += batch.ended - started
-            self._durations.counts[bisect_left(ENDS, batch.ended - started)] += 1
-            kind = batch.size, batch.reason
-            self._batches[kind] = self._batches.get(kind, 0) + 1
-            if batch.cells:
-                self._cells += batch.cells
-                self._padding += batch.padding
-            if batch.probes or batch.too_big:
-                self._probes += batch.probes
-                self._memory_errors += len(batch.too_big)
-            for request, _, _ in batch.slices:
-                if not request.waited:
-                    request.waited = True
-                    self._latest.append(started - request.arrived)
-            if len(self._latest) >= MANY:
-                self._count_waits()
+        """Counts a finished batch, and the calls that it failed; without a lock, for it appends to a deque in one step."""
+        waits: list[float] = []
+        for request, _, _ in batch.slices:
+            if not request.waited:
+                request.waited = True
+                waits.append(batch.started - request.arrived)
+        beyond = batch.cells, batch.padding, batch.probes, len(batch.too_big)
+        self._latest.append((batch.size, batch.reason, batch.ended - batch.started, waits, errors, beyond))
+        if len(self._latest) >= TOGETHER:
+            with self._lock:
+                self._count()
 
-    def _count_waits(self) -> None:
-        for wait in self._latest:
-            self._waits.counts[bisect_left(ENDS, wait)] += 1
-        self._latest.clear()
+    def _count(self) -> None:
+        """Adds up the latest batches."""
+        while True:
+            try:
+                size, reason, seconds, waits, errors, (cells, padding, probes, memory_errors) = self._latest.popleft()
+            except IndexError:
+                return
+            self._batches[size, reason] = self._batches.get((size, reason), 0) + 1
+            self._processing += seconds
+            self._durations.add(seconds)
+            for wait in waits:
+                self._waits.add(wait)
+            self._errors += errors
+            self._cells += cells
+            self._padding += padding
+            self._probes += probes
+            self._memory_errors += memory_errors
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:
-            self._count_waits()
+            self._count()
             sizes: Counter[int] = Counter()
             reasons: Counter[str] = Counter()
             for (size, reason), count in self._batches.items():

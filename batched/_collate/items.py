@@ -64,8 +64,8 @@ class Items:
             return rows
         if alone:
             parts = [rows.copy() if rows is output else rows]  # the function may keep its own
-            if plain:
-                return [_as_called(parts[0], slices[0])]
+            if plain and size < request.size:
+                return parts
         else:
             ends = list(accumulate([stop - start for _, start, stop in slices]))
             parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
