@@ -17,7 +17,7 @@ from batched._collate.collator import Call
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler, Slice
 from batched._runtime.event_loop import EventLoopRuntime
-from batched._runtime.execution import Execution, settle
+from batched._runtime.execution import Execution, Outcomes, settle
 from batched._runtime.failures import told
 from batched._runtime.loops import is_over
 from batched._runtime.thread import ThreadRuntime
@@ -120,7 +120,7 @@ def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(monkeypa
     assert [fn.submit(name).result(BOUND) for name in "abc"] == ["a", "b", "c"]
     finish = ThreadRuntime._finish
 
-    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: list[Any]) -> None:
+    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: Outcomes) -> None:
         if batch.slices[0][0].items == "fails":
             raise MemoryError("here")
         finish(runtime, batch, outcomes)

@@ -42,7 +42,7 @@ class Items:
             BatchSizeMismatch: there is not one result per item.
             BatchFunctionError: `output` is not a list, tuple, array or tensor.
         """
-        rows = output if type(output) is list else self._listed(output)
+        rows = output.copy() if type(output) is list else self._listed(output)  # the function may keep its own
         if len(rows) == len(slices):
             for each, row in zip(slices, rows, strict=True):
                 if each[0].listed or type(row) not in _PLAIN:
@@ -63,7 +63,7 @@ class Items:
         if len(slices) == size and not [True for request, _, _ in slices if request.listed]:
             return rows
         if alone:
-            parts = [rows.copy() if rows is output else rows]  # the function may keep its own
+            parts: list[Any] = [rows]
             if plain and size < request.size:
                 return parts
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from .._collate.collator import Call, Collator, ProbeNeeded
@@ -15,8 +15,8 @@ from .memory import free_cache, is_out_of_memory, without_frames
 Answer = tuple[Any, BaseException | None]
 """What a call of the batch function came to: its output, or its error."""
 
-Outcome = tuple[Slice, Any]
-"""A slice, and its part of the output or the `BaseException` in its place."""
+Outcomes = tuple[list[Slice], Sequence[Any]]
+"""Slices, and for each its part of the output or the `BaseException` in its place."""
 
 Begun = tuple[Call | None, BaseException | None]
 """A batch that was collated: the call that runs all of it, or why there is none."""
@@ -39,7 +39,7 @@ class Execution:
         except BaseException as raised:
             return None, _as_raised(raised)
 
-    def run(self, batch: Batch, begun: Begun | None = None) -> list[Outcome]:
+    def run(self, batch: Batch, begun: Begun | None = None) -> Outcomes:
         """What each slice of `batch` came to, by calling the function here. Never raises."""
         call, error = begun or self.begin(batch)
         owner = batch.slices[0][0].owner
@@ -49,9 +49,9 @@ class Execution:
             note = call[2]
             output, error = self._answer(owner, call)
             if error is None:
-                outcomes, error = self._dealt_out(batch, output, note)
+                parts, error = self._dealt_out(batch, output, note)
                 if error is None:
-                    return outcomes
+                    return batch.slices, parts
             del output, call
         attempts = self._attempts(batch, note, error)
         del begun, error  # the next attempt has all memory for itself
@@ -62,7 +62,7 @@ class Execution:
         except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
 
-    async def run_async(self, batch: Batch) -> list[Outcome]:
+    async def run_async(self, batch: Batch) -> Outcomes:
         """What each slice of `batch` came to, by awaiting the function here. Raises only what ends the task it runs in."""
         call, error = self.begin(batch)
         owner = batch.slices[0][0].owner
@@ -72,9 +72,9 @@ class Execution:
             note = call[2]
             output, error = await self._answer_async(owner, call)
             if error is None:
-                outcomes, error = self._dealt_out(batch, output, note)
+                parts, error = self._dealt_out(batch, output, note)
                 if error is None:
-                    return outcomes
+                    return batch.slices, parts
             del output, call
         attempts = self._attempts(batch, note, error)
         del error  # the next attempt has all memory for itself
@@ -101,20 +101,20 @@ class Execution:
                 raise
             return None, _as_raised(raised)
 
-    def _dealt_out(self, batch: Batch, output: Any, note: Any) -> tuple[list[Outcome], BaseException | None]:
+    def _dealt_out(self, batch: Batch, output: Any, note: Any) -> tuple[Sequence[Any], BaseException | None]:
         """What each slice of `batch` came to by this output of the function, or why that cannot be told."""
         try:
-            return list(zip(batch.slices, self._collator.split(output, batch.slices, note), strict=True)), None
+            return self._collator.split(output, batch.slices, note), None
         except BaseException as raised:
             return [], _as_raised(raised)
 
-    def _attempts(self, batch: Batch, note: Any, error: BaseException | None) -> Generator[Call, Answer, list[Outcome]]:
+    def _attempts(self, batch: Batch, note: Any, error: BaseException | None) -> Generator[Call, Answer, Outcomes]:
         """Yields each call that is to be made after the first came to `error`, and is sent what it came to; returns the outcomes.
 
         What runs out of memory is cut in halves, and these again, until they fit or are one item. So is what fails, if it
         is to be found out which items fail alone.
         """
-        outcomes: list[Outcome] = []
+        outcomes: list[tuple[Slice, Any]] = []
         lost: dict[Request, BaseException] = {}  # calls that fail whatever becomes of the rest of them
         todo = [batch.slices]
         while todo:
@@ -158,7 +158,7 @@ class Execution:
                     lost.update({request: failed for request, _, _ in slices if request.order is None})
         if self._isolates:  # a call is told of that one of its failed items that stood first in it
             outcomes.sort(key=_place)
-        return outcomes
+        return [each for each, _ in outcomes], [outcome for _, outcome in outcomes]
 
     def _attempt(self, slices: list[Slice], batch: Batch) -> Generator[Call, Answer, tuple[Any, BaseException | None]]:
         """Yields what is to be called for `slices`; returns their parts of the output, or the error of a call."""
@@ -226,7 +226,7 @@ def _as_raised(error: BaseException) -> BaseException:
     return error.with_traceback(traceback.tb_next if traceback is not None else None)
 
 
-def _place(outcome: Outcome) -> int:
+def _place(outcome: tuple[Slice, Any]) -> int:
     (request, start, _), _ = outcome
     return start if request.order is None else request.order[start]
 
@@ -235,10 +235,10 @@ def _position(part: tuple[int, Any]) -> int:
     return part[0]
 
 
-def settle(scheduler: Scheduler, outcomes: list[Outcome]) -> list[Request]:
+def settle(scheduler: Scheduler, outcomes: Outcomes) -> list[Request]:
     """Adds outcomes of a batch to its requests, and returns those that have ended with it."""
     ended: list[Request] = []
-    for (request, start, stop), outcome in outcomes:
+    for (request, start, stop), outcome in zip(*outcomes, strict=True):
         if request.waker is None or request.error is not None:  # its caller has gone, or another part of it failed
             continue
         if isinstance(outcome, BaseException):

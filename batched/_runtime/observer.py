@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .._core.scheduler import Batch
 from ..stats import BatchRecord
-from .execution import Outcome
+from .execution import Outcomes
 from .wakers import logger
 
 
@@ -18,7 +18,7 @@ class Observer:
         self._hook = hook
         self._failed = False  # a failure has been logged; one is enough
 
-    def observe(self, batch: Batch, outcomes: list[Outcome]) -> None:
+    def observe(self, batch: Batch, outcomes: Outcomes) -> None:
         """Calls the hook with a record of `batch`, whose callers have been answered. Never raises."""
         try:
             self._hook(self._record(batch, outcomes))
@@ -27,8 +27,8 @@ class Observer:
                 self._failed = True
                 logger.exception("on_batch of %s raised; further failures of it are not logged", self._name)
 
-    def _record(self, batch: Batch, outcomes: list[Outcome]) -> BatchRecord:
-        errors = [(request, outcome) for (request, _, _), outcome in outcomes if isinstance(outcome, BaseException)]
+    def _record(self, batch: Batch, outcomes: Outcomes) -> BatchRecord:
+        errors = [(request, outcome) for (request, _, _), outcome in zip(*outcomes, strict=True) if isinstance(outcome, BaseException)]
         lost = {id(request) for request, _ in errors}
         failed = sum([stop - start for request, start, stop in batch.slices if id(request) in lost])
         requests = {id(request): request for request, _, _ in batch.slices}

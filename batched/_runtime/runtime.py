@@ -19,7 +19,7 @@ from .._core.scheduler import Batch, Request
 from ..errors import BatcherClosed
 from ..stats import Recorder
 from .clock import clock
-from .execution import Execution, Outcome, settle
+from .execution import Execution, Outcomes, settle
 from .loops import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
@@ -117,7 +117,7 @@ class Runtime(Reception):
             wake_all(drained, current_loop())
         return None if ends else batch or deadline
 
-    def _finish(self, batch: Batch, outcomes: list[Outcome]) -> None:
+    def _finish(self, batch: Batch, outcomes: Outcomes) -> None:
         """Frees the worker of `batch`, then answers the callers: one that comes straight back finds it free."""
         if self._torn:
             self._mend()
