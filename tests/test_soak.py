@@ -11,6 +11,7 @@ import pytest
 
 from batched._runtime.execution import Execution
 from batched._runtime.runtime import Runtime
+from batched._runtime.wakers import wake_all
 from soak import KINDS, soak
 from soaking import callers, episodes
 from soaking.books import Report
@@ -58,8 +59,7 @@ class Broken:
             hung = not crowd.join(way)
         report = concluded(subject) if not hung else subject.books.close(subject.fn.stats, list(subject.books.open.values()))
         self.monkeypatch.undo()
-        for waker in self.dropped:  # so that no thread waits for ever
-            waker.wake()
+        wake_all(self.dropped, None)  # so that no thread waits for ever
         subject.fn.shutdown()
         return report
 
