@@ -167,7 +167,7 @@ _Ended = tuple[int, FlushReason, float, list[float], int, tuple[int, int, int, i
 cells, padding, probes, memory errors."""
 
 TOGETHER: Final = 16
-"""Batches that are counted together: code that runs seldom is slow, as memory has forgotten it."""
+"""Batches that are counted together: between sleeps, each first step finds cold caches."""
 
 
 class Recorder:

@@ -37,7 +37,7 @@ WEIGHT: Final = 0.1
 DOUBT: Final = 1.2
 """How much the wait of those who are ready counts: a gain that is nearly even with it is often none (1.1 to 1.3 serve as well)."""
 TOGETHER: Final = 4
-"""Chances that are looked back at together, once there have been some: code that runs seldom is slow, as memory has forgotten it."""
+"""Chances that are looked back at together, once there have been some: between sleeps, each first step finds cold caches."""
 EPOCHS: Final = 8
 """Batches over which the most items at once are taken for everyone there is."""
 
