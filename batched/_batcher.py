@@ -156,11 +156,13 @@ class BatchFunction:
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
             raise TypeError(f"{name} is a coroutine function; decorate it with {where}.dynamically")
-        if coroutine and options.policy.prefetch:
-            raise TypeError(
-                f"{name} is a coroutine function, whose batches are collated on the loop that runs it; prefetch needs a plain one"
-            )
         return cls(func, kind, coroutine, replace(options, name=name))
+
+    def __post_init__(self) -> None:
+        if self.coroutine and self.options.policy.prefetch:
+            raise TypeError(
+                f"{self.name} is a coroutine function, whose batches are collated on the loop that runs it; prefetch needs a plain one"
+            )
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -26,7 +27,7 @@ PACKAGES = ("numpy", "rich", "matplotlib")
 """What the command needs."""
 
 FUNCTIONS = """
-import asyncio, signal, threading
+import asyncio, signal, threading, time
 import batched
 from batched.inference import dynamically as on_features
 
@@ -59,6 +60,18 @@ def features(given):
     return given["x"]
 
 arrays = on_features(features)
+
+def cells(given):
+    time.sleep(given["x"].size * 1e-6)
+    return features(given)
+
+cells = on_features(cells)
+
+async def awaited_cells(given):
+    await asyncio.sleep(given["x"].size * 1e-6)
+    return features(given)
+
+awaited_cells = batched.aio.inference.dynamically(awaited_cells)
 
 @batched.inference.dynamically(spread_kwargs=True, pad_to_multiple_of=4)
 def spread(x, mask):
@@ -191,6 +204,16 @@ def test_the_function_gets_lists_of_items_of_each_size(functions: None) -> None:
     bench("functions:plain")
     assert {len(items) for items in given()} >= {1, 2, 4}
     assert {item for items in given() for item in items} == {"one", "two", "three"}
+
+
+@pytest.mark.parametrize("target", ["cells", "awaited_cells"])
+def test_direct_batches_are_never_cut_short(target: str, functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though padding costs these functions more than another batch would, as they can know after a few."""
+    monkeypatch.setattr(measuring, "TURN", 0.02)
+    Path("ragged").write_text('{"x": [1]}\n{"x": [1]}\n' + json.dumps({"x": [1] * 300}) + "\n")
+    asyncio.run(measuring.batch_times(subject(f"functions:{target}", Path("ragged")), [5, 7], lambda: None))
+    assert {shape[0] for features in given() for _, shape in features.values()} == {5, 7}
+    assert len(given()) > 3 * 8
 
 
 def test_an_item_may_be_a_list(functions: None) -> None:

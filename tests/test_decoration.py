@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import pickle
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -92,6 +92,14 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
     with pytest.raises(TypeError, match=r"batched\.aio\.dynamically"):
         batched.dynamically(func)
     assert asyncio.run(_awaited(batched.aio.dynamically(func)(3))) == 3
+
+
+@pytest.mark.parametrize(
+    "batch", [lambda: batched.aio.dynamically(prefetch=1)(awaited.__wrapped__), lambda: awaited.with_options(prefetch=1)]
+)
+def test_coroutine_functions_have_nothing_made_ready(batch: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match="awaited is a coroutine function.*prefetch needs a plain one"):
+        batch()
 
 
 async def _awaited(awaitable: Any) -> Any:

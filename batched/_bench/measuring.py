@@ -120,10 +120,9 @@ async def batch_times(subject: Subject, sizes: list[int], advance: Callable[[], 
     watch = Watch(subject.face)
     function = dataclasses.replace(subject.face._function, func=watch.func)
     plain: Face = type(subject.face)(function, owner=subject.face._owner)
-    settings: Any = {"length": None}  # a batch of items of different length might be cut short
+    settings: Any = {"length": None}  # a batch of items of different length might be cut short; rows of features are padded before
     if subject.takes_features:
         settings["unpad"] = False  # learning how to would take calls, too
-        settings["prefetch"] = 0 if function.coroutine else 1  # with which features, which always have a length, are not cut short either
     face = plain.with_options(
         batch_size=sizes[-1], max_batch_tokens=None, flush="eager", isolate_errors=False, on_oom="raise", on_batch=None, **settings
     )
