@@ -14,7 +14,7 @@ import statistics
 from typing import Any
 
 from contest import ROUNDS, Found, Question, contest
-from peers import BARE_LOCKS, OURS, PEERS, Peer, without
+from peers import BARE_LOCKS, OURS, PEERS, Peer, compared, without
 from pictures import Panel
 from report import Figure, conclude, options
 
@@ -98,7 +98,7 @@ def main() -> None:
         lambda peer, settings: questions(peer, settings, arguments),
         rounds,
         ours=(OURS, BARE_LOCKS),
-        peers=[peer for peer in PEERS if peer.coroutines],
+        peers=compared(quick=arguments.quick),
         rounds_of_peers=1 if arguments.quick else rounds,
     )
     counted = f"{rounds} (those of peers: 1)" if arguments.quick else rounds
@@ -106,7 +106,7 @@ def main() -> None:
         figures(found),
         arguments,
         versions=found.versions,
-        missing=without(threads=True) | found.missing,
+        missing=without(quick=arguments.quick, threads=True) | found.missing,
         notes=[ROUNDS.format(counted), *(f"{peer.name}: {peer.driven}." for peer in (OURS, BARE_LOCKS, *PEERS))],
         panels=panels(found),
     )

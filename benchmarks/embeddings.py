@@ -14,7 +14,7 @@ from typing import Any
 
 from batched._demo import first_sentences
 from contest import ROUNDS, Found, Question, contest
-from peers import OURS_BY_LENGTH, PEERS, Peer, without
+from peers import OURS_BY_LENGTH, PEERS, Peer, compared, without
 from pictures import Panel
 from report import Figure, conclude, options
 
@@ -75,13 +75,12 @@ def panels(made: list[Figure]) -> list[Panel]:
 
 def main() -> None:
     arguments = options(__doc__ or "")
-    peers = [peer.with_default() if arguments.quick else peer for peer in PEERS if peer.coroutines]
     rounds = 1 if arguments.quick else 5
     found = contest(
         lambda peer, settings: questions(peer, settings, arguments),
         rounds,
         ours=(OURS_BY_LENGTH,),
-        peers=peers,
+        peers=compared(quick=arguments.quick),
     )
     made = figures(found, None if arguments.quick else LEAST_SHARE)
     conclude(
@@ -89,7 +88,7 @@ def main() -> None:
         arguments,
         ("torch", "sentence-transformers", "transformers"),
         versions=found.versions,
-        missing=without(threads=True) | found.missing,
+        missing=without(quick=arguments.quick, threads=True) | found.missing,
         notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.driven}." for peer in (OURS_BY_LENGTH, *PEERS))],
         panels=panels(made),
     )

@@ -24,7 +24,7 @@ import h11
 
 from batched._demo import first_sentences
 from contest import HERE, ROUNDS, Found, Unavailable, end, environment, interpreter, last_line, version
-from peers import OURS_BY_LENGTH, PEERS, UNBATCHED, Peer
+from peers import OURS_BY_LENGTH, PEERS, UNBATCHED, Peer, compared, without
 from pictures import Panel
 from report import Figure, conclude, options
 
@@ -171,7 +171,7 @@ def main() -> None:
     found = Found()
     rounds = 1 if arguments.quick else 5
     for _ in range(rounds):
-        for peer in (OURS_BY_LENGTH, UNBATCHED, *(peer.with_default() if arguments.quick else peer for peer in PEERS)):
+        for peer in (OURS_BY_LENGTH, UNBATCHED, *compared(quick=arguments.quick, servers=True)):
             for row, settings in peer.labels().items():
                 if row in found.missing:
                     continue
@@ -188,7 +188,7 @@ def main() -> None:
         arguments,
         ("fastapi", "uvicorn", "torch", "sentence-transformers", "transformers"),
         versions=found.versions,
-        missing=found.missing,
+        missing=without(quick=arguments.quick, servers=True) | found.missing,
         notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.served_by}." for peer in (OURS_BY_LENGTH, UNBATCHED, *PEERS))],
         panels=panels(found),
     )

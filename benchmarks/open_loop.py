@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from contest import ROUNDS, Found, Question, contest
-from peers import OURS, PEERS, Peer, without
+from peers import OURS, PEERS, Peer, compared, without
 from pictures import Panel
 from report import Figure, conclude, options
 from virtual_time import Arrivals, at_random, in_bursts
@@ -104,14 +104,12 @@ def panels(found: Found, loads: tuple[float, ...]) -> list[Panel]:
 def main() -> None:
     arguments = options(__doc__ or "")
     rounds = 1 if arguments.quick else 5
-    found = contest(
-        lambda _, settings: questions(settings, arguments), rounds, ours=(OURS_TWICE,), peers=[peer for peer in PEERS if peer.coroutines]
-    )
+    found = contest(lambda _, settings: questions(settings, arguments), rounds, ours=(OURS_TWICE,), peers=compared(quick=arguments.quick))
     conclude(
         figures(found),
         arguments,
         versions=found.versions,
-        missing=without(threads=False) | found.missing,
+        missing=without(quick=arguments.quick) | found.missing,
         notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.driven}." for peer in (OURS, *PEERS))],
         panels=panels(found, QUICK_LOADS if arguments.quick else LOADS),
     )

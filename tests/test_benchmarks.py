@@ -10,7 +10,7 @@ import pytest
 
 import contest
 from contest import Found, Unavailable, ask
-from peers import BARE_LOCKS, OURS, PEERS, Peer, without
+from peers import BARE_LOCKS, OURS, PEERS, Peer, compared, without
 from report import Figure, table
 from traffic import Sleep, arriving, by_coroutines, by_threads, rate
 
@@ -143,10 +143,18 @@ def test_a_table_has_figures_bounds_and_what_is_missing() -> None:
 
 
 def test_who_cannot_be_asked_is_named() -> None:
-    reasons = without(threads=True)
+    reasons = without(quick=False, threads=True)
     assert "litserve" in reasons
     for peer in PEERS:
         assert peer.threads or not peer.coroutines or f"{peer.name}, threads" in reasons
+
+
+@pytest.mark.parametrize("servers", [False, True])
+@pytest.mark.parametrize("quick", [False, True])
+def test_whoever_is_not_compared_is_named(quick: bool, servers: bool) -> None:
+    asked = [peer.name for peer in compared(quick=quick, servers=servers)]
+    assert sorted([*asked, *without(quick=quick, servers=servers)]) == sorted(peer.name for peer in PEERS)
+    assert all(len(peer.variants) == 1 for peer in compared(quick=True, servers=servers))
 
 
 def test_the_latest_failure_of_a_question_is_kept_beside_its_runs() -> None:

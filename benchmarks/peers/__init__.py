@@ -35,6 +35,8 @@ class Peer:
     """Whether threads can call it."""
     coroutines: bool = True
     """Whether coroutines can call it in its own process."""
+    starts_slowly: bool = False
+    """Whether quick runs leave it out."""
     served_by: str = "the FastAPI application that all these share, and uvicorn, in one process"
     """What answers HTTP, in a phrase."""
 
@@ -74,14 +76,14 @@ PEERS = (
     Peer(
         "ray serve", "ray_serve",
         "`@serve.batch` in a replica on a local Ray; callers are coroutines in that replica, so no handle and no proxy is in between",
-        "ray[serve]", {"10 ms": {"wait_ms": 10.0}, "5 ms": {"wait_ms": 5.0}},
+        "ray[serve]", {"10 ms": {"wait_ms": 10.0}, "5 ms": {"wait_ms": 5.0}}, starts_slowly=True,
         served_by="its own proxy and one replica, processes of a local Ray",
     ),
     Peer(
         "bentoml", "bento",
         "the dispatcher of its adaptive batching, set up as its server does it, with its default latency limit of 60 s; "
         "it learns how long to wait",
-        "bentoml", served_by="its own application, with uvicorn in one process",
+        "bentoml", starts_slowly=True, served_by="its own application, with uvicorn in one process",
     ),
     Peer(
         "async-batcher", "async_batcher_peer", "an `AsyncBatcher`, one batch at a time; its default wait is 10 ms",
@@ -101,9 +103,19 @@ PEERS = (
 )  # fmt: skip
 
 
-def without(*, threads: bool) -> dict[str, str]:
-    """Who cannot be asked, and why, where coroutines call and, if `threads`, threads do."""
-    reasons = {peer.name: "it batches in its own server only: see http_server.py" for peer in PEERS if not peer.coroutines}
+def compared(*, quick: bool, servers: bool = False) -> list[Peer]:
+    """Who is compared: whoever coroutines can call in its own process or, with `servers`, everyone; in a quick run with their defaults."""
+    able = [peer for peer in PEERS if peer.coroutines or servers]
+    return [peer.with_default() for peer in able if not peer.starts_slowly] if quick else able
+
+
+def without(*, quick: bool, servers: bool = False, threads: bool = False) -> dict[str, str]:
+    """Who is not asked, and why, in such a run; with `threads`, also who cannot be called by threads."""
+    reasons = (
+        {} if servers else {peer.name: "it batches in its own server only: see http_server.py" for peer in PEERS if not peer.coroutines}
+    )
     if threads:
         reasons |= {f"{peer.name}, threads": "it has no interface for threads" for peer in PEERS if peer.coroutines and not peer.threads}
+    if quick:
+        reasons |= {peer.name: "it takes long to start, and this was a quick run" for peer in PEERS if peer.starts_slowly}
     return reasons
