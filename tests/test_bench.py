@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -22,12 +21,16 @@ from batched import cli
 from batched._bench import measuring
 from batched._bench.advice import BatchTime, Fit, advise, fit, fold, ms
 from batched._bench.subject import subject
+from batched._core.cost import Cost
 
 PACKAGES = ("numpy", "rich", "matplotlib")
 """What the command needs."""
 
+RAGGED = '{"x": [1]}\n{"x": [1]}\n{"x": [1, 2, 3, 4, 5]}\n'
+"""A sample of features of different length."""
+
 FUNCTIONS = """
-import asyncio, signal, threading, time
+import asyncio, signal, threading
 import batched
 from batched.inference import dynamically as on_features
 
@@ -61,17 +64,12 @@ def features(given):
 
 arrays = on_features(features)
 
-def cells(given):
-    time.sleep(given["x"].size * 1e-6)
+async def awaited_features(given):
     return features(given)
 
-cells = on_features(cells)
+awaited_arrays = batched.aio.inference.dynamically(awaited_features)
 
-async def awaited_cells(given):
-    await asyncio.sleep(given["x"].size * 1e-6)
-    return features(given)
-
-awaited_cells = batched.aio.inference.dynamically(awaited_cells)
+measured = batched.dynamically(length=len)(plain)
 
 @batched.inference.dynamically(spread_kwargs=True, pad_to_multiple_of=4)
 def spread(x, mask):
@@ -206,14 +204,17 @@ def test_the_function_gets_lists_of_items_of_each_size(functions: None) -> None:
     assert {item for items in given() for item in items} == {"one", "two", "three"}
 
 
-@pytest.mark.parametrize("target", ["cells", "awaited_cells"])
-def test_direct_batches_are_never_cut_short(target: str, functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though padding costs these functions more than another batch would, as they can know after a few."""
-    monkeypatch.setattr(measuring, "TURN", 0.02)
-    Path("ragged").write_text('{"x": [1]}\n{"x": [1]}\n' + json.dumps({"x": [1] * 300}) + "\n")
-    asyncio.run(measuring.batch_times(subject(f"functions:{target}", Path("ragged")), [5, 7], lambda: None))
-    assert {shape[0] for features in given() for _, shape in features.values()} == {5, 7}
-    assert len(given()) > 3 * 8
+@pytest.mark.parametrize(
+    ("target", "sample"),
+    [("measured", '"a"\n"b"\n"a long one"\n'), ("arrays", RAGGED), ("awaited_arrays", RAGGED)],
+)
+def test_direct_batches_are_never_cut_short(target: str, sample: str, functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though any padding would pay for another batch."""
+    monkeypatch.setattr(Cost, "fixed_size", 0.0)
+    Path("sample").write_text(sample)
+    timings = asyncio.run(measuring.batch_times(subject(f"functions:{target}", Path("sample")), [25, 35], lambda: None))
+    rows = [batch["x"][1][0] if isinstance(batch, dict) else len(batch) for batch in given()]
+    assert set(rows) == {timing.size for timing in timings} == {25, 35}
 
 
 def test_an_item_may_be_a_list(functions: None) -> None:
