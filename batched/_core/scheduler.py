@@ -312,12 +312,6 @@ class Scheduler:
 
     def _part(self, group: Group) -> None:
         """Tidies up after requests have left `group`."""
-        if not self.waiting:
-            self._small.clear()
-            self._large.clear()
-            self._groups.clear()
-            self._heir = None
-            return
         for queue in group.small, group.large:
             tidy(queue, group.waiting)
         for queue in self._small, self._large:
