@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ def _duration(seconds: float) -> str:
 
 
 class _Histogram:
-    """Counts of durations in buckets 6 % wide, from a microsecond to a day; fixed memory, one increment per duration."""
+    """Counts of durations in buckets 6 % wide, from a microsecond to a day; fixed memory, and for many of like length a look or two."""
 
     PER_OCTAVE: Final = 12  # 2 ** (1 / 12) = 1.06
     SHORTEST: Final = 1e-6
@@ -141,8 +141,15 @@ class _Histogram:
     def __init__(self) -> None:
         self.counts = [0] * (len(ENDS) + 1)
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(ENDS, seconds)] += 1
+    def add(self, durations: list[float]) -> None:
+        """Counts `durations` (s), and sorts them."""
+        durations.sort()
+        low = 0
+        while low < len(durations):
+            bucket = bisect_left(ENDS, durations[low])
+            high = bisect_right(durations, ENDS[bucket], low) if bucket < len(ENDS) else len(durations)
+            self.counts[bucket] += high - low
+            low = high
 
     def percentiles(self) -> Percentiles:
         return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
@@ -224,21 +231,21 @@ class Recorder:
 
     def _count(self) -> None:
         """Adds up the latest batches."""
-        while True:
-            try:
-                size, reason, seconds, waits, errors, (cells, padding, probes, memory_errors) = self._latest.popleft()
-            except IndexError:
-                return
+        durations: list[float] = []
+        waits: list[float] = []
+        while self._latest:
+            size, reason, seconds, waited, errors, (cells, padding, probes, memory_errors) = self._latest.popleft()
             self._batches[size, reason] = self._batches.get((size, reason), 0) + 1
             self._processing += seconds
-            self._durations.add(seconds)
-            for wait in waits:
-                self._waits.add(wait)
+            durations.append(seconds)
+            waits += waited
             self._errors += errors
             self._cells += cells
             self._padding += padding
             self._probes += probes
             self._memory_errors += memory_errors
+        self._durations.add(durations)
+        self._waits.add(waits)
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:

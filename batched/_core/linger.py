@@ -132,10 +132,10 @@ class Hindsight:
         """Notes that a batch has ended, and that so many items wait or run now."""
         self._cost.add(size, seconds)
         self._peaks.append(left)
-        self.everyone = max(self._peaks)
 
     def look_back(self) -> None:
-        """Works out what waiting would have gained at chances that are over, if there are enough, and how long to wait from now on."""
+        """Takes stock of the batches that have ended, and works out what waiting would have gained at chances that are over."""
+        self.everyone = max(self._peaks)
         if len(self._past) >= (1 if self._young else TOGETHER):
             batch, fixed, each = self._cost.estimate()
             for chance in self._past if batch else ():

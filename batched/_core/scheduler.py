@@ -46,6 +46,8 @@ __all__ = ["Batch", "MeasuredRequest", "Request", "Scheduler", "Slice"]
 
 SHARE: Final = 4
 """A large call that waits earns one part in this many of each batch."""
+TOGETHER: Final = 8
+"""Batches that are learned from together, where nothing depends on what they show."""
 
 
 class Scheduler:
@@ -67,7 +69,7 @@ class Scheduler:
         self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
         self._ready = AT_ONCE  # since when a batch may run (s)
         self._was_busy = False  # none might for a while, since the last look at what has ended
-        self._ended: list[tuple[int, float]] = []  # size and time (s) of each batch that `hindsight` does not know of yet
+        self._ended: list[tuple[int, float, int]] = []  # of each batch that `hindsight` does not know of yet: size, time (s), items left
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = deque()  # small requests of all groups
         self._large: Queue = deque()  # large requests of all groups
@@ -211,7 +213,7 @@ class Scheduler:
         batch.ended = now
         if self._hindsight is not None:
             self._hindsight.present(self.waiting + self.in_flight)
-            self._ended.append((batch.size, now - batch.started))
+            self._ended.append((batch.size, now - batch.started, self.waiting + self.in_flight - batch.size))
         if not self.has_room:
             self._ready = now
             self._was_busy = True
@@ -230,14 +232,15 @@ class Scheduler:
         hindsight = self._hindsight
         if hindsight is None or not self._ended:
             return
-        for size, seconds in self._ended:
-            hindsight.finished(size, seconds, self.waiting + self.in_flight)
+        group = (self._small or self._large)[0].queues if self.waiting else None
+        leaves = group is not None and (group.begun > 0 or group.waiting >= self.capacity.batch_size)
+        if leaves and len(self._groups) == 1 and len(self._ended) < TOGETHER:
+            return  # what is next leaves at once whatever they show
+        for size, seconds, left in self._ended:
+            hindsight.finished(size, seconds, left)
         self._ended.clear()
-        if self._was_busy and self.waiting:
-            group = (self._small or self._large)[0].queues
-            assert group is not None
-            if group.waiting < self.capacity.batch_size and not group.begun:
-                hindsight.chance(group.key, group.waiting, now)
+        if self._was_busy and group is not None and not leaves:
+            hindsight.chance(group.key, group.waiting, now)
         self._was_busy = False
         hindsight.look_back()
 
@@ -270,9 +273,12 @@ class Scheduler:
         return self._earned * most >= SHARE * min(heir.size - heir.taken, most)
 
     def _first(self, requests: Queue, now: float) -> Request | None:
-        """The oldest of `requests`, none or some, whose group may leave."""
-        held: set[Group | None] = {None}
-        for request in requests:
+        """The oldest of `requests` whose group may leave."""
+        group = requests[0].queues
+        if self.departure(group) <= now:
+            return requests[0]
+        held = {None, group}
+        for request in requests if len(self._groups) > 1 else ():
             group = request.queues
             if group not in held:
                 if self.departure(group) <= now:

@@ -238,7 +238,8 @@ def _position(part: tuple[int, Any]) -> int:
 def settle(scheduler: Scheduler, outcomes: Outcomes) -> list[Request]:
     """Adds outcomes of a batch to its requests, and returns those that have ended with it."""
     ended: list[Request] = []
-    for (request, start, stop), outcome in zip(*outcomes, strict=True):
+    slices, parts = outcomes
+    for (request, start, stop), outcome in zip(slices, parts, strict=True):
         if request.waker is None or request.error is not None:  # its caller has gone, or another part of it failed
             continue
         if isinstance(outcome, BaseException):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from asyncio import _get_running_loop
 from collections.abc import Callable
 from typing import Any
+
+_modules = sys.modules
 
 
 def _trio(name: str) -> Any:
@@ -15,8 +18,8 @@ def _trio(name: str) -> Any:
 
 def current_loop() -> object:
     """The asyncio loop, or the token of the trio loop, that runs this code; None outside any."""
-    loop = asyncio._get_running_loop()
-    if "trio" not in sys.modules or (loop is not None and not _in_trio_task()):
+    loop = _get_running_loop()
+    if "trio" not in _modules or (loop is not None and not _in_trio_task()):
         return loop
     token = _trio("current_trio_token")
     try:
