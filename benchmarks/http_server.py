@@ -30,7 +30,7 @@ from report import Figure, conclude, options
 
 HOST, PATH = "127.0.0.1", "/embed"
 CONNECTIONS = 64
-SENTENCES, QUICK_SENTENCES = 1000, 128
+SENTENCES, QUICK_SENTENCES = 600, 128
 STARTING = 60.0
 """Longest time until a server answers (s)."""
 RETRY = 0.2
