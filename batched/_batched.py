@@ -70,7 +70,7 @@ class _Face(Generic[T, U, P]):
         runtime = batcher.runtime.here(loop)
         wait = runtime.wait_for(request) if within_run() else None
         try:
-            runtime.submit(request)
+            runtime.submit(request, in_turn=True)
             await waker
         except BaseException:
             runtime.abandon(request)
@@ -106,7 +106,8 @@ class _Face(Generic[T, U, P]):
         request = self._batcher.intake.request(item, args, kwargs, self._owner, future, True)
         future.bind(request, runtime)
         try:
-            if not runtime.submit(request) and room is not None and (waiting := runtime.waiting_for(request, room=True)) is not None:
+            queued = runtime.submit(request, in_turn=loop is not None)
+            if not queued and room is not None and (waiting := runtime.waiting_for(request, room=True)) is not None:
                 with waiting:
                     room.acquire()
         except BaseException:  # nobody will ever have this future
@@ -241,7 +242,7 @@ class Batched(_Face[T, U, P]):
         runtime = batcher.runtime.here(loop)
         wait = runtime.wait_for(request) if within_run() else None
         try:
-            runtime.submit(request)
+            runtime.submit(request, in_turn=False)
             waker.acquire()
         except BaseException:  # a signal handler raised, wherever the call was just then
             runtime.abandon(request)
@@ -313,7 +314,7 @@ class AsyncBatched(_Face[T, U, P]):
         waker = async_waker(loop)
         runtime = self._batcher.runtime.here(loop)
         request = self._batcher.intake.request(item, (), {}, self._owner, waker, True)
-        runtime.submit(request)
+        runtime.submit(request, in_turn=True)
         return request, waker, runtime
 
 

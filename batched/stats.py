@@ -233,8 +233,11 @@ class Recorder:
         """Adds up the latest batches."""
         durations: list[float] = []
         waits: list[float] = []
-        while self._latest:
-            size, reason, seconds, waited, errors, (cells, padding, probes, memory_errors) = self._latest.popleft()
+        while True:
+            try:
+                size, reason, seconds, waited, errors, (cells, padding, probes, memory_errors) = self._latest.popleft()
+            except IndexError:  # a look whether there is one would not do: a signal handler may take it after that
+                break
             self._batches[size, reason] = self._batches.get((size, reason), 0) + 1
             self._processing += seconds
             durations.append(seconds)

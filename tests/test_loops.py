@@ -325,6 +325,24 @@ async def test_a_module_level_function_serves_a_loop_per_test(turn: int) -> None
 per_test = batched.aio.dynamically(coroutine)
 
 
+def test_coroutines_that_come_in_bursts_are_kept_waiting_for_nobody() -> None:
+    """All of a burst have called before the worker looks, though one after another; nobody joins them after that."""
+
+    @batched.aio.dynamically
+    async def slow(items: list[int]) -> list[int]:
+        for _ in range(500):
+            await asyncio.sleep(0)
+        return items
+
+    async def main() -> None:
+        for burst in range(60):
+            await asyncio.gather(*(slow(i) for i in range(10 - burst % 5)))
+
+    asyncio.run(main())
+    assert dict(slow.stats.flush_reasons) == {"eager": 60}
+    assert dict(slow.stats.batch_sizes) == dict.fromkeys(range(6, 11), 12)
+
+
 def test_a_plain_call_on_a_running_loop_is_answered_and_warned_about_once() -> None:
     class Owner:
         @batched.dynamically(name="fn")

@@ -84,9 +84,9 @@ class Chance:
 class Hindsight:
     """Holds a group as long as that has paid so far, and until everyone who has been there lately is back."""
 
-    def __init__(self, timeout: float, batch_size: int) -> None:
+    def __init__(self, timeout: float, batch_size: int, tick: float = 0.0) -> None:
         self._batch_size = batch_size
-        self._waits = sorted({min(wait, timeout) for wait in WAITS})  # that are considered (s)
+        self._waits = sorted({min(max(wait, tick), timeout) for wait in WAITS})  # that are considered (s)
         self._gains = [0.0] * len(self._waits)  # average of what each would have gained (item seconds)
         self._cost = Cost()
         self._linger = 0.0  # the best of them; 0.0 if none would have gained anything (s)
@@ -182,8 +182,8 @@ class Hindsight:
 Rule = Eager | Window | Hindsight
 
 
-def linger(policy: BatchPolicy) -> Rule:
-    """The rule that `policy.flush` selects."""
+def linger(policy: BatchPolicy, tick: float = 0.0) -> Rule:
+    """The rule that `policy.flush` selects, where no wait is shorter than `tick` (s)."""
     if policy.flush == "auto" and policy.timeout:
-        return Hindsight(policy.timeout, policy.batch_size)
+        return Hindsight(policy.timeout, policy.batch_size, tick)
     return Window(policy.timeout) if policy.flush == "window" else Eager()

@@ -51,9 +51,9 @@ TOGETHER: Final = 8
 
 
 class Scheduler:
-    """Hands out batches when asked; the caller provides the time, and the exclusion from other threads."""
+    """Hands out batches when asked; the caller provides time, exclusion from other threads, and workers whose waits take a `tick` (s)."""
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
         self._most_running = policy.max_concurrent_batches + policy.prefetch  # batches
         self._most_waiting = policy.max_queue_size or math.inf  # items
@@ -65,10 +65,10 @@ class Scheduler:
         self.in_flight = 0  # items in batches that are running
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self.has_room = True  # for one more batch to run, or to be made ready
-        self._linger = linger(policy)
+        self._linger = linger(policy, tick)
         self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
         self._ready = AT_ONCE  # since when a batch may run (s)
-        self._was_busy = False  # none might for a while, since the last look at what has ended
+        self._unnoted = False  # `hindsight` does not know yet that what waits might leave
         self._ended: list[tuple[int, float, int]] = []  # of each batch that `hindsight` does not know of yet: size, time (s), items left
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = deque()  # small requests of all groups
@@ -92,8 +92,8 @@ class Scheduler:
         """Whether `request` would enter the queue at once."""
         return not self._line and (not self.waiting or self.waiting + request.size <= self._most_waiting)
 
-    def submit(self, request: Request, now: float) -> None:
-        """Queues `request`, or puts it in line."""
+    def submit(self, request: Request, now: float, *, in_turn: bool = False) -> None:
+        """Queues `request`, or puts it in line. `in_turn`: a task of a loop called; others that are ready do before a worker looks."""
         request.arrived = now
         if self._patience is not None:
             self._expiring[request] = None
@@ -101,13 +101,15 @@ class Scheduler:
             self._line[request] = None
             return
         group = self._enqueue(request)
-        hindsight = self._hindsight
-        if hindsight is not None:
+        if (hindsight := self._hindsight) is not None:
             if hindsight.expected > 0:
                 hindsight.arrived(group.key, request.size, now)
             if group.waiting == request.size < self.capacity.batch_size and self.has_room and not self._ended:
-                hindsight.present(self.waiting + self.in_flight)
-                hindsight.chance(group.key, request.size, now)
+                if in_turn:
+                    self._unnoted = True
+                else:
+                    hindsight.present(self.waiting + self.in_flight)
+                    hindsight.chance(group.key, request.size, now)
 
     def _enqueue(self, request: Request) -> Group:
         group = self._groups.get(request.group)
@@ -216,7 +218,7 @@ class Scheduler:
             self._ended.append((batch.size, now - batch.started, self.waiting + self.in_flight - batch.size))
         if not self.has_room:
             self._ready = now
-            self._was_busy = True
+            self._unnoted = True
         del self.running[batch]
         self.has_room = True
         self.in_flight -= batch.size
@@ -230,18 +232,18 @@ class Scheduler:
     def learn(self, now: float) -> None:
         """Notes what the batches that have finished since the last time show; to be called before the next `take`."""
         hindsight = self._hindsight
-        if hindsight is None or not self._ended:
+        if hindsight is None or not (self._ended or self._unnoted):
             return
         group = (self._small or self._large)[0].queues if self.waiting else None
         leaves = group is not None and (group.begun > 0 or group.waiting >= self.capacity.batch_size)
-        if leaves and len(self._groups) == 1 and len(self._ended) < TOGETHER:
-            return  # what is next leaves at once whatever they show
+        if leaves and len(self._groups) == 1 and len(self._ended) < TOGETHER:  # it does so whatever they show
+            return
         for size, seconds, left in self._ended:
             hindsight.finished(size, seconds, left)
         self._ended.clear()
-        if self._was_busy and group is not None and not leaves:
+        if self._unnoted and group is not None and not leaves:
             hindsight.chance(group.key, group.waiting, now)
-        self._was_busy = False
+        self._unnoted = False
         hindsight.look_back()
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ class EventLoopRuntime(Runtime):
     """Serves the callers of one loop. Its workers are tasks there, at most `max_concurrent_batches`, and end when nothing waits."""
 
     workers_stay = False
+    tick = 1e-3  # timers of loops end on full milliseconds
 
     def _reset(self) -> None:
         super()._reset()

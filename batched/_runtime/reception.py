@@ -32,6 +32,8 @@ AWAKE: Final = -math.inf
 class Reception(ABC):
     """Takes calls for one scheduler, and gives them up; knows of workers only that they can be called."""
 
+    tick = 0.0  # the shortest time for which workers can wait (s)
+
     def __init__(self, policy: BatchPolicy, recorder: Recorder, name: str) -> None:
         self.policy = policy
         self.recorder = recorder
@@ -45,7 +47,7 @@ class Reception(ABC):
         self._reset()
 
     def _reset(self) -> None:
-        self._scheduler = Scheduler(self.policy)
+        self._scheduler = Scheduler(self.policy, self.tick)
         self.badge.running = self._scheduler.running
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._expiry = NEVER  # when the clock looks for calls that have waited too long (s)
@@ -78,8 +80,8 @@ class Reception(ABC):
         """Whether accepted calls have not been answered; with `running_only`, of those that have begun to run."""
         return bool(self._scheduler.running) or (self._scheduler.waiting > 0 and not running_only)
 
-    def submit(self, request: Request) -> bool:
-        """Accepts `request`, whose waker will be woken once; False if it waits for room in the queue first.
+    def submit(self, request: Request, *, in_turn: bool) -> bool:
+        """Accepts `request`, whose waker will be woken once; False if it waits for room first. `in_turn`: see `Scheduler.submit`.
 
         Raises:
             BatcherClosed: after `close`.
@@ -99,7 +101,7 @@ class Reception(ABC):
                 self._torn = True
                 now = request.arrived = time.monotonic()
                 self.recorder.accepted()
-                scheduler.submit(request, now)
+                scheduler.submit(request, now, in_turn=in_turn)
                 if self._alarm > AWAKE and scheduler.has_room and scheduler.departure(request.queues) < self._alarm:
                     call = True
                     self._alarm = AWAKE
@@ -307,10 +309,8 @@ class Reception(ABC):
 
     def _drained(self) -> list[Waker]:
         """Those to be told that nothing is left to do, if so."""
-        if not self._closed or self._workers or self._scheduler.waiting or self._scheduler.running:
-            return []
-        if self._answers.of_batches:  # in threads that work for a worker which has ended
-            return []
+        if not self._closed or self._workers or self._scheduler.waiting or self._scheduler.running or self._answers.of_batches:
+            return []  # answers may be given by threads that work for a worker which has ended
         wakers, self._until_drained = self._until_drained, []
         return wakers
 

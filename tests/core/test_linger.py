@@ -147,6 +147,39 @@ def test_only_what_was_seen_is_counted() -> None:
     assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]
 
 
+@pytest.mark.parametrize("tick", [0.0, 0.001])
+def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
+    """A second item came 0.05 ms after the first."""
+    rule = Hindsight(timeout=0.005, batch_size=8, tick=tick)
+    rule.finished(1, 0.010, 0)
+    rule.present(2)
+    rule.chance(0, 1, 1.0)
+    rule.arrived(0, 1, 1.00005)
+    rule.chance(0, 1, 1.02)
+    rule.look_back()
+    assert rule.until(0.0, 5.0) == 5.0 + (tick or 80e-6)
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_who_comes_before_a_worker_looks_is_no_reason_to_wait(in_turn: bool) -> None:
+    """Bursts of four and of three, of which each call comes 15 us after the one before, and a worker that looks after the last."""
+    scheduler = Scheduler(BatchPolicy(), tick=0.001 if in_turn else 0.0)
+    held = []
+    for burst in range(4 * EPOCHS):
+        now = burst * 0.1
+        for _ in range(4 - burst % 2):
+            now += 15e-6
+            scheduler.submit(Request([0], 1, "g", waker=None), now, in_turn=in_turn)
+        scheduler.learn(now)
+        held.append(scheduler.next_deadline() > now)
+        batch = scheduler.take(now + 0.005)
+        assert batch is not None
+        assert batch.size == 4 - burst % 2
+        scheduler.finished(batch, now + 0.010)
+        scheduler.learn(now + 0.010)
+    assert any(held) != in_turn
+
+
 # ---------------------------------------------------------------- callers who come back
 
 
