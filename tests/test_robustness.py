@@ -91,7 +91,7 @@ def test_a_ring_that_is_interrupted_leaves_a_batcher_that_serves(error: type[Bas
 
 
 def _raising(error: type[BaseException]) -> Any:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail
