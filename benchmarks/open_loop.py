@@ -25,7 +25,7 @@ LOADS = (0.05, 0.2, 0.5, 0.8)
 QUICK_LOADS = (0.2, 0.8)
 ARRIVALS: tuple[Arrivals, ...] = ("at random", "in bursts")
 FIXED_MS, PER_ITEM_MS, BATCH_SIZE = 5.0, 0.1, 32
-SECONDS, QUICK_SECONDS = 2.0, 0.6
+SECONDS, QUICK_SECONDS = 1.5, 0.6
 """For which calls come."""
 WARM_UP = 0.1
 """Part of the calls that do not count."""
