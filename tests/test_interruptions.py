@@ -18,7 +18,7 @@ import pytest
 
 import batched
 from batched._core.scheduler import Scheduler
-from batched._runtime import answers, clock
+from batched._runtime import answers, clock, runtime, thread, wakers
 from batched._runtime.loops import current_loop
 from batched._runtime.reception import Reception
 from stage import BOUND, python, wait_until
@@ -233,6 +233,107 @@ def test_an_answer_that_was_broken_in_on_is_given_with_the_next_one(
         wait_until(lambda: fn._batcher.runtime._workers == 0)
     assert fn("next") == "next"
     assert running.result(BOUND) == "running"
+    fn.shutdown()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("where", "name"), [(runtime, "settle"), (Scheduler, "finished"), (answers.Answers, "end")], ids=["settle", "finished", "end"]
+)
+def test_callers_of_a_batch_that_has_just_ended_are_told_though_its_worker_fails(
+    where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its results if they were dealt out, else that they are lost, and those who wait likewise."""
+    gate, fn, running = held()
+    waiting = fn.submit("waiting")
+    with monkeypatch.context() as patch:
+        interrupting(patch, where, name, before=before)
+        gate.open.set()
+        assert isinstance(waiting.exception(BOUND), batched.BatcherClosed)
+        error = running.exception(BOUND)
+        assert error is None or isinstance(error, batched.BatcherClosed)
+        wait_until(lambda: fn._batcher.runtime._workers == 0)
+    assert fn("next") == "next"
+    fn.shutdown()
+
+
+def test_shutdown_waits_for_a_worker_that_tells_its_callers_while_another_one_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, go_on = threading.Event(), threading.Event()
+    gate, fn, first = held(max_concurrent_batches=2)
+
+    def slow(_: Any) -> None:
+        told.set()
+        assert go_on.wait(BOUND)
+
+    first.add_done_callback(slow)
+    gate.open.set()
+    assert told.wait(BOUND)
+    with monkeypatch.context() as patch:
+        interrupting(patch, Scheduler, "finished", before=True)
+        assert fn.submit("second").result(BOUND) == "second"
+        wait_until(lambda: fn._batcher.runtime._workers == 0)
+    closing = threading.Thread(target=fn.shutdown, daemon=True)
+    closing.start()
+    wait_until(lambda: fn._batcher.runtime._until_drained)
+    go_on.set()
+    closing.join(BOUND)
+    assert not closing.is_alive()
+
+
+def test_a_worker_that_fails_when_its_function_is_gone_has_nobody_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    thread._fail(None, Interrupt())
+    assert not caplog.records
+
+
+def test_a_worker_whose_task_is_cancelled_before_it_begins_leaves_nobody_waiting() -> None:
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> None:
+        call = asyncio.ensure_future(fn(1))
+        await asyncio.sleep(0)
+        [worker] = [task for task in asyncio.all_tasks() if task.get_name().startswith("batched-")]
+        worker.cancel()
+        with pytest.raises(batched.BatcherClosed, match="before it began"):
+            await asyncio.wait_for(call, BOUND)
+        assert await fn(2) == 2
+        await fn.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_signal_that_breaks_in_on_waking_tasks_leaves_none_asleep() -> None:
+    loop = asyncio.new_event_loop()
+    broken = True
+
+    class Fragile(asyncio.Future[None]):
+        def set_result(self, result: None, /) -> None:
+            nonlocal broken
+            if broken:
+                broken = False
+                raise KeyboardInterrupt
+            super().set_result(result)
+
+    sleepers: list[Any] = [Fragile(loop=loop), loop.create_future()]
+    wakers.wake_all(sleepers, None)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(sleepers[1])
+    loop.run_until_complete(asyncio.wait_for(asyncio.gather(*sleepers), BOUND))
+    loop.close()
+
+
+def test_whoever_waits_for_several_futures_learns_of_one_whose_cancellation_was_broken_in_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fn, running = held()
+    waiting = fn.submit("waiting")
+    with monkeypatch.context() as patch:
+        interrupting(patch, concurrent.futures.Future, "cancelled", before=True)
+        with pytest.raises(Interrupt):
+            waiting.cancel()
+    gate.open.set()
+    assert not concurrent.futures.wait([running, waiting, fn.submit("next")], BOUND).not_done
     fn.shutdown()
 
 

@@ -42,6 +42,12 @@ class Answers:
         wake_all(wakers, current_loop())
         self.open.pop(key, None)
 
+    def leave(self, key: object) -> None:
+        """Has whoever comes next tell what was ended under `key` and may not have been told."""
+        if key in self.open:
+            self.left[key] = self.open[key]
+            self.open.pop(key, None)
+
     def tell_left(self) -> None:
         """Wakes those who were left."""
         for key, (_, wakers) in list(self.left.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import sys
 import time
 import weakref
@@ -37,16 +38,23 @@ class EventLoopRuntime(Runtime):
         if isinstance(loop, asyncio.AbstractEventLoop):  # in a context of its own: a worker serves many callers
             task = contextvars.Context().run(_WorkerTask, self._work(bell), loop=loop, name=f"batched-{self.name}")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(functools.partial(self._left, bell))
         else:
             sys.modules["trio"].lowlevel.spawn_system_task(self._work, bell, name=f"batched-{self.name}")
+
+    def _left(self, bell: _Bell, task: asyncio.Task[None]) -> None:
+        """Forgets the task of a worker that has ended."""
+        self._tasks.discard(task)
+        if bell.scheduler is self._scheduler and (task.cancelled() or task.exception() is not None):
+            self.forsake("the task that was to run it ended before it began")
 
     def _ring(self, bell: Any) -> None:
         bell.ring()
 
     async def _work(self, bell: _Bell) -> None:
-        task = current_task()
+        task = None
         try:
+            task = current_task()
             while True:
                 bell.hang()
                 found = self._take(bell)

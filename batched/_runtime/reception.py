@@ -113,14 +113,15 @@ class Reception(ABC):
             self._mend()
             raise
         finally:  # also if a signal handler raises just here: everyone relies on that worker, and on the clock, now
-            if expiry < NEVER:
-                clock.call_at(expiry, self.expire)
-            if call:
-                try:
+            try:
+                if call:
                     self._call_worker()
-                except BaseException:
-                    self._alarm = NEVER  # so that the next call tries again
-                    raise
+            except BaseException:
+                self._alarm = NEVER  # so that the next call tries again
+                raise
+            finally:
+                if expiry < NEVER:
+                    clock.call_at(expiry, self.expire)
         return queued
 
     def _mend(self) -> None:
@@ -171,8 +172,7 @@ class Reception(ABC):
             self._let_in()
             self._answers.tell(key)
         except BaseException:
-            if key in self._answers.open:  # to be told by whoever comes next: here may be no room for a call
-                self._answers.left[key] = self._answers.open.pop(key)
+            self._answers.leave(key)
             self._mend()
             raise
         return True
@@ -257,8 +257,7 @@ class Reception(ABC):
             self._answers.tell(key)
             wake_all(drained, current_loop())
         except BaseException:
-            if key in self._answers.open:  # to be told by whoever comes next: here may be no room for a call
-                self._answers.left[key] = self._answers.open.pop(key)
+            self._answers.leave(key)
             self._mend()
             raise
 
@@ -306,6 +305,7 @@ class Reception(ABC):
         for bell in resting:
             self._ring(bell)
         wake_all([*(waker for _, waker in orphans), *drained], current_loop())
+        self._answers.tell_left()
 
     def _drained(self) -> list[Waker]:
         """Those to be told that nothing is left to do, if so."""

@@ -100,6 +100,8 @@ class Runtime(Reception):
                 ends = uncounted
                 more = deadline < NEVER
                 self._alarm = AWAKE if more else NEVER
+                if uncounted:  # it may have answered callers since
+                    drained = self._drained()
             else:
                 more = False
                 self._alarm = deadline
@@ -121,20 +123,24 @@ class Runtime(Reception):
         """Frees the worker of `batch`, then answers the callers: one that comes straight back finds it free."""
         if self._torn:
             self._mend()
-        with self._lock:
-            scheduler = self._scheduler
-            if batch not in scheduler.running:  # forsaken
-                return
-            scheduler.finished(batch, time.monotonic())
-            ended = settle(scheduler, outcomes)
+        try:
+            with self._lock:
+                scheduler = self._scheduler
+                if batch not in scheduler.running:  # forsaken
+                    return
+                ended = settle(scheduler, outcomes)
+                if ended:
+                    self._answers.end(batch, ended)
+                scheduler.finished(batch, time.monotonic())  # last, so that its callers are somewhere if something breaks in
+            if scheduler.entered:
+                self._let_in()
             if ended:
-                self._answers.end(batch, ended)
-        if scheduler.entered:
-            self._let_in()
-        if ended:
-            self._answer(batch, ended)
-        else:
-            self.recorder.ended(batch, 0)
+                self._answer(batch, ended)
+            else:
+                self.recorder.ended(batch, 0)
+        except BaseException:
+            self._answers.leave(batch)
+            raise
         if self.observer is not None:
             self.observer.observe(batch, outcomes)
 
@@ -147,11 +153,7 @@ class Runtime(Reception):
                 request.error = request.error or BatcherClosed(f"{self.name}: its results were lost to a failure")
             raise
         finally:
-            try:
-                self._answers.tell(batch)
-            except BaseException:
-                self._answers.left[batch] = self._answers.open.pop(batch)
-                raise
+            self._answers.tell(batch)
 
     @abstractmethod
     def _new_bell(self) -> Any:

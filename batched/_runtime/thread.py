@@ -84,14 +84,14 @@ class ThreadRuntime(Runtime):
             if self.policy.prefetch:
                 bell.calls = queue.SimpleQueue()
                 for _ in range(self.policy.max_concurrent_batches):
-                    self._start(_call, bell.calls, bell)
-            self._start(_work, bell, bell)
+                    self._start(_call, bell)
+            self._start(_work, bell)
         except BaseException:
             bell.dismiss()
             raise
 
-    def _start(self, work: Callable[[Any], None], argument: Any, bell: _Bell) -> None:
-        thread = threading.Thread(target=work, args=(argument,), name=f"batched-{self.name}-{next(self._numbers)}", daemon=True)
+    def _start(self, work: Callable[[_Bell], None], bell: _Bell) -> None:
+        thread = threading.Thread(target=work, args=(bell,), name=f"batched-{self.name}-{next(self._numbers)}", daemon=True)
         with self._lock:
             self._threads.add(thread)
         bell.threads.append(thread)
@@ -152,14 +152,14 @@ class ThreadRuntime(Runtime):
 class _Bell:
     """What a worker rests on. It brings the runtime along, so that one without work keeps no runtime alive."""
 
-    __slots__ = ("_caller", "_lock", "_widowed", "calls", "scheduler", "threads")
+    __slots__ = ("_caller", "_lock", "calls", "runtime", "scheduler", "threads")
 
     def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
         self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
         self._lock = threading.Lock()  # locked while the worker may rest
         self._lock.acquire()
         self._caller: ThreadRuntime | None = None  # who rang last; None: nobody, or the runtime is gone
-        self._widowed = weakref.ref(runtime, lambda _: self.ring(None))
+        self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # whose worker it is
         self.threads: list[threading.Thread] = []  # the worker and those that call the function for it
         self.calls: queue.SimpleQueue[_Prepared | None] | None = None  # what they are to call
 
@@ -175,7 +175,7 @@ class _Bell:
         while True:
             self._lock.acquire()
             caller, self._caller = self._caller, None
-            if caller is not None or self._widowed() is None:
+            if caller is not None or self.runtime() is None:
                 return caller
 
     def nap(self, seconds: float) -> None:
@@ -192,41 +192,32 @@ class _Bell:
 def _work(bell: _Bell) -> None:
     """What a worker does."""
     try:
-        while True:
-            runtime = bell.wait()
-            if runtime is None:
-                return
-            try:
-                if not runtime.serve(bell):
-                    return
-            except BaseException as error:
-                _fail(runtime, error)
-                return
+        while (runtime := bell.wait()) is not None and runtime.serve(bell):
             del runtime
+    except BaseException as error:
+        _fail(bell.runtime(), error)
     finally:
         bell.dismiss()
 
 
-def _call(calls: queue.SimpleQueue[_Prepared | None]) -> None:
+def _call(bell: _Bell) -> None:
     """What a thread does that calls the function for what a worker has prepared."""
-    while True:
-        prepared = calls.get()
-        if prepared is None:
-            calls.put(None)  # for the next of these threads
-            return
-        runtime, batch, begun = prepared
-        try:
+    try:
+        assert bell.calls is not None
+        while (prepared := bell.calls.get()) is not None:
+            runtime, batch, begun = prepared
             runtime.run(batch, begun)
             runtime.relieve()
-        except BaseException as error:
-            _fail(runtime, error)
-            return
-        del prepared, runtime, batch, begun
+            del prepared, runtime, batch, begun
+        bell.dismiss()  # for the next of these threads
+    except BaseException as error:
+        _fail(bell.runtime(), error)
 
 
-def _fail(runtime: ThreadRuntime, error: BaseException) -> None:
-    logger.exception("the worker of %s failed", runtime.name)
-    runtime.forsake(f"its worker failed with a {type(error).__name__}")
+def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
+    if runtime is not None:  # else there are no callers
+        logger.exception("the worker of %s failed", runtime.name)
+        runtime.forsake(f"its worker failed with a {type(error).__name__}")
 
 
 def _at_exit() -> None:

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core.scheduler import Request
@@ -81,6 +81,7 @@ class Future(concurrent.futures.Future[U]):
         self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
         self._request: Request | None = None  # while unanswered
         self._server: Server | None = None  # while unanswered
+        self._notified = False  # whether those who wait for several futures know that it was cancelled
         self._room = room  # tells whoever submitted it that there is room in the queue
 
     def bind(self, request: Request, server: Server) -> None:
@@ -96,19 +97,19 @@ class Future(concurrent.futures.Future[U]):
     def wake(self) -> None:
         self.enters()
         request = self._request
-        if request is None or self.done():
+        if request is None or self._settled:
             self._release()
             return
         error, request.error = request.error, None
         try:  # done-callbacks run in here
-            if error is None:
-                self.set_result(request.result)
-            elif isinstance(error, concurrent.futures.CancelledError):  # at shutdown
+            if self.cancelled() or isinstance(error, concurrent.futures.CancelledError):
                 self._set_cancelled()
+            elif error is None:
+                self.set_result(request.result)
             else:
                 self.set_exception(error)
         except BaseException:
-            if not self.done():  # a signal or a full stack broke in; it will be told again
+            if not self._settled:  # a signal or a full stack broke in; it will be told again
                 request.error = error
                 raise
             logger.exception("a callback of a future raised")
@@ -156,11 +157,17 @@ class Future(concurrent.futures.Future[U]):
         """Makes this usable in a forked process, where whoever held its lock is gone."""
         self._condition = threading.Condition()
 
+    @property
+    def _settled(self) -> bool:
+        """Whether everyone who waits for it has been told."""
+        return self.done() and (self._notified or not self.cancelled())
+
     def _set_cancelled(self) -> None:
         try:
             super().cancel()
         finally:  # done-callbacks run in there
-            if self.cancelled():
+            if self.cancelled() and not self._notified:
+                self._notified = True
                 self.set_running_or_notify_cancel()
 
     def _release(self) -> None:
@@ -253,7 +260,8 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
     def ring() -> None:
         nonlocal over
         over = True
-        _wake_each([waker])
+        if not waker.done():
+            waker.set_result(None)
 
     timer = loop.call_later(seconds, ring)
     try:
@@ -281,14 +289,19 @@ def wake_all(wakers: Iterable[Waker], here: object) -> None:
             waker.set_result(None)
     for loop, sleepers in away.items():
         try:
-            post(loop, _wake_each, sleepers)
+            post(loop, _wake_each, loop, sleepers)
         except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
             pass
     for future in futures:  # last, because their callbacks take as long as they take
         future.wake()
 
 
-def _wake_each(wakers: Iterable[AsyncWaker]) -> None:
-    for waker in wakers:
-        if not waker.done():
-            waker.set_result(None)
+def _wake_each(loop: object, wakers: Sequence[AsyncWaker]) -> None:
+    """Wakes `wakers` on their `loop`, which runs this."""
+    try:
+        for waker in wakers:
+            if not waker.done():
+                waker.set_result(None)
+    except BaseException:  # a signal handler raised: the others are woken if the loop goes on
+        post(loop, _wake_each, loop, wakers)
+        raise

@@ -1,0 +1,44 @@
+"""Whatever breaks in on the library, wherever: nobody is left waiting, the next call is served, and it can be shut down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("breaking.py")
+TIMEOUT = 240.0
+"""Of a sweep over all moments (s); it takes a few seconds."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "callers",
+        "callers on_full='raise'",
+        "callers queue_timeout_ms=1e4",
+        "workers",
+        "workers max_concurrent_batches=2",
+        "workers prefetch=1",
+        "workers isolate_errors=True",
+        "loop",
+        "loop-coroutine",
+        "loop-coroutine max_concurrent_batches=2",
+        "loop-coroutine isolate_errors=True queue_timeout_ms=1e4",
+    ],
+)
+def test_nobody_is_left_waiting_wherever_something_breaks_in(arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", PROGRAM, *arguments.split()],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    *problems, moments = done.stdout.splitlines() or [""]
+    assert (done.returncode, problems) == (0, []), done.stderr
+    assert int(moments.removesuffix(" moments")) > 200
