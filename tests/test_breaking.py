@@ -17,17 +17,13 @@ TIMEOUT = 240.0
 @pytest.mark.parametrize(
     "arguments",
     [
-        "callers",
         "callers on_full='raise'",
         "callers queue_timeout_ms=1e4",
         "workers",
-        "workers max_concurrent_batches=2",
+        "workers max_concurrent_batches=2 isolate_errors=True",
         "workers prefetch=1",
-        "workers isolate_errors=True",
         "loop",
-        "loop-coroutine",
-        "loop-coroutine max_concurrent_batches=2",
-        "loop-coroutine isolate_errors=True queue_timeout_ms=1e4",
+        "loop-coroutine max_concurrent_batches=2 isolate_errors=True queue_timeout_ms=1e4",
     ],
 )
 def test_nobody_is_left_waiting_wherever_something_breaks_in(arguments: str) -> None:
