@@ -28,7 +28,7 @@ from batched._runtime import thread, wakers
 LIBRARY = str(Path(batched.__file__).parent)
 UNREACHED: set[CodeType] = {wakers._wake_each.__code__, thread._work.__code__, thread._call.__code__}
 """What nobody can answer for if it does not even begin: a loop forgets such a callback, and threads handle no signals."""
-PATIENCE = 1.0
+PATIENCE = 10.0
 """Seconds after which a wait counts as a hang."""
 
 
@@ -71,7 +71,7 @@ def _decorated(decorator: Any, function: Callable[..., Any], settings: dict[str,
     return decorator(**{"batch_size": 3, "max_queue_size": 5, **settings})(function)
 
 
-def _attempt(function: Callable[[], Any], breaking: Breaking | None) -> Any:
+def _attempt(function: Callable[[], Any], breaking: Breaking) -> Any:
     """What `function` returns, run to be broken in on; None if it raises."""
     try:
         sys.setprofile(breaking)
@@ -109,7 +109,12 @@ def _problems(fn: Any, futures: list[Any], threads: list[threading.Thread]) -> l
         found.append("the next call is not served")
     if user.is_alive():
         found.append("shutdown hangs")
-    return found
+    return found + _miscounted(fn)
+
+
+def _miscounted(fn: Any) -> list[str]:
+    left = (fn.stats.queue_size, fn.stats.blocked, fn.stats.in_flight)
+    return [f"counted as waiting, blocked and in flight: {left}"] if any(left) else []
 
 
 def callers(breaking: Breaking, **settings: Any) -> list[str]:
@@ -138,7 +143,7 @@ def callers(breaking: Breaking, **settings: Any) -> list[str]:
     attempt(lambda: fn.stats.avg_batch_size)
     attempt(lambda: fn.shutdown(wait=False, cancel_futures=True))
     attempt(fn.__enter__)
-    return _problems(fn, futures, threads) + _uncounted(fn)
+    return _problems(fn, futures, threads)
 
 
 def workers(breaking: Breaking, **settings: Any) -> list[str]:
@@ -159,7 +164,7 @@ def workers(breaking: Breaking, **settings: Any) -> list[str]:
     concurrent.futures.wait(futures, PATIENCE)
     breaking.on = False
     threading.setprofile(None)
-    return _problems(fn, futures, threads) + _uncounted(fn)
+    return _problems(fn, futures, threads)
 
 
 def loop(function: Callable[..., Any], breaking: Breaking, **settings: Any) -> list[str]:
@@ -215,12 +220,7 @@ def loop(function: Callable[..., Any], breaking: Breaking, **settings: Any) -> l
             each.exception()
     running.run_until_complete(running.shutdown_asyncgens())
     running.close()
-    return found + _uncounted(fn)
-
-
-def _uncounted(fn: Any) -> list[str]:
-    left = (fn.stats.queue_size, fn.stats.blocked, fn.stats.in_flight)
-    return [f"counted as waiting, blocked and in flight: {left}"] if any(left) else []
+    return found + _miscounted(fn)
 
 
 PLACES: dict[str, Callable[..., list[str]]] = {

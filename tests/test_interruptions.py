@@ -218,40 +218,32 @@ def test_a_worker_that_was_given_up_while_it_rested_ends(coroutine: bool, monkey
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "before"),
-    [(answers.Answers, "tell", True), (concurrent.futures.Future, "set_result", True)],
-    ids=["about to tell", "telling"],
+    ("where", "name", "before", "answered"),
+    [
+        (runtime, "settle", True, False),
+        (runtime, "settle", False, False),
+        (answers.Answers, "end", True, False),
+        (answers.Answers, "end", False, True),
+        (Scheduler, "finished", True, True),
+        (Scheduler, "finished", False, True),
+        (answers.Answers, "tell", True, True),
+        (concurrent.futures.Future, "set_result", True, True),
+    ],
 )
-def test_an_answer_that_was_broken_in_on_is_given_with_the_next_one(
-    where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_worker_that_fails_when_a_batch_has_ended_leaves_nobody_waiting(
+    where: Any, name: str, before: bool, answered: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a worker no signal is handled, but memory may run out."""
-    gate, fn, running = held()
-    with monkeypatch.context() as patch:
-        interrupting(patch, where, name, before=before)
-        gate.open.set()
-        wait_until(lambda: fn._batcher.runtime._workers == 0)
-    assert fn("next") == "next"
-    assert running.result(BOUND) == "running"
-    fn.shutdown()
-
-
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize(
-    ("where", "name"), [(runtime, "settle"), (Scheduler, "finished"), (answers.Answers, "end")], ids=["settle", "finished", "end"]
-)
-def test_callers_of_a_batch_that_has_just_ended_are_told_though_its_worker_fails(
-    where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its results if they were dealt out, else that they are lost, and those who wait likewise."""
+    """In a worker no signal is handled, but memory may run out. Callers that had their answers by then get them."""
     gate, fn, running = held()
     waiting = fn.submit("waiting")
     with monkeypatch.context() as patch:
         interrupting(patch, where, name, before=before)
         gate.open.set()
         assert isinstance(waiting.exception(BOUND), batched.BatcherClosed)
-        error = running.exception(BOUND)
-        assert error is None or isinstance(error, batched.BatcherClosed)
+        if answered:
+            assert running.result(BOUND) == "running"
+        else:
+            assert isinstance(running.exception(BOUND), batched.BatcherClosed)
         wait_until(lambda: fn._batcher.runtime._workers == 0)
     assert fn("next") == "next"
     fn.shutdown()
@@ -325,28 +317,19 @@ def test_a_signal_that_breaks_in_on_waking_tasks_leaves_none_asleep() -> None:
     loop.close()
 
 
-def test_whoever_waits_for_several_futures_learns_of_one_whose_cancellation_was_broken_in_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["cancel", "cancelled"])
+def test_a_cancellation_that_was_broken_in_on_is_made_good(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For those too who wait for several futures."""
     gate, fn, running = held()
     waiting = fn.submit("waiting")
     with monkeypatch.context() as patch:
-        interrupting(patch, concurrent.futures.Future, "cancelled", before=True)
-        with pytest.raises(Interrupt):
-            waiting.cancel()
-    gate.open.set()
-    assert not concurrent.futures.wait([running, waiting, fn.submit("next")], BOUND).not_done
-    fn.shutdown()
-
-
-def test_a_cancellation_that_was_broken_in_on_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, fn, running = held()
-    waiting = fn.submit("waiting")
-    with monkeypatch.context() as patch:
-        interrupting(patch, concurrent.futures.Future, "cancel", before=True)
+        interrupting(patch, concurrent.futures.Future, name, before=True)
         with pytest.raises(Interrupt):
             waiting.cancel()
     gate.open.set()
     assert running.result(BOUND) == "running"
-    wait_until(waiting.cancelled)
+    assert not concurrent.futures.wait([waiting], BOUND).not_done
+    assert waiting.cancelled()
     fn.shutdown()
 
 
