@@ -317,13 +317,13 @@ def test_a_signal_that_breaks_in_on_waking_tasks_leaves_none_asleep() -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("name", ["cancel", "cancelled"])
-def test_a_cancellation_that_was_broken_in_on_is_made_good(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "on"), [("cancel", 1), ("cancelled", 1), ("cancelled", 2)])
+def test_a_cancellation_that_was_broken_in_on_is_made_good(name: str, on: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For those too who wait for several futures."""
     gate, fn, running = held()
     waiting = fn.submit("waiting")
     with monkeypatch.context() as patch:
-        interrupting(patch, concurrent.futures.Future, name, before=True)
+        interrupting(patch, concurrent.futures.Future, name, before=True, on=on)
         with pytest.raises(Interrupt):
             waiting.cancel()
     gate.open.set()
