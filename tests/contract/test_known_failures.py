@@ -519,6 +519,7 @@ def test_idle_batchers_do_not_wake_up() -> None:
         from stage import SCENARIOS
 
         steps = itertools.count()  # of Python code, in all threads
+        FEW = 10  # of them: trio tosses a coin for the order of its tasks, and may turn the list round
 
         def note(*_):
             next(steps)
@@ -533,6 +534,7 @@ def test_idle_batchers_do_not_wake_up() -> None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches, next(steps) - before
 
         async def main(scenarios):
+            await quiet()  # what is imported or set up at first
             alone = await quiet()
             stages = []
             for scenario in scenarios:
@@ -544,7 +546,7 @@ def test_idle_batchers_do_not_wake_up() -> None:
             seen = []
             while len(seen) < 8:  # what ends just now, and what else the machine does, may fall into the first ones
                 seen.append(await quiet())
-                if all(beside <= before for beside, before in zip(seen[-1], alone)):
+                if all(beside <= before + more for beside, before, more in zip(seen[-1], alone, (0, FEW))):
                     print("still")
                     break
             else:
