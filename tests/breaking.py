@@ -190,6 +190,9 @@ def loop(function: Callable[..., Any], breaking: Breaking, **settings: Any) -> l
         async for _ in fn.map(range(3)):
             pass
         await asyncio.wait(tasks, timeout=PATIENCE)
+        futures.extend([fn.submit(item) for item in range(11, 15)])
+        for future in futures[:-4:-1]:  # most of those that wait, behind one that stays
+            future.cancel()
 
     async def use() -> None:
         served = []
@@ -211,6 +214,8 @@ def loop(function: Callable[..., Any], breaking: Breaking, **settings: Any) -> l
     while not task.done():  # the loop stops at a KeyboardInterrupt, and goes on
         _attempt(lambda: running.run_until_complete(task), breaking)
     breaking.on = False
+    running.stop()
+    running.run_forever()  # once: that task may have stopped it just when something broke in
     for coroutine in (told(), use()):
         running.run_until_complete(coroutine)
     for each in (task, *tasks):

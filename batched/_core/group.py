@@ -81,6 +81,8 @@ def tidy(queue: Queue, waiting: int) -> None:
     while queue and queue[0].queues is None:
         queue.popleft()
     if len(queue) > 2 * waiting:
-        there = [request for request in queue if request.queues is not None]
-        queue.clear()
-        queue.extend(there)
+        for _ in range(len(queue)):  # never out of the queue while they wait, for a signal may break in
+            if queue[0].queues is None:
+                queue.popleft()
+            else:
+                queue.rotate(-1)
