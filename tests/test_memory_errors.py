@@ -353,6 +353,17 @@ def test_frames_below_an_error_and_its_causes_are_let_go() -> None:
     assert caught.value.__cause__.__traceback__ is None
 
 
+def test_a_longer_probe_that_runs_out_of_memory_says_nothing_of_the_batch(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        if features["x"].shape[1] > 8:
+            raise MemoryError
+        return features["x"].sum(1, keepdims=True) * numpy.ones(3)
+
+    two = together(compute, pad_to_multiple_of=8)
+    assert [result.shape for result in two.results({"x": numpy.ones((1, 3), int)}, {"x": numpy.ones((2, 5), int)})] == [(1, 3), (2, 3)]
+    assert (two.fn.stats.memory_errors, two.seen[0]["x"].shape) == (0, (3, 8))
+
+
 def test_a_probe_that_runs_out_of_memory_splits_its_batch(together: Make) -> None:
     tried: list[int] = []
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Hashable
+from itertools import chain
 from typing import Any, Final
 
 _PLACE: Final = object()  # stands for the instance, the items and the features when a signature is bound
+
+LIGHT: Final = 256
+"""Characters or bytes of arguments up to which keys may keep them."""
 
 REMEMBERED: Final = 64
 """Sets of feature names for which calls without extra arguments take the short way."""
@@ -21,11 +25,19 @@ REMEMBERED: Final = 64
 class Arguments:
     """The extra arguments of a call. Calls with equal ones have the same object, as long as any of them waits or runs."""
 
-    __slots__ = ("__weakref__", "_args", "_kwargs")
+    __slots__ = ("__weakref__", "_args", "_kwargs", "_light")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._args = _fresh(args)
         self._kwargs = _fresh(kwargs)
+        self._light: bool | None = None  # whether `key` may keep them; None until it is asked for
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the same arguments, as long as they are used; keeps none alive but small plain values, which it always knows again."""
+        if self._light is None:
+            self._light = _is_light(self._args) and _is_light(self._kwargs)
+        return self if self._light else weakref.ref(self)
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of one batch, whose containers the function may change."""
@@ -158,6 +170,18 @@ def _fresh(value: Any) -> Any:
     if kind is dict:
         return {key: _fresh(item) for key, item in value.items()}
     return kind._make(map(_fresh, value)) if _is_named(value) else value
+
+
+def _is_light(value: Any) -> bool:
+    """Whether `value` is small and plain, all that it holds too."""
+    kind = type(value)
+    if kind in (str, bytes):
+        return len(value) <= LIGHT
+    if kind in (list, tuple, set, frozenset):
+        return len(value) <= LIGHT and all(map(_is_light, value))
+    if kind is dict:
+        return len(value) <= LIGHT and all(map(_is_light, chain.from_iterable(value.items())))
+    return value is None or kind in (int, float, bool, complex)
 
 
 def _is_named(value: Any) -> bool:

@@ -14,16 +14,19 @@ Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 class ProbeNeeded(Exception):
     """The output cannot be split before it is known what the function makes of one row of it alone.
 
-    The first of `calls` that the function answers tells: `learn` is to be told the output, `give_up` the error if it answers none, and
-    `split` to be asked again, about `kept`, a copy of the output: the function may write the next one to the same memory.
+    The first of `calls` that the function answers tells. `learn` is to be told the output, and `failed` the errors before, of which it
+    says whether the caller of that row would have got it alone; and `split` is to be asked again, about `kept`, a copy of the output:
+    the function may write the next one to the same memory.
     """
 
-    def __init__(self, kept: Any, calls: list[Call], learn: Callable[[Any, Call], None], give_up: Callable[[BaseException], None]) -> None:
-        super().__init__(kept, calls, learn, give_up)
+    def __init__(
+        self, kept: Any, calls: list[Call], learn: Callable[[Any, Call], None], failed: Callable[[BaseException, Call], bool]
+    ) -> None:
+        super().__init__(kept, calls, learn, failed)
         self.kept = kept
         self.calls = calls
         self.learn = learn
-        self.give_up = give_up
+        self.failed = failed
 
 
 class Collator(Protocol):

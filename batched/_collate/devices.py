@@ -40,7 +40,8 @@ class Devices:
                 return sent
         torch = sys.modules["torch"]
         if not isinstance(array, torch.Tensor):
-            if not (array.flags.writeable and array.dtype.isnative and min(array.strides) >= 0):  # what torch cannot share
+            strides_fit = all(stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides)
+            if not (array.flags.writeable and array.dtype.isnative and strides_fit):  # what torch cannot share
                 array = array.astype(array.dtype.newbyteorder("="))
             try:
                 array = torch.from_numpy(array)
@@ -87,7 +88,7 @@ class _Staging:
             arrived.synchronize()
         size = torch.Size(shape).numel()
         if memory is None or memory.dtype is not dtype or memory.numel() < size:
-            memory = torch.empty(size + size // 2, dtype=dtype, pin_memory=True)
+            memory = torch.empty(size + size // 2, dtype=dtype, device="cpu", pin_memory=True)
         array = memory[:size].view(shape)
         buffers[field.name] = memory, None
         self._of_thread.staged = field.name, array

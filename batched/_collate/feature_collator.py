@@ -34,12 +34,13 @@ class Group(NamedTuple):
 class Padded:
     """How the features of a call of the function were padded."""
 
-    __slots__ = ("probed", "refused", "widths")
+    __slots__ = ("probed", "refused", "unclear", "widths")
 
     def __init__(self, widths: Widths) -> None:
         self.widths = widths  # the length of the rows of each feature
         self.probed: list[Widths] = []  # callers with rows of these lengths had one of them run alone
-        self.refused: dict[Widths, BaseException] = {}  # what the function raised for a row of these lengths alone
+        self.refused: dict[Widths, BaseException] = {}  # what these callers are told instead of their part of the output
+        self.unclear: dict[Widths, BaseException] = {}  # what the function raised where it was to tell how to cut it for these callers
 
 
 class FeatureCollator:
@@ -70,15 +71,19 @@ class FeatureCollator:
             wait_for(whole)
             unchanged = all(moved is array for moved, (_, array) in zip(whole, arrays, strict=True))
             return [output if unchanged else rebuilt(output, iter(whole))]
-        rows = {
-            request.items.widths: (request, start, start + 1) for request, start, _ in slices if request.items.widths not in note.refused
-        }
-        if not rows:
-            return [note.refused[request.items.widths] for request, _, _ in slices]
-        try:
-            cuts = self._unpadding.cuts(group, arrays, note.widths, sorted(rows, key=_as_probe))
-        except Ambiguous as ambiguous:
-            raise self._probe(rows[ambiguous.widths], note, output, arrays) from None
+        rows = {request.items.widths: (request, start, start + 1) for request, start, _ in slices}
+        while True:
+            callers = sorted(rows.keys() - note.refused.keys(), key=_as_probe)
+            if not callers:
+                return [note.refused[request.items.widths] for request, _, _ in slices]
+            try:
+                cuts = self._unpadding.cuts(group, arrays, note.widths, callers, note.unclear)
+                break
+            except Ambiguous as ambiguous:
+                own = ambiguous.widths
+            if own not in note.unclear:
+                raise self._probe(rows[own], note, output, arrays)  # out here, where it holds no other error and so no frames
+            note.refused[own] = self._unpadding.unclear(group, note.widths, note.unclear[own])
         moved = self._devices.outward([array for _, array in arrays])
         columns = [self._shares(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)]
         wait_for([column[-1] for column in columns])
@@ -99,11 +104,14 @@ class FeatureCollator:
         request = row[0]
         group: Any = request.group
         own: Widths = request.items.widths
-        if note.probed.count(own) == PROBES:
+        tried = note.probed.count(own)
+        if tried == PROBES:
             raise BatchFunctionError(f"{self._name}: what its output has to do with the length of rows changes from call to call")
         note.probed.append(own)
-        others = self._settings.other_lengths(own, note.widths)
-        calls = [self._call([row], group, widths, probe=True) for widths in dict.fromkeys([others, own])]
+        others = self._settings.other_lengths(own, note.widths, apart=tried > 0)
+        alone = self._padded(group.fields, [(width,) for width in own])
+        tries = [others] if alone in (others, note.widths) else [others, alone]
+        calls = [self._call([row], group, widths, probe=True) for widths in tries]
 
         def learn(output: Any, call: Call) -> None:
             probed = self._leaves(output, 1)
@@ -111,10 +119,12 @@ class FeatureCollator:
                 raise BatchFunctionError(f"{self._name} returned an output of another structure for one row than for several")
             self._unpadding.learn(group, probed, call[2].widths)
 
-        def give_up(error: BaseException) -> None:
-            note.refused[own] = error
+        def failed(error: BaseException, call: Call) -> bool:
+            refused: bool = call[2].widths == alone
+            (note.refused if refused else note.unclear)[own] = error
+            return refused
 
-        return ProbeNeeded(rebuilt(output, iter([_copied(array) for _, array in arrays])), calls, learn, give_up)
+        return ProbeNeeded(rebuilt(output, iter([_copied(array) for _, array in arrays])), calls, learn, failed)
 
     def _padded(self, fields: tuple[Field, ...], every: list[Widths]) -> Widths:
         """To what length the rows of each feature are padded, for calls with rows of `every` of these lengths.
@@ -204,4 +214,10 @@ def _joined(arrays: list[Array]) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and all(isinstance(array, torch.Tensor) for array in arrays):
         return torch.cat(arrays)
-    return sys.modules["numpy"].concatenate(arrays)
+    first, others = arrays[0], arrays[1:]
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    if isinstance(first, masked):
+        return sys.modules["numpy.ma"].concatenate(arrays)
+    same = all(other.dtype == first.dtype for other in others)  # then it is kept, to the order of its bytes
+    joined = sys.modules["numpy"].concatenate(arrays, dtype=first.dtype if same else None)
+    return joined if type(joined) is type(first) else joined.view(type(first))

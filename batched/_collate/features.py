@@ -88,19 +88,20 @@ class Reader:
         return found
 
     def _described(self, name: str, array: Any) -> tuple[Field, Array, Array]:
-        """The field of `array`, the array without the graph of its gradients, and a view of it."""
+        """The field of `array`, the plain array without the graph of its gradients, and a view of it."""
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())  # numpy imports that when it is first asked for
         kind: type[Field]
         if torch is not None and isinstance(array, torch.Tensor) and is_dense(array):
             device = array.device
             kind = CpuTensorField if device.type == "cpu" else TensorField
             if array.requires_grad or array.is_conj() or array.is_neg():
                 array = array.detach().resolve_conj().resolve_neg()
-        elif (
-            numpy is not None and isinstance(array, numpy.ndarray) and not isinstance(array, masked) and not isinstance(array, numpy.matrix)
-        ):
+            if type(array) is not torch.Tensor:
+                array = array.as_subclass(torch.Tensor)  # as it will be in a batch
+        elif numpy is not None and isinstance(array, numpy.ndarray) and _is_plain(array):
             device, kind = None, NumpyField
+            if type(array) is not numpy.ndarray:
+                array = array.view(numpy.ndarray)
         else:
             raise CollationError(
                 f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for each row, "
@@ -117,15 +118,17 @@ class Reader:
                 self._fields.clear()
             try:
                 field = self._fields.setdefault(key, kind(name, array, self._pads.get(name)))
-            except NotImplementedError:  # of torch, for numbers of less than a byte
+            except (RuntimeError, TypeError):  # of torch, for numbers of less than a byte or quantized ones
                 raise CollationError(f"{self._name}: {name} is of {array.dtype}, of which no batch can be made") from None
+            except CollationError as error:
+                raise CollationError(f"{self._name}: {error}") from None
         return field, array, field.view(array)
 
     def _stacked(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
         """`rows` as one array, and how much each was padded."""
         if not rows:
             raise CollationError(f"{self._name}: {name} is an empty list; a feature has one row per item")
-        described = [self._described(name, row[None] if is_array(row) or is_scalar(row) else row) for row in rows]
+        described = [self._described(name, row[None] if is_scalar(row) or (is_array(row) and is_dense(row)) else row) for row in rows]
         field = described[0][0]
         for number, (other, _, _) in enumerate(described):
             if other != field:
@@ -146,7 +149,7 @@ class Reader:
             rows = (dict(zip(names, row, strict=True)) for row in zip(*features.arrays, strict=True))
             return max(whole_length(self._name, self._length(row)) for row in rows)
         tokens = [width for field, width in zip(features.fields, features.widths, strict=True) if field.is_token]
-        return self._settings.rounded(max(tokens)) if tokens else max(features.widths)
+        return self._settings.rounded(max(tokens or features.widths))
 
     def _complaint(self, given: Mapping[str, Any], views: list[Array]) -> str:
         if not given:
@@ -183,7 +186,23 @@ def _said(value: Any) -> str:
     kind = type(value)
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    shape = getattr(value, "shape", None)
-    if shape is None or not hasattr(value, "dtype"):
+    if not is_array(value) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return f"{value!r:.40} of type {kind.__qualname__}"
-    return f"{kind.__module__.partition('.')[0]} {value.dtype} {tuple(shape)}".replace("torch torch.", "torch ")
+    words = [kind.__module__.partition(".")[0], str(value.dtype).replace("torch.", "")]
+    if kind.__name__ not in ("ndarray", "Tensor"):
+        words.insert(1, kind.__qualname__)
+    words.append(str(tuple(value.shape)) if not getattr(value, "is_nested", False) else "(nested)")
+    if is_array(value) and not is_dense(value):
+        words.append(f"of layout {value.layout}")
+    if str(getattr(value, "device", "cpu")) != "cpu":
+        words.append(f"on {value.device}")
+    return " ".join(words)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether an array of numpy can be joined with others as what it is: not if some are masked, or its type has rules of its own."""
+    numpy = sys.modules["numpy"]
+    if type(array) is numpy.ndarray:
+        return True
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", numpy.matrix)  # numpy imports that when it is first asked for
+    return type(array).__array_function__ is numpy.ndarray.__array_function__ and not isinstance(array, (masked, numpy.matrix))

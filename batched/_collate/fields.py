@@ -182,20 +182,20 @@ class CpuTensorField(TensorField):
     def __init__(self, name: str, array: Array, pad: Any) -> None:
         torch = sys.modules["torch"]
         try:
-            torch.empty(0, dtype=array.dtype).numpy()
+            torch.empty(0, dtype=array.dtype, device="cpu").numpy()
             self._carrier = None
         except TypeError:
             self._carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[array.dtype.itemsize]
         super().__init__(name, array, pad)
 
     def _stored(self, pad: Any) -> Any:
-        return self.view(sys.modules["torch"].tensor(pad or 0, dtype=self.dtype))[()]
+        return self.view(sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu"))[()]
 
     def view(self, array: Array) -> Array:
         return (array if self._carrier is None else array.view(self._carrier)).numpy()
 
     def blank(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        array = sys.modules["torch"].empty(shape, dtype=self.dtype)
+        array = sys.modules["torch"].empty(shape, dtype=self.dtype, device="cpu")
         return array, self.view(array)
 
     def join(self, blocks: list[Array], out: Array) -> None:

@@ -42,8 +42,8 @@ def rebuilt(output: Any, arrays: Iterator[Array]) -> Any:
         return kind._make(sequence) if hasattr(kind, "_make") else kind(sequence)
     twin = object.__new__(kind)  # a dataclass: its constructor may take other arguments than it has fields
     vars_of = getattr(output, "__dict__", None)
-    if vars_of is not None:
-        twin.__dict__.update(vars_of)
+    if vars_of is not None:  # what has arrays beside the fields, such as a cached property, is of the whole batch
+        twin.__dict__.update({name: value for name, value in vars_of.items() if next(_arrays(value), None) is None})
     for field in dataclasses.fields(output):
         object.__setattr__(twin, field.name, rebuilt(getattr(output, field.name), arrays))
     return twin
@@ -84,7 +84,8 @@ def _leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
             raise BatchFunctionError(f"{named(path)} is a single value and cannot be split; it must have one row per item")
         if not is_dense(output):
             raise BatchFunctionError(
-                f"{named(path)} is a tensor of layout {output.layout}, which cannot be split into rows; return a dense one"
+                f"{named(path)} is a {'nested tensor' if output.is_nested else f'tensor of layout {output.layout}'}, which cannot be "
+                "split into rows; return a dense one"
             )
         yield path, output
     elif isinstance(output, Mapping):
@@ -102,6 +103,15 @@ def _leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
         raise BatchFunctionError(f"{named(path)} is of type {kind}, which cannot be split into rows{hint}")
 
 
+def _arrays(value: Any) -> Iterator[Array]:
+    """Every array in `value`, as far as built-in containers and mappings hold them."""
+    if is_array(value):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(each)
+
+
 def _mapping_like(output: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
     """`parts` in a mapping of the type of `output`; in a dict, if that is one that cannot be changed."""
     kind = type(output)
@@ -116,7 +126,15 @@ def _mapping_like(output: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
                 if isinstance(value, (dict, list, set)):  # where it may keep its entries, which are not to be shared
                     twin.__dict__[name] = copy.copy(value)
         for key, part in parts.items():
+            whole = output[key]
             twin[key] = part
+            if output[key] is not whole:  # they share what holds their entries
+                twin[key] = whole
+                return parts
     except TypeError:
         return parts
+    own = {id(array) for array in _arrays(parts)}
+    for name, value in list(getattr(twin, "__dict__", {}).items()):
+        if any(id(array) not in own for array in _arrays(value)):  # of the whole batch
+            del twin.__dict__[name]
     return twin

@@ -67,21 +67,21 @@ class FeatureSettings:
         """`width` rounded up to `pad_to_multiple_of`."""
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def other_lengths(self, own: tuple[int, ...], padded: tuple[int, ...]) -> tuple[int, ...]:
+    def other_lengths(self, own: tuple[int, ...], padded: tuple[int, ...], *, apart: bool) -> tuple[int, ...]:
         """To what to pad features whose rows are that long `own`, so that it shows in what they differ from a batch `padded` so.
 
-        To multiples, if that tells them apart.
+        To the next multiple; to a further one if the batch was, or if they are to be told `apart` and another feature is.
         """
-        chosen: dict[int, set[tuple[int, int]]] = {}
+        chosen: dict[int, tuple[int, int]] = {}  # what is padded to each length
         widths: list[int] = []
         for short, long in zip(own, padded, strict=True):
-            width = self.rounded(short)
-            if width == long and short != long:
-                width += self.pad_to_multiple_of
-            widths.append(long if short == long else width)
-            if short != long:
-                chosen.setdefault(width, set()).add((short, long))
-        return own if any(len(different) > 1 for different in chosen.values()) else tuple(widths)
+            width = long if short == long else self.rounded(short)
+            if short != long and (apart or width == long):
+                while width == long or chosen.get(width, (short, long)) != (short, long):
+                    width += self.pad_to_multiple_of
+                chosen[width] = short, long
+            widths.append(width)
+        return tuple(widths)
 
     def _check_unpad(self) -> None:
         unpad = self.unpad

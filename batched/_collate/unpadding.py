@@ -13,7 +13,7 @@ Where that is not so, a row of such a caller is run alone: what the function mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -109,7 +109,7 @@ class _Known:
         Raises:
             Ambiguous: they have not.
         """
-        if not any(self.axes):
+        if not callers or not any(self.axes):
             return
         rows, shapes, _ = self._latest
         if rows > 1 and len(self._rows) < 2 and any(rows in shape for shape in shapes):
@@ -127,7 +127,7 @@ class Unpadding:
         self._name = name  # of the batch function, for error messages
         self._unpad = settings.unpad
         self._rounded = settings.rounded
-        self._known: dict[Hashable, _Known] = {}  # by group and structure
+        self._known: dict[Hashable, _Known] = {}  # by group and structure; keeps no arguments alive
 
     def cuts(
         self,
@@ -135,8 +135,11 @@ class Unpadding:
         arrays: list[tuple[Path, Any]],
         padded: Widths,
         callers: Sequence[Widths],
+        unclear: Container[Widths] = (),
     ) -> list[Cuts]:
         """For each array of an output, what is to be cut of it, for callers with rows of these lengths.
+
+        For those that are `unclear`, no probe can tell: an axis that is as long as no feature was padded is taken for fixed.
 
         Raises:
             Ambiguous: a probe has to tell.
@@ -147,7 +150,7 @@ class Unpadding:
         if self._unpad != "auto":
             return self._declared(group, arrays, padded)
         known = self._seen(group, arrays, padded)
-        known.check(padded, callers, self._rounded)
+        known.check(padded, [widths for widths in callers if widths not in unclear], self._rounded)
         cuts: list[Cuts] = []
         for (path, array), axes in zip(arrays, known.axes, strict=True):
             found: list[tuple[int, int]] = []
@@ -172,8 +175,17 @@ class Unpadding:
         elif self._unpad:
             self._declared(group, arrays, padded)
 
+    def unclear(self, group: Any, padded: Widths, error: BaseException) -> BatchFunctionError:
+        """What callers are told of whom no probe can tell, because of `error`, how to cut an output padded to these lengths."""
+        found = BatchFunctionError(
+            f"{self._name}: what its output has to do with the length of rows, {_lengths(group, padded)}, cannot be told: for a row of "
+            f"another length it raised {error!r}. unpad={{...}} declares what an axis follows, unpad=False keeps all axes whole"
+        )
+        found.__cause__ = error
+        return found
+
     def _seen(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Known:
-        key = group, tuple([(path, len(array.shape)) for path, array in arrays])
+        key = group.arguments.key, group.fields, tuple([(path, len(array.shape)) for path, array in arrays])
         shapes = [tuple(array.shape[1:]) for _, array in arrays]
         known = self._known.get(key)
         if known is None:

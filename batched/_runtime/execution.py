@@ -54,7 +54,7 @@ class Execution:
                     return batch.slices, parts
             del output, call
         attempts = self._attempts(batch, note, error)
-        del begun, error  # the next attempt has all memory for itself
+        del begun, error, note  # the next attempt has all memory for itself
         try:
             call = next(attempts)
             while True:
@@ -77,7 +77,7 @@ class Execution:
                     return batch.slices, parts
             del output, call
         attempts = self._attempts(batch, note, error)
-        del error  # the next attempt has all memory for itself
+        del error, note  # the next attempt has all memory for itself
         try:
             call = next(attempts)
             while True:
@@ -182,19 +182,15 @@ class Execution:
         """As `_attempt`, once it has turned out that `probe` is needed."""
         while True:
             probe.__traceback__ = None  # which holds this frame
-            error: BaseException | None = None
-            for alone in probe.calls:
+            for call in probe.calls:
                 batch.probes += 1
                 batch.attempts += 1
-                answer, error = yield alone
+                answer, error = yield call
                 if error is None:
-                    probe.learn(answer, alone)
+                    probe.learn(answer, call)
                     break
-                if self._splits and is_out_of_memory(error):
+                if probe.failed(error, call) and self._splits and is_out_of_memory(error):
                     return [], error
-            else:
-                assert error is not None
-                probe.give_up(error)
             try:
                 return self._collator.split(probe.kept, slices, note), None
             except ProbeNeeded as needed:

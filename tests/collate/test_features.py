@@ -796,3 +796,70 @@ def test_a_device_that_this_build_of_torch_has_not_is_told_at_decoration() -> No
                 batched.inference.dynamically(device=kind)
     with pytest.raises(ValueError, match="output_device must be a device of torch, got 'nowhere'"):
         batched.inference.dynamically(output_device="nowhere")
+
+
+# ---------------------------------------------------------------- types with rules of their own
+
+
+class Metres(numpy.ndarray[Any, Any]):
+    def __array_function__(self, *_: Any) -> Any:
+        raise TypeError("lengths only")
+
+
+def test_records_are_arrays_with_and_without_neighbours(together: Make) -> None:
+    two = together(lambda features: features["x"]["a"])
+    call = {"x": numpy.rec.array([(1, 3), (2, 4)], [("a", int), ("b", int)])}
+    assert [result.tolist() for result in (*two.results(call), *two.results(call, call))] == [[1, 2]] * 3
+    assert {type(features["x"]) for features in two.seen} == {numpy.ndarray}
+
+
+def test_a_type_with_rules_of_its_own_is_refused_to_its_caller_alone(together: Make) -> None:
+    two = together()
+    plain = {"x": numpy.ones((1, 2))}
+    for odd, said in (
+        (numpy.ones((1, 2)).view(Metres), "Metres float64 (1, 2)"),
+        (numpy.ma.masked_array([[1, 2]], [[True, False]]), "MaskedArray int64 (1, 2)"),
+    ):
+        refused, *others = two.answers({"x": odd}, plain, plain)
+        assert isinstance(refused, CollationError)
+        assert "x must be a dense array or tensor, or a list of them, one for each row, got" in str(refused)
+        assert str(refused).endswith(said)
+        assert [other["x"].tolist() for other in others] == [[[1, 1]]] * 2
+
+
+@pytest.mark.model
+def test_a_default_device_of_torch_is_not_that_of_the_features(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    two = together()
+    with torch.device("meta"):
+        for lengths in ((2,), (2, 3)):
+            calls = [
+                {"x": torch.ones((1, length), dtype=dtype, device="cpu")} for length in lengths for dtype in (torch.int64, torch.bfloat16)
+            ]
+            for call, result in zip(calls, two.results(*calls), strict=True):
+                assert torch.equal(result["x"], call["x"])
+
+
+@pytest.mark.model
+def test_what_torch_cannot_share_of_an_array_is_copied(together: Make) -> None:
+    pytest.importorskip("torch")
+    field = numpy.zeros(3, [("a", "i1"), ("b", "<f8")])["b"]
+    one = together(device="cpu")
+    assert one.fn({"x": field})["x"].tolist() == [0.0] * 3
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_which_no_batch_can_be_made_are_refused(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for odd, said in (
+        (nested, "dense array or tensor, or a list of them, one for each row, got torch float32 (nested)"),
+        ([nested], "dense array or tensor, or a list of them, one for each row, got torch float32 (nested)"),
+        (torch.ones(3, 3).to_sparse(), "got torch float32 (3, 3) of layout torch.sparse_coo"),
+        ([torch.ones(2), torch.ones(2, device="meta")], "got torch float32 (2,) and, as row 1, torch float32 (2,) on meta"),
+        (torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8), "x is of torch.quint8, of which no batch can be made"),
+    ):
+        with pytest.raises(CollationError) as refused:
+            together().fn({"x": odd})
+        assert said in str(refused.value)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import gc
+import weakref
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ import pytest
 
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 from feature_stage import Together
+from stage import wait_until
 
 Make = Callable[..., Together]
 
@@ -221,8 +225,74 @@ def test_where_all_probes_fail_all_callers_do(together: Make) -> None:
 
     two = together(compute, pad_to_multiple_of=8)
     for answer in two.answers(tokens(3), tokens(3)):
-        assert str(answer) == "no single rows"
-    assert two.fn.stats.probes == 2, "with rows of a multiple, and as they are"
+        assert isinstance(answer, BatchFunctionError)
+        assert "ids to 8, cannot be told: for a row of another length it raised RuntimeError('no single rows')" in str(answer)
+    short, long = together(compute, pad_to_multiple_of=8).answers(tokens(3), tokens(9))
+    assert str(short) == "no single rows", "which it would have got alone"
+    assert "ids to 16, cannot be told" in str(long)
+
+
+def test_lengths_that_round_to_the_same_are_told_apart_by_multiples(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        assert not any(array.shape[1] % 8 for array in features.values())
+        return {name: array[:, :, None] * numpy.ones(8) for name, array in features.items()}
+
+    two = together(compute, pad_to_multiple_of=8)
+    calls = [{"x": numpy.ones((1, x), int), "y": numpy.ones((1, y), int)} for x, y in ((3, 4), (9, 9), (1, 16))]
+    for batch in (calls[:1], calls, calls[::-1]):
+        for call, result in zip(batch, two.results(*batch), strict=True):
+            assert {name: array.shape for name, array in result.items()} == {name: (*array.shape, 8) for name, array in call.items()}
+
+
+def test_a_function_of_one_length_only_needs_no_declaration_where_no_axis_is_as_long(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        assert features["ids"].shape[1] == 8
+        return features["ids"].sum(1, keepdims=True) * numpy.ones(3)
+
+    two = together(compute, pad_to_multiple_of=8)
+    assert two.fn(tokens(3)).tolist() == [[6.0] * 3]
+    assert [result.tolist() for result in two.results(tokens(2), tokens(3), tokens(8))] == [[[3.0] * 3], [[6.0] * 3], [[36.0] * 3]]
+
+
+def test_a_failed_probe_leaves_no_garbage(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        if len(features["ids"]) == 1:
+            raise RuntimeError("no single rows")
+        return hidden(features)
+
+    two = together(compute)
+    gc.collect()
+    gc.disable()
+    try:
+        calls = [{"ids": numpy.ones((2, width), int)} for width in (1, 2, 4)]
+        refs = [weakref.ref(call["ids"]) for call in calls]
+        assert [isinstance(answer, RuntimeError) for answer in two.answers(*calls)] == [True, True, False]
+        del calls
+        wait_until(lambda: not any(ref() is not None for ref in refs))
+    finally:
+        gc.enable()
+
+
+def test_axes_are_known_by_extra_arguments_without_keeping_those_alive(together: Make) -> None:
+    class Session:
+        pass
+
+    two = together(lambda features, session, size: hidden(features, size))
+    refs = []
+    for size in (1, 2, 1, 2):
+        session = Session()
+        refs.append(weakref.ref(session))
+        two.results(tokens(3), tokens(5), extra=({"session": session, "size": size},) * 2)
+        two.extra.clear()
+        del session
+    two.fn.shutdown()
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
+    plain = together(lambda features, size: hidden(features, size))
+    for size in (1, 2, 1, 2):
+        plain.results(tokens(3), tokens(5), extra=({"size": size},) * 2)
+        gc.collect()
+    assert plain.fn.stats.probes == 2, "one for each size"
 
 
 def test_a_probe_that_returns_something_else_is_an_error(together: Make) -> None:
@@ -771,3 +841,87 @@ def test_an_output_that_changes_from_call_to_call_ends_in_an_error(together: Mak
     for answer in two.answers(tokens(3), tokens(5)):
         assert isinstance(answer, BatchFunctionError)
         assert "changes from call to call" in str(answer)
+
+
+class Sharing(MutableMapping[str, Any]):
+    """A mapping whose copies share its entries."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        self.entries = entries
+
+    def __getitem__(self, key: str) -> Any:
+        return self.entries[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.entries[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def test_callers_share_no_entries_of_a_mapping(together: Make) -> None:
+    three = together(lambda features: Sharing({"a": features["x"], "b": features["x"] * 2}))
+    results = three.results(*[{"x": numpy.full((1, 1), number)} for number in range(3)])
+    assert [(result["a"].item(), result["b"].item()) for result in results] == [(0, 0), (1, 2), (2, 4)]
+
+
+@dataclass
+class Labelled:
+    logits: Any
+
+    def __post_init__(self) -> None:
+        self.note = "kept"
+        self.labels = self.logits.argmax(1)
+
+    @functools.cached_property
+    def most(self) -> Any:
+        return self.logits.max(1)
+
+
+class Noted(UserDict[str, Any]):
+    sums: Any = None
+
+
+def test_what_an_output_has_of_the_whole_batch_beside_its_fields_is_no_callers(together: Make) -> None:
+    def labelled(features: dict[str, Any]) -> Any:
+        output = Labelled(features["x"])
+        assert len(output.most) == len(features["x"])
+        return output
+
+    def noted(features: dict[str, Any]) -> Any:
+        output = Noted(x=features["x"])
+        output.sums = features["x"].sum(1)
+        return output
+
+    calls = [{"x": numpy.full((1, 2), number)} for number in range(3)]
+    for number, result in enumerate(together(labelled).results(*calls)):
+        assert (result.logits.tolist(), result.note) == ([[number] * 2], "kept")
+        assert result.most.tolist() == [number]
+        assert not hasattr(result, "labels")
+    for number, result in enumerate(together(noted).results(*calls)):
+        assert (type(result), result["x"].tolist(), result.sums) == (Noted, [[number] * 2], None)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: numpy.ma.masked_array(x, x < 2),
+        lambda x: x.astype(">f4"),
+        lambda x: numpy.rec.array(list(zip(x, x * 2, strict=True)), [("a", int), ("b", int)]),
+    ],
+    ids=["masked", "big-endian", "records"],
+)
+def test_a_split_call_gets_arrays_of_the_kind_that_was_returned(together: Make, made: Callable[[Any], Any]) -> None:
+    x = numpy.arange(5)
+    (result,) = together(lambda features: made(features["x"]), batch_size=2).results({"x": x})
+    whole = made(x)
+    assert (type(result), result.dtype) == (type(whole), whole.dtype)
+    assert repr(result) == repr(whole)
