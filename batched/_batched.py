@@ -163,7 +163,7 @@ class _Face(Generic[T, U, P]):
         if self._function.kind == "static" or self._owner is not None:
             return self
         if self._function.kind == "class":
-            instance = owner or type(instance)
+            instance = type(instance) if owner is None else owner
         elif instance is None:
             return cast("Self", self._of_class)  # checkers know a method as BatchedMethod from its decoration on
         elif instance is owner:

@@ -57,8 +57,9 @@ def mapped(
         if broken is not None:
             raise broken
     finally:
-        for future in ahead:
-            future.cancel()
+        while ahead:
+            ahead.pop().cancel()
+        failure = broken = None  # what is raised holds this frame
 
 
 async def async_mapped(
@@ -107,6 +108,7 @@ async def async_mapped(
         for request, _, server in ahead:
             if server is not None:
                 server.abandon(request)
+        broken = None  # it holds this frame
 
 
 def _submitted(submit: Callable[[T], concurrent.futures.Future[Any]], item: T) -> concurrent.futures.Future[Any]:

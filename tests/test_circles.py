@@ -530,3 +530,30 @@ def test_a_loop_that_is_closed_while_runs_wait_there_is_collected(caplog: pytest
         gc.collect()
         gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+def test_what_a_callback_has_a_loop_do_may_wait_for_the_next_batch() -> None:
+    """It starts with the context of the run, which is not over until all its callers have been told."""
+    told = threading.Event()
+
+    @batched.dynamically(on_batch=lambda _: told.wait(BOUND))
+    def fn(items: list[int]) -> list[int]:
+        return [item + 1 for item in items]
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    seconds: list[Any] = []
+    first = fn.submit(1)
+
+    async def second(value: int) -> int:
+        loop.call_later(0.01, told.set)
+        return await fn.acall(value)
+
+    first.add_done_callback(lambda future: seconds.append(asyncio.run_coroutine_threadsafe(second(future.result()), loop)))
+    wait_until(lambda: bool(seconds))
+    assert seconds[0].result(BOUND) == 3
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(BOUND)
+    loop.close()
+    fn.shutdown()

@@ -101,6 +101,7 @@ def test_the_length_that_is_given_counts_and_not_the_items_own() -> None:
         (lambda item: None, TypeError, "length must return a number of at least 0, got None"),
         (lambda item: float("nan"), TypeError, "length must return a number of at least 0, got nan"),
         (lambda item: float("inf"), TypeError, "length must return a number of at least 0, got inf"),
+        (lambda item: 10**400, ValueError, "length must return a number of at most [0-9]+, got one of 1329 bits"),
     ],
 )
 def test_an_item_without_a_length_fails_alone(length: Callable[[Any], Any], error: type[Exception], text: str) -> None:

@@ -351,3 +351,39 @@ def test_a_waiting_coroutine_does_not_keep_a_dead_loop_alive() -> None:
     ref = asyncio.run(main())
     gc.collect()
     assert ref() is None
+
+
+def test_what_is_finished_at_exit_may_call_other_batched_functions() -> None:
+    done = python(
+        """
+        import threading
+        import batched
+
+        entered = threading.Event()
+
+        @batched.dynamically
+        def inner(items):
+            return [item + 1 for item in items]
+
+        @batched.dynamically(batch_size=1)
+        def outer(items):
+            entered.wait(0.1)
+            try:
+                inner.submit(1)
+            except batched.BatcherClosed:
+                print("refused", flush=True)
+            return inner(items)
+
+        def again(future):
+            print(future.result(), flush=True)
+            try:
+                outer.submit(1)  # without end, if it were taken
+            except batched.BatcherClosed:
+                print("refused", flush=True)
+
+        inner(0)
+        for item in range(2):
+            outer.submit(item).add_done_callback(again)
+        """
+    )
+    assert done.stdout == "refused\n1\nrefused\nrefused\n2\nrefused\n", done.stdout + done.stderr

@@ -401,3 +401,97 @@ def test_trio_as_a_guest_of_asyncio_is_told_from_its_host() -> None:
 
     assert asyncio.run(host()) == [4, 1, "TrioToken", 3]
     plain.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("end", ["stops", "closes"])
+def test_aclose_does_not_wait_for_a_loop_that_ends_meanwhile(backend: str, end: str) -> None:
+    entered = threading.Event()
+
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        entered.set()
+        await asyncio.Event().wait()
+        return items
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(fn(1))
+
+    def run() -> None:
+        loop.run_forever()
+        if end == "closes":
+            loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert entered.wait(BOUND)
+
+    async def close() -> None:
+        timer = threading.Timer(0.05, loop.call_soon_threadsafe, (loop.stop,))
+        timer.start()
+        with anyio.fail_after(BOUND):
+            await fn.aclose()
+        timer.join()
+
+    anyio.run(close, backend=backend)
+    thread.join(BOUND)
+    if end == "stops":
+        with pytest.raises(batched.BatcherClosed):
+            loop.run_until_complete(task)
+        loop.close()
+
+
+def test_aclose_ends_if_the_function_is_opened_again_meanwhile() -> None:
+    gates: dict[int, asyncio.Event] = {}
+
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        gates[items[0]] = gate = asyncio.Event()
+        await gate.wait()
+        return items
+
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    threads = [threading.Thread(target=loop.run_forever) for loop in loops]
+    for thread in threads:
+        thread.start()
+    calls = []
+    for number, loop in enumerate(loops):
+        calls.append(asyncio.run_coroutine_threadsafe(fn(number), loop))
+        wait_until(lambda: number in gates)  # noqa: B023
+
+    async def close() -> None:
+        closing = asyncio.ensure_future(fn.aclose())
+        await asyncio.sleep(0.01)
+        fn._batcher.runtime.open()
+        loops[0].call_soon_threadsafe(gates[0].set)
+        await asyncio.wait_for(closing, BOUND)
+
+    asyncio.run(close())
+    loops[1].call_soon_threadsafe(gates[1].set)
+    assert [call.result(BOUND) for call in calls] == [0, 1]
+    for loop, thread in zip(loops, threads, strict=True):
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(BOUND)
+        loop.close()
+
+
+def test_loops_may_go_while_the_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> None:
+        assert await fn(1) == 1
+        loops: Any = fn._batcher.runtime
+        runtimes = loops._runtimes
+        keyrefs = runtimes.keyrefs
+
+        def gone() -> list[Any]:
+            refs = keyrefs()
+            runtimes.clear()
+            return refs  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(runtimes, "keyrefs", gone)
+        assert fn.stats.queue_size == 0
+
+    asyncio.run(main())

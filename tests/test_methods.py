@@ -298,3 +298,17 @@ def test_a_method_that_is_called_on_the_class_without_an_instance_says_so() -> N
 
     with pytest.raises(TypeError, match="Owner.method is a method: call it on an instance"):
         Owner.method()
+
+
+def test_a_class_may_be_falsy() -> None:
+    class Empty(type):
+        def __len__(cls) -> int:
+            return 0
+
+    class Model(metaclass=Empty):
+        @batched.dynamically
+        @classmethod
+        def name(cls, items: list[int]) -> list[str]:
+            return [cls.__name__ for _ in items]
+
+    assert Model.name(1) == Model().name(1) == "Model"

@@ -9,7 +9,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -279,7 +279,7 @@ def test_a_refused_call_starts_no_thread() -> None:
     assert not any("refused" in thread.name for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("way", ["call", "submit", "acall", "aio"])
+@pytest.mark.parametrize("way", ["call", "submit", "map", "broken map", "acall", "aio"])
 def test_a_failed_call_leaves_no_garbage(way: str) -> None:
     class Item:
         pass
@@ -290,7 +290,17 @@ def test_a_failed_call_leaves_no_garbage(way: str) -> None:
     async def fail_async(items: list[Any]) -> list[Any]:
         raise ValueError
 
+    def broken(item: Any) -> Iterator[Any]:
+        yield item
+        raise ValueError
+
     fn: Any = batched.aio.dynamically(fail_async) if way == "aio" else batched.dynamically(fail)
+    ways: dict[str, Callable[[Any], Any]] = {
+        "call": fn,
+        "submit": lambda item: fn.submit(item).result(BOUND),
+        "map": lambda item: list(fn.map([item] * 50)),
+        "broken map": lambda item: list(fn.map(broken(item), return_exceptions=True)),
+    }
 
     def attempt() -> weakref.ref[Item]:
         item = Item()
@@ -303,7 +313,7 @@ def test_a_failed_call_leaves_no_garbage(way: str) -> None:
             asyncio.run(awaited())
         else:
             with pytest.raises(ValueError):
-                fn(item) if way == "call" else fn.submit(item).result(BOUND)
+                ways[way](item)
         return weakref.ref(item)
 
     gc.collect()
@@ -313,6 +323,24 @@ def test_a_failed_call_leaves_no_garbage(way: str) -> None:
         wait_until(lambda: ref() is None)  # without the garbage collector
     finally:
         gc.enable()
+
+
+def test_results_may_have_classes_of_their_own_making() -> None:
+    """Such as lazy objects, whose `__class__` is that of what they load when it is asked for."""
+
+    class Lazy:
+        def __getattribute__(self, name: str) -> Any:
+            raise ReferenceError(f"it is gone, and so is its {name}")
+
+    def work(items: list[Any]) -> list[Any]:
+        return [Lazy() if item == 1 else [] if item == 2 else item for item in items]
+
+    fn: Any = batched.dynamically(work)
+    for item in (1, [1], [0, 1, 2]):
+        result = fn(item)
+        assert type(result[-2] if item == [0, 1, 2] else result[0] if item == [1] else result) is Lazy
+    assert fn.stats.errors == 0
+    fn.shutdown()
 
 
 def test_type_hints_are_those_of_the_function() -> None:
@@ -490,6 +518,7 @@ def test_an_interrupt_before_any_worker_was_chosen_leaves_a_batcher_that_serves(
         """A lock that a signal handler interrupts the second time."""
 
         entered = 0
+        _is_owned = staticmethod(lock._is_owned)
 
         def __enter__(self) -> None:
             self.entered += 1

@@ -172,6 +172,8 @@ def whole_length(name: str, length: Any) -> int:
         raise TypeError(f"{name}: length must return a number of at least 0, got {length!r}") from None
     if whole < 0:
         raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
+    if whole > sys.maxsize:
+        raise ValueError(f"{name}: length must return a number of at most {sys.maxsize}, got one of {whole.bit_length()} bits")
     return whole
 
 

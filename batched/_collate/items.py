@@ -95,7 +95,7 @@ class Items:
 def _with_errors(part: list[Any], of: Slice) -> list[Any] | BaseException:
     """`part` or, if there are exceptions in it, the one whose item stands first in the call."""
     request, start, _ = of
-    failed = [position for position, row in enumerate(part, start) if isinstance(row, BaseException)]
+    failed = [position for position, row in enumerate(part, start) if issubclass(type(row), BaseException)]
     if not failed:
         return part
     first = failed[0] if request.order is None else min(failed, key=request.order.__getitem__)
@@ -140,11 +140,11 @@ def _owned(rows: list[Any]) -> list[Any]:
     owned: list[Any] = []
     memories: set[int] = set()
     for row in rows:
-        if isinstance(row, arrays):
+        if issubclass(type(row), arrays):  # its `__class__` may be code of the user's
             own = row.base is None and id(row) not in memories
             memories.add(id(row))
             owned.append(row if own else row.copy())
-        elif isinstance(row, tensors):
+        elif issubclass(type(row), tensors):
             memory = row.untyped_storage() if row.layout is getattr(sys.modules["torch"], "strided", None) else None
             own = memory is not None and memory.nbytes() == row.nbytes and memory.data_ptr() not in memories
             if memory is not None:

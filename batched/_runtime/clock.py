@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from .wakers import logger
 
-_Appointment = tuple[float, int, "weakref.WeakMethod[Callable[[], object]]"]
-"""When (s), a number that makes it unique, and what to call then, if that still exists."""
+_Appointment = tuple[float, int, Callable[[], Callable[[], object] | None]]
+"""When (s), a number that makes it unique, and what returns what to call then, if that still exists."""
 
 
 MANY: Final = 64
@@ -50,6 +51,10 @@ class Clock:
         """Has `method`, whose object this does not keep alive, called at `when` on the monotonic clock (s). It must be quick."""
         self._appointments.put((when, next(self._numbers), weakref.WeakMethod(method)))
 
+    def call_soon(self, act: Callable[[], object]) -> None:
+        """Has `act`, which this keeps alive, called at once. It must be quick."""
+        self._appointments.put((-math.inf, next(self._numbers), lambda: act))
+
 
 def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
     pending: list[_Appointment] = []
@@ -71,7 +76,7 @@ def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
             most = max(MANY, 2 * len(pending))
 
 
-def _call(ref: Any) -> None:
+def _call(ref: Callable[[], Callable[[], object] | None]) -> None:
     method = ref()
     if method is None:
         return

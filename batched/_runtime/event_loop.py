@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
-from .loops import current_loop, current_task, ends_task, is_gone, is_over
+from .loops import current_loop, current_task, ends_task, is_gone, is_over, post
 from .reception import AWAKE
 from .runtime import Runtime
 from .shift import Shift
-from .wakers import GLANCE, AsyncWaker, async_waker, blocking_waker, logger, wait, wake_all
+from .wakers import GLANCE, AsyncWaker, async_waker, blocking_waker, glance, logger, wait, wake_all
 
 
 class EventLoopRuntime(Runtime):
@@ -50,6 +50,13 @@ class EventLoopRuntime(Runtime):
 
     def _ring(self, bell: Any) -> None:
         bell.ring()
+
+    def _soon(self, act: Callable[[], object]) -> None:
+        loop = current_loop()
+        if loop is None:
+            super()._soon(act)
+        else:  # calls are taken there only
+            post(loop, act)
 
     async def _work(self, bell: _Bell) -> None:
         task = None
@@ -208,7 +215,9 @@ class EventLoops:
                 with waiting:
                     drained = async_waker(current_loop())
                     runtime.when_drained(drained)
-                    await drained
+                    while not await glance(drained):
+                        if is_over(loop):
+                            runtime.forsake("the event loop that was to run it has stopped")
 
     def _close(self, cancel: bool) -> list[tuple[object, EventLoopRuntime]]:
         self._closed = True
@@ -224,5 +233,5 @@ class EventLoops:
         return runtime.waiting_for(None) if runtime.busy else None
 
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
-        loops = [ref() for ref in self._runtimes.keyrefs()]
-        return [(loop, self._runtimes[loop]) for loop in loops if loop in self._runtimes]
+        loops = [loop for ref in self._runtimes.keyrefs() if (loop := ref()) is not None]
+        return [(loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None]  # others come and go meanwhile

@@ -238,7 +238,7 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> list[Request]:
     for (request, start, stop), outcome in zip(slices, parts, strict=True):
         if request.waker is None or request.error is not None:  # its caller has gone, or another part of it failed
             continue
-        if isinstance(outcome, BaseException):
+        if issubclass(type(outcome), BaseException):  # its `__class__` may be code of the user's
             request.error = outcome
             scheduler.cancel(request)
         elif stop - start == request.size:

@@ -28,7 +28,9 @@ class Observer:
                 logger.exception("on_batch of %s raised; further failures of it are not logged", self._name)
 
     def _record(self, batch: Batch, outcomes: Outcomes) -> BatchRecord:
-        errors = [(request, outcome) for (request, _, _), outcome in zip(*outcomes, strict=True) if isinstance(outcome, BaseException)]
+        errors = [
+            (request, outcome) for (request, _, _), outcome in zip(*outcomes, strict=True) if issubclass(type(outcome), BaseException)
+        ]
         lost = {id(request) for request, _ in errors}
         failed = sum([stop - start for request, start, stop in batch.slices if id(request) in lost])
         requests = {id(request): request for request, _, _ in batch.slices}

@@ -1,7 +1,4 @@
-"""What callers do to a runtime: queue a call, give it up, wait for it, close and open; with the state that workers share, declared here.
-
-`Runtime` adds what workers do.
-"""
+"""What callers do to a runtime: queue a call, give it up, close and open it; `Runtime` adds what workers do to the state declared here."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from .._core.linger import NEVER
@@ -21,25 +16,26 @@ from ..errors import BatcherClosed, QueueFull, QueueTimeout
 from ..stats import Recorder
 from .answers import Answers
 from .clock import clock
+from .guard import Guard
 from .loops import current_loop
-from .shift import Badge, Wait, wait_for
-from .wakers import Future, Waker, wake_all
+from .shift import Badge, is_running
+from .wakers import Future, Lock, Waker, wake_all
 
 AWAKE: Final = -math.inf
 """The alarm while a free worker is awake."""
 
 
-class Reception(ABC):
+class Reception(Guard, ABC):
     """Takes calls for one scheduler, and gives them up; knows of workers only that they can be called."""
 
     tick = 0.0  # the shortest time for which workers can wait (s)
+    exiting = False  # the interpreter is; batches may still wait for functions that are closed to everybody else
 
     def __init__(self, policy: BatchPolicy, recorder: Recorder, name: str) -> None:
+        super().__init__(Badge(name, policy.max_concurrent_batches))  # with a lock that guards what follows
         self.policy = policy
         self.recorder = recorder
         self.name = name  # of the batch function, for messages and thread names
-        self.badge = Badge(name, policy.max_concurrent_batches)  # what runs carry instead of a reference to this
-        self._lock = threading.Lock()  # guards what follows; never held while user code runs or callers are woken
         self._may_expire = policy.queue_timeout is not None
         self._raises = policy.on_full == "raise"
         self._closed = False  # no more calls are taken
@@ -87,6 +83,10 @@ class Reception(ABC):
             BatcherClosed: after `close`.
             QueueFull: there is no room, and no waiting for it.
         """
+        if self._lock._is_owned():
+            if isinstance(request.waker, Lock):
+                self.wait_for(request)  # which refuses
+            return self._later(self._submit_late, request, in_turn)
         call = False
         expiry = NEVER  # for which the clock has to be set
         if self._torn:
@@ -96,7 +96,8 @@ class Reception(ABC):
                 clock.start()
             with self._lock:
                 scheduler = self._scheduler
-                if self._closed or (self._raises and not scheduler.admits(request)):
+                taken = not self._closed or (self.exiting and is_running() and not isinstance(request.waker, Future))
+                if not taken or (self._raises and not scheduler.admits(request)):
                     raise self._refused()
                 self._torn = True
                 now = request.arrived = time.monotonic()
@@ -141,23 +142,18 @@ class Reception(ABC):
             f"{self.name} has {self._scheduler.waiting} items waiting, of at most {self.policy.max_queue_size} (max_queue_size)"
         )
 
-    def wait_for(self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
-        """Notes that this code is about to wait for `request`, or for the end of all, or only for `room`; None outside any batch.
-
-        Raises:
-            RuntimeError: it would wait for itself, and so for ever.
-        """
-        return wait_for(self.badge, request, room=room, done=done)
-
-    def waiting_for(self, request: Request | None, *, room: bool = False) -> AbstractContextManager[None] | None:
-        """As `wait_for`, for a `with` statement around the wait; None if it would wait for itself."""
+    def _submit_late(self, request: Request, in_turn: bool) -> None:
+        """As `submit`, after a finalizer or a signal handler has gone on without knowing."""
         try:
-            return self.wait_for(request, room=room) or nullcontext()
-        except RuntimeError:
-            return None
+            self.submit(request, in_turn=in_turn)
+        except BaseException as error:
+            request.error = error
+            wake_all([request.waker], current_loop())
 
     def cancel(self, request: Request) -> bool:
         """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
+        if self._later(self.cancel, request):
+            return False
         key = object()
         try:
             with self._lock:
@@ -168,6 +164,7 @@ class Reception(ABC):
                 self._answers.end(key, [request])
                 self._scheduler.cancel(request)
                 self._torn = False
+            request.items = None  # the queue may keep the request for a while
             self.recorder.cancelled()
             self._let_in()
             self._answers.tell(key)
@@ -179,6 +176,8 @@ class Reception(ABC):
 
     def abandon(self, request: Request) -> None:
         """Drops what is left of a request that nobody waits for any more."""
+        if self._later(self.abandon, request):
+            return
         try:
             with self._lock:
                 if request.waker is None:
@@ -187,6 +186,8 @@ class Reception(ABC):
                 request.waker = None
                 self._scheduler.cancel(request)
                 self._torn = False
+            if not request.taken:
+                request.items = None  # as in `cancel`
             if request.arrived:  # else it was never accepted
                 self.recorder.cancelled()
             self._let_in()
@@ -205,6 +206,8 @@ class Reception(ABC):
                 self.recorder.timed_out()
             futures = any(isinstance(request.waker, Future) for request in ended)
             self._answers.end(key, ended)
+        for request in ended:
+            request.items = None  # as in `cancel`
         if expiry < NEVER:
             clock.call_at(expiry, self.expire)
         self._let_in()
@@ -230,6 +233,8 @@ class Reception(ABC):
 
     def close(self, cancel: bool) -> None:
         """Takes no more calls; what waits is run without being held back or, with `cancel`, ends now."""
+        if self._later(self.close, cancel):
+            return
         self._mend()
         key = object()
         try:
@@ -263,6 +268,8 @@ class Reception(ABC):
 
     def open(self) -> None:
         """Takes calls again."""
+        if self._later(self.open):
+            return
         with self._lock:
             self._closed = False
             self._scheduler.reopen()
@@ -273,7 +280,7 @@ class Reception(ABC):
         """Has `waker` woken once this is closed, every accepted call has ended and so have the workers, or it was opened again."""
         with self._lock:
             self._until_drained.append(waker)
-            drained = self._drained()
+            drained = self._drained() if self._closed else [waker]
         wake_all(drained, current_loop())
 
     def forsake(self, why: str, *, forked: bool = False, torn: bool = False) -> None:
@@ -282,7 +289,7 @@ class Reception(ABC):
         With `torn`, only if that is still necessary.
         """
         if forked:  # whoever held the lock is gone
-            self._lock = threading.Lock()
+            self._renew_lock()
         with self._lock:
             if torn and not self._torn:
                 return
@@ -313,13 +320,6 @@ class Reception(ABC):
             return []  # answers may be given by threads that work for a worker which has ended
         wakers, self._until_drained = self._until_drained, []
         return wakers
-
-    @property
-    def within(self) -> bool:
-        """Whether waiting for the end of all calls would be waiting for itself here."""
-        waiting = self.waiting_for(None)
-        with waiting or nullcontext():
-            return waiting is None
 
     @abstractmethod
     def _call_worker(self) -> None:

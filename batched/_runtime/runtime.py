@@ -105,7 +105,7 @@ class Runtime(Reception):
             else:
                 more = False
                 self._alarm = deadline
-                if deadline == NEVER and not self._scheduler.waiting and (self._closed or not self.workers_stay):
+                if deadline == NEVER and not self._scheduler.waiting and (not self.workers_stay or (self._closed and not self.exiting)):
                     self._workers -= 1
                     drained = self._drained()
                     ends = True

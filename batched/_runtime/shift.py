@@ -34,15 +34,20 @@ class Badge:
 class Shift:
     """One run of a batch function by the runtime with that badge, begun here, and over once `on` is False."""
 
-    __slots__ = ("__weakref__", "badge", "batch", "on", "waits")
+    __slots__ = ("__weakref__", "badge", "batch", "on", "thread", "waits")
 
     def __init__(self, badge: Badge, batch: Batch) -> None:
         self.badge = badge
         self.batch: Batch | None = batch
         self.on = True  # a task that the function started may outlive the run
+        self.thread: int | None = None  # the only one that can hold it up, once the function has returned
         self.waits: dict[Badge, WeakSet[Wait]] = {}  # of its code, by whose answer is waited for
         batch.begun = True
         _shift.set(self)
+
+    def answers(self) -> None:
+        """The function has returned; what its callers do now, here, is still part of the run, but not what they have others do."""
+        self.thread = threading.get_ident()
 
     def ends(self) -> None:
         self.on = False
@@ -92,6 +97,14 @@ class Wait:
 _shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
 within_run = _shift.get
 """The run that this code is, or was, part of; None for most callers, who need not ask more."""
+
+
+def is_running() -> bool:
+    """Whether this code is part of a run that is not over."""
+    shift = _shift.get()
+    return shift is not None and shift.on
+
+
 _lock = threading.RLock()  # guards the next, and the waits of shifts; a signal handler or a finalizer may come in anywhere
 _waiting: WeakSet[Shift] = WeakSet()  # runs that have waited for something. Nothing here keeps what was abandoned alive
 
@@ -103,7 +116,7 @@ def wait_for(badge: Badge, request: Request | None, *, room: bool = False, done:
         RuntimeError: it would wait for itself.
     """
     shift = _shift.get()
-    if shift is None or not shift.on:
+    if shift is None or not shift.on or shift.thread not in (None, threading.get_ident()):
         return None
     if shift.badge is badge and not badge.has_begun(request):
         raise RuntimeError(f"{badge.name} is called from within its own batch, and would wait for itself; call {badge.name}.__wrapped__")

@@ -17,15 +17,15 @@ from typing import Any
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
-from .._core.scheduler import Batch, Scheduler
+from .._core.scheduler import Batch, Request, Scheduler
 from ..stats import Recorder
 from .execution import Begun, Execution
 from .loops import current_loop
 from .observer import Observer
-from .reception import AWAKE
+from .reception import AWAKE, Reception
 from .runtime import Runtime, alive
-from .shift import Shift
-from .wakers import async_waker, blocking_waker, logger, wake_all
+from .shift import Shift, Wait
+from .wakers import GLANCE, async_waker, blocking_waker, logger, wake_all
 
 _Prepared = tuple["ThreadRuntime", Batch, Begun]
 """A batch that is collated, and whose it is."""
@@ -75,6 +75,12 @@ class ThreadRuntime(Runtime):
             self.when_drained(drained)
             await drained
 
+    def wait_for(self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
+        wait = super().wait_for(request, room=room, done=done)
+        if wait is None and threading.current_thread() in self._threads:  # between batches
+            raise RuntimeError(f"{self.name} is called by a finalizer in a thread that runs its batches, and would wait for itself")
+        return wait
+
     def _new_bell(self) -> _Bell:
         return _Bell(self, self._scheduler)
 
@@ -114,6 +120,7 @@ class ThreadRuntime(Runtime):
         shift = Shift(self.badge, batch)
         try:
             outcomes = self.execution.run(batch, begun)
+            shift.answers()
             self._finish(batch, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
             del outcomes  # an error among them holds this frame
         finally:
@@ -221,10 +228,16 @@ def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
 
 
 def _at_exit() -> None:
-    """Finishes what was accepted, as `ThreadPoolExecutor` does; interrupted, it leaves the rest undone."""
+    """Finishes what was accepted, as `ThreadPoolExecutor` does, and what that calls in turn; interrupted, it leaves the rest undone."""
     runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
-    for runtime in runtimes:
-        runtime.close(cancel=False)
+    Reception.exiting = True
+    try:
+        for runtime in runtimes:
+            runtime.close(cancel=False)
+        while any(runtime.pending(running_only=False) for runtime in runtimes):
+            time.sleep(GLANCE / 10)
+    finally:
+        Reception.exiting = False
     for runtime in runtimes:
         runtime.shutdown(wait=True, cancel=False)
 

@@ -271,6 +271,16 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
     return not over
 
 
+async def glance(waker: AsyncWaker) -> bool:
+    """Waits until `waker` is woken, but not long; False if it was not, and may be waited for again."""
+    if isinstance(waker, asyncio.Future):
+        await asyncio.wait([waker], timeout=GLANCE)
+    else:
+        with sys.modules["trio"].move_on_after(GLANCE):
+            await waker
+    return waker.done()
+
+
 def wake_all(wakers: Iterable[Waker], here: object) -> None:
     """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs this code, at once."""
     away: dict[object, list[AsyncWaker]] = {}

@@ -1,0 +1,279 @@
+"""Finalizers and signal handlers that call the batcher they break in on: Python runs them anywhere, also under a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import batched
+from batched._core.scheduler import Scheduler
+from stage import BOUND, python, wait_until
+
+
+def breaking_in(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> list[Any]:
+    """Has `act` done once in the middle of that method of the scheduler, under the lock; the list gets what came of it."""
+    method = getattr(Scheduler, name)
+    came: list[Any] = []
+
+    def broken_in_on(*args: Any, **kwargs: Any) -> Any:
+        if not came:
+            came.append(None)
+            try:
+                came[0] = act()
+            except Exception as error:
+                came[0] = error
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(Scheduler, name, broken_in_on)
+    return came
+
+
+def in_time(function: Callable[[], Any]) -> Any:
+    """What `function` returns, called in a thread that may be left hanging."""
+    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome.result(BOUND)
+
+
+@pytest.mark.parametrize("where", ["submit", "_enqueue", "take", "learn", "finished", "cancel"])
+def test_a_finalizer_may_submit_under_the_lock(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(batch_size=2)(lambda items: [item * 2 for item in items])
+    waits: Any = batched.dynamically(batch_size=2, flush="window", timeout_ms=1e9)(lambda items: items)
+    came = breaking_in(monkeypatch, where, lambda: fn.submit(21))
+    assert in_time(lambda: fn(1)) == 2
+    in_time(lambda: waits.submit(0).cancel())
+    assert came[0].result(BOUND) == 42
+    in_time(fn.shutdown)
+    in_time(waits.shutdown)
+    assert (fn.stats.calls, fn.stats.queue_size) == (2, 0)
+
+
+def test_a_finalizer_may_cancel_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(batch_size=4, flush="window", timeout_ms=1e9)(lambda items: items)
+    first, second = fn.submit(1), fn.submit(2)
+    came = breaking_in(monkeypatch, "submit", second.cancel)
+    third = in_time(lambda: fn.submit(3))
+    assert came == [False], "not yet"
+    wait_until(second.cancelled)
+    others = in_time(lambda: [fn.submit(4), fn.submit(5)])
+    assert [future.result(BOUND) for future in (first, third, *others)] == [1, 3, 4, 5]
+    in_time(fn.shutdown)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_finalizer_may_close_and_open_under_the_lock(wait: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+    with monkeypatch.context() as patch:
+        came = breaking_in(patch, "take", lambda: fn.shutdown(wait=wait))
+        assert in_time(lambda: fn(1)) == 1
+        assert came == [None]
+
+    def is_closed() -> bool:
+        try:
+            return fn.submit(2).result(BOUND) is None
+        except batched.BatcherClosed:
+            return True
+
+    wait_until(is_closed)
+    with monkeypatch.context() as patch:
+        came = breaking_in(patch, "close", fn.__enter__)
+        in_time(lambda: fn.shutdown(wait=False))
+    wait_until(lambda: not fn._batcher.runtime._closed)
+    assert in_time(lambda: fn(3)) == 3
+    in_time(fn.shutdown)
+
+
+def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+    came = breaking_in(monkeypatch, "close", lambda: fn.submit(1))
+    in_time(fn.shutdown)
+    assert isinstance(came[0].exception(BOUND), batched.BatcherClosed)
+
+
+@pytest.mark.parametrize("way", ["call", "list", "map", "result"])
+def test_a_finalizer_that_would_wait_under_the_lock_is_told_so(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+    ways: dict[str, Callable[[], Any]] = {
+        "call": lambda: fn(1),
+        "list": lambda: fn([1, 2]),
+        "map": lambda: list(fn.map([1, 2])),
+        "result": lambda: fn.submit(1).result(),
+    }
+    came = breaking_in(monkeypatch, "submit", ways[way])
+    assert in_time(lambda: fn(1)) == 1
+    assert isinstance(came[0], RuntimeError)
+    assert "called by a finalizer or a signal handler that broke in on it, and would wait for itself" in str(came[0])
+    in_time(fn.shutdown)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_finalizer_may_submit_and_cancel_on_a_loop(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    anyio = pytest.importorskip("anyio")
+
+    @batched.aio.dynamically
+    async def fn(items: list[int]) -> list[int]:
+        await anyio.lowlevel.checkpoint()
+        return [item * 2 for item in items]
+
+    async def main() -> None:
+        with anyio.fail_after(BOUND):
+            came = breaking_in(monkeypatch, "submit", lambda: fn.submit(21))
+            assert await fn(1) == 2
+            while not came[0].done():
+                await anyio.sleep(0.001)
+            assert came[0].result() == 42
+            await fn.aclose()
+
+    anyio.run(main, backend=backend)
+
+
+def test_an_abandoned_map_may_be_collected_under_the_lock() -> None:
+    """A generator in a reference cycle cancels what waits when the collector finds it, in whichever thread allocates next."""
+    done = python(
+        """
+        import gc, sys, threading, time
+        import batched
+
+        @batched.dynamically(batch_size=8)
+        def fn(items):
+            time.sleep(0.001)
+            return items
+
+        def stops_early():
+            kept = None
+            try:
+                for _ in fn.map(range(10**6), buffersize=50):
+                    raise ValueError
+            except ValueError as error:
+                kept = error  # a cycle: the frame, the error, its traceback
+
+        def impatient():
+            for future in [fn.submit(k) for k in range(20)]:
+                future.cancel()
+
+        def repeat(function):
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                function()
+
+        gc.set_threshold(50, 2, 2)
+        sys.setswitchinterval(1e-4)
+        threads = [threading.Thread(target=repeat, args=(function,), daemon=True) for function in (stops_early, impatient) * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        print(any(thread.is_alive() for thread in threads), fn(5))
+        """,
+        timeout=60,
+    )
+    assert done.stdout == "False 5\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("act", ["shutdown", "call"])
+def test_a_finalizer_in_a_worker_between_batches_does_not_wait_for_itself(act: str) -> None:
+    fn: Any = batched.dynamically(lambda items: [None for _ in items])
+    came: list[Any] = []
+
+    class Item:
+        def __del__(self) -> None:
+            try:
+                came.append((threading.current_thread().name, fn.shutdown() if act == "shutdown" else fn(1)))
+            except RuntimeError as error:
+                came.append((threading.current_thread().name, str(error)))
+
+    in_time(lambda: fn.submit(Item()).result())
+    wait_until(lambda: bool(came))
+    name, outcome = came[0]
+    if "batched" in name:  # the worker had the last reference
+        assert outcome is None if act == "shutdown" else "in a thread that runs its batches" in outcome
+    in_time(fn.shutdown)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no such timers")
+def test_a_signal_handler_may_submit_and_close() -> None:
+    done = python(
+        """
+        import itertools, signal, time
+        import batched
+
+        fn = batched.dynamically(batch_size=4)(lambda items: items)
+        numbers, futures = itertools.count(), {}
+
+        def handler(*_):
+            number = next(numbers)
+            futures[number] = fn.submit(number)
+
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            fn.submit(1).cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(len(futures) > 100, all(future.result(10) == number for number, future in futures.items()))
+        signal.signal(signal.SIGALRM, lambda *_: fn.shutdown(wait=False))
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        while True:
+            try:
+                fn.submit(1).cancel()
+            except batched.BatcherClosed:
+                break
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        fn.shutdown()
+        """,
+        timeout=60,
+    )
+    assert done.stdout == "True True\n", done.stdout + done.stderr
+
+
+def test_cancelled_calls_behind_a_large_one_keep_no_items() -> None:
+    class Item:
+        pass
+
+    entered, gate = threading.Event(), threading.Event()
+
+    @batched.dynamically(batch_size=1)
+    def fn(items: list[Any]) -> list[Any]:
+        entered.set()
+        assert gate.wait(BOUND)
+        return items
+
+    large = threading.Thread(target=lambda: fn(list(range(100))))
+    large.start()
+    assert entered.wait(BOUND)
+    refs = []
+    for way in ("cancel", "task") * 5:
+        item = Item()
+        refs.append(weakref.ref(item))
+        if way == "cancel":
+            assert fn.submit(item).cancel()
+        else:
+
+            async def cancelled(item: Item) -> None:
+                task = asyncio.ensure_future(fn.acall(item))
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+
+            asyncio.run(cancelled(item))
+        del item
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 10
+    gate.set()
+    large.join(BOUND)
+    fn.shutdown()
