@@ -31,9 +31,9 @@ class Guard:
         return True
 
     def _soon(self, act: Callable[[], object]) -> None:
-        """Has `act` called a moment later, by nobody who has the lock."""
+        """Has `act` called a moment later, in a thread of its own: callbacks of futures may block."""
         clock.start()
-        clock.call_soon(act)
+        clock.call_soon(threading.Thread(target=act, name=f"batched-{self.badge.name}-later", daemon=True).start)
 
     def wait_for(self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
         """Notes that this code is about to wait for `request`, or for the end of all, or only for `room`; None outside any batch.

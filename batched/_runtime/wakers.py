@@ -273,7 +273,7 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
 
 async def glance(waker: AsyncWaker) -> bool:
     """Waits until `waker` is woken, but not long; False if it was not, and may be waited for again."""
-    if isinstance(waker, asyncio.Future):
+    if asyncio.isfuture(waker):
         await asyncio.wait([waker], timeout=GLANCE)
     else:
         with sys.modules["trio"].move_on_after(GLANCE):
