@@ -142,6 +142,23 @@ def test_a_finalizer_may_submit_and_cancel_on_a_loop(backend: str, monkeypatch: 
     anyio.run(main, backend=backend)
 
 
+def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    @batched.aio.dynamically(flush="window", timeout_ms=1e9)
+    async def fn(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> None:
+        futures = [fn.submit(item) for item in range(3)]
+        came = breaking_in(monkeypatch, "cancel", futures[1].cancel)
+        assert await asyncio.to_thread(futures[0].cancel)
+        await asyncio.wait({asyncio.wrap_future(futures[1])}, timeout=BOUND)
+        assert (came, futures[1].cancelled()) == ([False], True)
+        await asyncio.wait_for(fn.aclose(), BOUND)
+        assert await asyncio.wrap_future(futures[2]) == 2
+
+    asyncio.run(main())
+
+
 def test_an_abandoned_map_may_be_collected_under_the_lock() -> None:
     """A generator in a reference cycle cancels what waits when the collector finds it, in whichever thread allocates next."""
     done = python(
@@ -187,8 +204,13 @@ def test_an_abandoned_map_may_be_collected_under_the_lock() -> None:
 
 @pytest.mark.parametrize("act", ["shutdown", "call"])
 def test_a_finalizer_in_a_worker_between_batches_does_not_wait_for_itself(act: str) -> None:
-    fn: Any = batched.dynamically(lambda items: [None for _ in items])
+    gate = threading.Event()
     came: list[Any] = []
+
+    @batched.dynamically
+    def fn(items: list[Any]) -> list[None]:
+        assert gate.wait(BOUND)
+        return [None for _ in items]
 
     class Item:
         def __del__(self) -> None:
@@ -197,11 +219,13 @@ def test_a_finalizer_in_a_worker_between_batches_does_not_wait_for_itself(act: s
             except RuntimeError as error:
                 came.append((threading.current_thread().name, str(error)))
 
-    in_time(lambda: fn.submit(Item()).result())
+    future = fn.submit(Item())  # from now on the batch alone has it
+    gate.set()
+    assert future.result(BOUND) is None
     wait_until(lambda: bool(came))
     name, outcome = came[0]
-    if "batched" in name:  # the worker had the last reference
-        assert outcome is None if act == "shutdown" else "in a thread that runs its batches" in outcome
+    assert "batched" in name
+    assert outcome is None if act == "shutdown" else "in a thread that runs its batches" in outcome
     in_time(fn.shutdown)
 
 

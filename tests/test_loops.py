@@ -427,7 +427,7 @@ def test_aclose_does_not_wait_for_a_loop_that_ends_meanwhile(backend: str, end: 
     assert entered.wait(BOUND)
 
     async def close() -> None:
-        timer = threading.Timer(0.05, loop.call_soon_threadsafe, (loop.stop,))
+        timer = threading.Timer(0.15, loop.call_soon_threadsafe, (loop.stop,))
         timer.start()
         with anyio.fail_after(BOUND):
             await fn.aclose()
