@@ -241,7 +241,7 @@ def test_a_signal_handler_may_submit_and_close() -> None:
         import itertools, signal, sys, threading, time
         import batched
 
-        sys.settrace(None)  # whoever measures coverage has a lock, too, that must not be broken in on
+        sys.settrace(None)  # the tracer of coverage has a lock of its own, and the handler would wait for those who wait for that
         threading.settrace(None)
 
         fn = batched.dynamically(batch_size=4)(lambda items: items)

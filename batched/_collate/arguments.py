@@ -16,7 +16,7 @@ from typing import Any, Final
 _PLACE: Final = object()  # stands for the instance, the items and the features when a signature is bound
 
 LIGHT: Final = 256
-"""Characters or bytes of arguments up to which keys may keep them."""
+"""Characters, bytes or entries of an argument up to which keys may keep it."""
 
 REMEMBERED: Final = 64
 """Sets of feature names for which calls without extra arguments take the short way."""

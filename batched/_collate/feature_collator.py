@@ -12,7 +12,7 @@ from .arguments import Arguments
 from .collator import Call, ProbeNeeded
 from .devices import Devices, wait_for, wait_here
 from .features import Features
-from .fields import Array, Field
+from .fields import Array, Field, loaded
 from .outputs import Path, leaves, rebuilt, said
 from .settings import FeatureSettings
 from .unpadding import Ambiguous, Cuts, Unpadding, Widths
@@ -215,8 +215,7 @@ def _joined(arrays: list[Array]) -> Array:
     if torch is not None and all(isinstance(array, torch.Tensor) for array in arrays):
         return torch.cat(arrays)
     first, others = arrays[0], arrays[1:]
-    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
-    if isinstance(first, masked):
+    if isinstance(first, loaded("numpy.ma", "MaskedArray")):
         return sys.modules["numpy.ma"].concatenate(arrays)
     same = all(other.dtype == first.dtype for other in others)  # then it is kept, to the order of its bytes
     joined = sys.modules["numpy"].concatenate(arrays, dtype=first.dtype if same else None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import CollationError
 from .devices import made
-from .fields import Array, CpuTensorField, Field, NumpyField, TensorField
+from .fields import Array, CpuTensorField, Field, NumpyField, TensorField, loaded
 from .outputs import is_array, is_dense, is_scalar
 from .settings import FeatureSettings
 
@@ -206,5 +206,5 @@ def _is_plain(array: Any) -> bool:
     numpy = sys.modules["numpy"]
     if type(array) is numpy.ndarray:
         return True
-    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", numpy.matrix)  # numpy imports that when it is first asked for
-    return type(array).__array_function__ is numpy.ndarray.__array_function__ and not isinstance(array, (masked, numpy.matrix))
+    special = (numpy.matrix, *loaded("numpy.ma", "MaskedArray"))
+    return type(array).__array_function__ is numpy.ndarray.__array_function__ and not isinstance(array, special)

@@ -18,6 +18,12 @@ Array = Any
 """A `numpy.ndarray` or a `torch.Tensor`."""
 
 
+def loaded(module: str, name: str) -> tuple[Any, ...]:
+    """The class of that name, if the module has been imported: a function that returns its instances has done so."""
+    found = getattr(sys.modules.get(module), name, None)
+    return (found,) if isinstance(found, type) else ()
+
+
 class Field(ABC):
     """Name, dtype, device and shape of rows, but for their length; equal if all of them are."""
 

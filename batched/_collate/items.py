@@ -10,6 +10,7 @@ from typing import Any
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .collator import Call
+from .fields import loaded
 
 
 class Items:
@@ -135,8 +136,8 @@ _PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
 
 def _owned(rows: list[Any]) -> list[Any]:
     """`rows` with every array or tensor that shares its memory with more than itself replaced by a copy."""
-    arrays = (*_loaded("numpy", "ndarray"), *_loaded("numpy", "void"))  # the latter are records of structured arrays
-    tensors = _loaded("torch", "Tensor")
+    arrays = (*loaded("numpy", "ndarray"), *loaded("numpy", "void"))  # the latter are records of structured arrays
+    tensors = loaded("torch", "Tensor")
     owned: list[Any] = []
     memories: set[int] = set()
     for row in rows:
@@ -153,9 +154,3 @@ def _owned(rows: list[Any]) -> list[Any]:
         else:
             owned.append(row)
     return owned
-
-
-def _loaded(module: str, name: str) -> tuple[Any, ...]:
-    """The class of that name, if the module has been imported: a function that returns its instances has done so."""
-    found = getattr(sys.modules.get(module), name, None)
-    return (found,) if isinstance(found, type) else ()

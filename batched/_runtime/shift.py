@@ -46,7 +46,7 @@ class Shift:
         _shift.set(self)
 
     def answers(self) -> None:
-        """The function has returned; what its callers do now, here, is still part of the run, but not what they have others do."""
+        """The function has returned; what callbacks do, in this thread, is still part of the run, but not what they have others do."""
         self.thread = threading.get_ident()
 
     def ends(self) -> None:
