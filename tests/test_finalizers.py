@@ -50,16 +50,13 @@ def in_time(function: Callable[[], Any]) -> Any:
     return outcome.result(BOUND)
 
 
-@pytest.mark.parametrize("where", ["submit", "_enqueue", "take", "learn", "finished", "cancel"])
+@pytest.mark.parametrize("where", ["submit", "_enqueue", "take", "learn", "finished"])
 def test_a_finalizer_may_submit_under_the_lock(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn: Any = batched.dynamically(batch_size=2)(lambda items: [item * 2 for item in items])
-    waits: Any = batched.dynamically(batch_size=2, flush="window", timeout_ms=1e9)(lambda items: items)
     came = breaking_in(monkeypatch, where, lambda: fn.submit(21))
     assert in_time(lambda: fn(1)) == 2
-    in_time(lambda: waits.submit(0).cancel())
     assert came[0].result(BOUND) == 42
     in_time(fn.shutdown)
-    in_time(waits.shutdown)
     assert (fn.stats.calls, fn.stats.queue_size) == (2, 0)
 
 
