@@ -8,13 +8,19 @@ await embed.acall("one text")    # from any event loop
 embed(["many", "texts"])
 """
 
-# dynamically                decorates a function that takes a list; callers are threads       (_decorator.py)
-# inference.dynamically      the same for functions that take padded arrays or tensors         (inference.py)
+# dynamically                decorates a function that takes a list; callers are threads
+# (_decorator.py)
+# inference.dynamically      the same for functions that take padded arrays or tensors
+# (inference.py)
 # aio.dynamically,
-# aio.inference.dynamically  the same two for functions that coroutines await                  (aio/)
-# Stats, BatchRecord         what fn.stats returns, and what an observer of batches gets       (stats.py)
-# metrics                    such observers for Prometheus and OpenTelemetry                   (metrics.py)
-# errors                     what calls raise besides the function's own exceptions            (errors.py)
+# aio.inference.dynamically  the same two for functions that coroutines await
+# (aio/)
+# Stats, BatchRecord         what fn.stats returns, and what an observer of batches gets
+# (stats.py)
+# metrics                    such observers for Prometheus and OpenTelemetry
+# (metrics.py)
+# errors                     what calls raise besides the function's own exceptions
+# (errors.py)
 #
 # _core/     which items form the next batch, and when: pure, no clock
 # _collate/  items to the argument of the function, and its output to results
@@ -28,7 +34,15 @@ from ._batched import AsyncBatched, Batched
 from ._batched_inference import AsyncBatchedInference, BatchedInference
 from ._decorator import dynamically
 from ._method import BatchedMethod
-from .errors import BatchedError, BatcherClosed, BatchFunctionError, BatchSizeMismatch, CollationError, QueueFull, QueueTimeout
+from .errors import (
+    BatchedError,
+    BatcherClosed,
+    BatchFunctionError,
+    BatchSizeMismatch,
+    CollationError,
+    QueueFull,
+    QueueTimeout,
+)
 from .stats import BatchRecord, Stats
 
 __version__ = "0.1.0"

@@ -21,7 +21,7 @@ from ._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from .stats import Stats
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Self, Unpack
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,15 +34,21 @@ class _Face(Generic[T, U, P]):
     __wrapped__: Callable[..., Any]
     """The undecorated batch function."""
 
-    def __init__(self, function: BatchFunction, batcher: Batcher | None = None, owner: object = None) -> None:
+    def __init__(
+        self, function: BatchFunction, batcher: Batcher | None = None, owner: object = None
+    ) -> None:
         self._function = function
         self._batcher = batcher or function.batcher(bound=owner is not None)
         self._owner = owner  # the instance, or class, of a bound method
-        self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}  # by identity; the finalizer of each removes it
+        # by identity; the finalizer of each removes it
+        self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
         self.__doc__ = function.func.__doc__
         self.__module__ = getattr(function.func, "__module__", __name__)
-        self.__wrapped__ = function.func if owner is None else types.MethodType(function.func, owner)
-        with contextlib.suppress(Exception):  # annotations that are evaluated late may not be there yet
+        self.__wrapped__ = (
+            function.func if owner is None else types.MethodType(function.func, owner)
+        )
+        # annotations that are evaluated late may not be there yet
+        with contextlib.suppress(Exception):
             self.__annotations__ = function.func.__annotations__
 
     @overload
@@ -50,15 +56,18 @@ class _Face(Generic[T, U, P]):
     @overload
     async def acall(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
     async def acall(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-        """The result for an item, or the list of results for a list of items, from any event loop (asyncio, uvloop, trio).
+        """The result for an item, or the list of results for a list of items, from any event loop
+        (asyncio, uvloop, trio).
 
-        The loop is free meanwhile. Cancelling the call takes what still waits of it out of the queue.
+        The loop is free meanwhile. Cancelling the call takes what still waits of it out of the
+        queue.
 
         Raises:
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the call, with `on_full="raise"`.
             QueueTimeout: nothing of the call has begun to run within `queue_timeout_ms`.
-            RuntimeError: the batch function called itself, directly or through others, which would wait for ever.
+            RuntimeError: the batch function called itself, directly or through others, which would
+                wait for ever.
             Exception: whatever the batch function raised.
         """
         batcher = self._batcher
@@ -87,18 +96,25 @@ class _Face(Generic[T, U, P]):
     def submit(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Future[U]:
         """A future of the result for `item`, which is always one item, even if it is a list.
 
-        `future.cancel()` takes an item that still waits out of the queue. For a coroutine function this needs a running
-        loop, and blocking that loop in `future.result()` raises instead of waiting for ever. While the queue is full
-        (`max_queue_size`) this waits for room; where that would block an event loop or a batch function for ever, the item waits in line
-        instead.
+        `future.cancel()` takes an item that still waits out of the queue. For a coroutine function
+        this needs a running loop, and blocking that loop in `future.result()` raises instead of
+        waiting for ever. While the queue is full (`max_queue_size`) this waits for room; where that
+        would block an event loop or a batch function for ever, the item waits in line instead.
 
         Raises:
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the item, with `on_full="raise"`.
         """
-        return self._submit(item, args, kwargs, room=blocking_waker() if self._batcher.may_block and current_loop() is None else None)
+        return self._submit(
+            item,
+            args,
+            kwargs,
+            room=blocking_waker() if self._batcher.may_block and current_loop() is None else None,
+        )
 
-    def _submit(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, room: Lock | None = None) -> Future[U]:
+    def _submit(
+        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, room: Lock | None = None
+    ) -> Future[U]:
         """As `submit`; returns at once, unless it is to wait for room in the queue on `room`."""
         loop = current_loop()
         runtime = self._batcher.runtime.here(loop)
@@ -107,7 +123,11 @@ class _Face(Generic[T, U, P]):
         future.bind(request, runtime)
         try:
             queued = runtime.submit(request, in_turn=loop is not None)
-            if not queued and room is not None and (waiting := runtime.waiting_for(request, room=True)) is not None:
+            if (
+                not queued
+                and room is not None
+                and (waiting := runtime.waiting_for(request, room=True)) is not None
+            ):
                 with waiting:
                     room.acquire()
         except BaseException:  # nobody will ever have this future
@@ -125,10 +145,12 @@ class _Face(Generic[T, U, P]):
         self._batcher.recorder.reset()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more calls, and finishes those accepted or, with `cancel_futures`, ends those that wait.
+        """Takes no more calls, and finishes those accepted or, with `cancel_futures`, ends those
+        that wait.
 
-        With `wait`, returns when all of that is done; at once within the batch function itself. May be called again, from
-        any thread. Calls raise `BatcherClosed` afterwards, until `with fn:` opens the batcher again.
+        With `wait`, returns when all of that is done; at once within the batch function itself. May
+        be called again, from any thread. Calls raise `BatcherClosed` afterwards, until `with fn:`
+        opens the batcher again.
         """
         self._batcher.runtime.shutdown(wait=wait, cancel=cancel_futures)
 
@@ -151,7 +173,8 @@ class _Face(Generic[T, U, P]):
         await self.aclose()
 
     def with_options(self, **settings: Unpack[Settings]) -> Self:
-        """The same function with other settings and a batcher of its own; on a bound method, for that instance.
+        """The same function with other settings and a batcher of its own; on a bound method, for
+        that instance.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
@@ -165,7 +188,8 @@ class _Face(Generic[T, U, P]):
         if self._function.kind == "class":
             instance = type(instance) if owner is None else owner
         elif instance is None:
-            return cast("Self", self._of_class)  # checkers know a method as BatchedMethod from its decoration on
+            # checkers know a method as BatchedMethod from its decoration on
+            return cast("Self", self._of_class)
         elif instance is owner:
             raise TypeError(UNDER_CLASSMETHOD.format(self._function.name))
         return type(self)(self._function, self._batcher_of(instance), instance)
@@ -183,11 +207,14 @@ class _Face(Generic[T, U, P]):
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
                 raise TypeError(
-                    f"{self._function.name} was looked up on an object of type {type(instance).__name__}, to which no weak reference "
-                    f"can be made: add '__weakref__' to the __slots__ of {type(instance).__name__} (a dataclass: weakref_slot=True), "
+                    f"{self._function.name} was looked up on an object of type "
+                    f"{type(instance).__name__}, to which no weak reference "
+                    f"can be made: add '__weakref__' to the __slots__ of {type(instance).__name__} "
+                    "(a dataclass: weakref_slot=True), "
                     "or, if this is no method of it, wrap the function in staticmethod"
                 ) from None
-            # Of several threads that come here at once, one wins; the other batchers have started nothing yet.
+            # Of several threads that come here at once, one wins; the other batchers have started
+            # nothing yet.
             entry = instances.setdefault(key, (ref, self._function.batcher(bound=True)))
         return entry[1]
 
@@ -197,13 +224,17 @@ class _Face(Generic[T, U, P]):
         return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
 
     def __getattr__(self, name: str) -> Any:
-        """What the function itself carries: `__name__`, `__qualname__`, `__annotations__`, and what its author put there."""
+        """What the function itself carries: `__name__`, `__qualname__`, `__annotations__`, and what
+        its author put there.
+        """
         if name == "_function":  # not initialised yet
             raise AttributeError(name)
         try:
             return getattr(self._function.func, name)
         except AttributeError:
-            raise AttributeError(f"neither {self!r} nor the function itself has an attribute {name!r}") from None
+            raise AttributeError(
+                f"neither {self!r} nor the function itself has an attribute {name!r}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<batched {self._function.name}>"
@@ -222,13 +253,15 @@ class Batched(_Face[T, U, P]):
     @overload
     def __call__(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
     def __call__(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-        """The result for an item, or the list of results for a list of items; blocks the calling thread meanwhile.
+        """The result for an item, or the list of results for a list of items; blocks the calling
+        thread meanwhile.
 
         Raises:
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the call, with `on_full="raise"`.
             QueueTimeout: nothing of the call has begun to run within `queue_timeout_ms`.
-            RuntimeError: the batch function called itself, directly or through others, which would wait for ever.
+            RuntimeError: the batch function called itself, directly or through others, which would
+                wait for ever.
             Exception: whatever the batch function raised.
         """
         batcher = self._batcher
@@ -254,32 +287,57 @@ class Batched(_Face[T, U, P]):
 
     @overload
     def map(
-        self, items: Iterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: Literal[False] = False
+        self,
+        items: Iterable[T],
+        *,
+        buffersize: int | None = None,
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
     ) -> Generator[U, None, None]: ...
     @overload
     def map(
-        self, items: Iterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: bool
+        self,
+        items: Iterable[T],
+        *,
+        buffersize: int | None = None,
+        timeout: float | None = None,
+        return_exceptions: bool,
     ) -> Generator[U | Exception, None, None]: ...
     def map(
-        self, items: Iterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: bool = False
+        self,
+        items: Iterable[T],
+        *,
+        buffersize: int | None = None,
+        timeout: float | None = None,
+        return_exceptions: bool = False,
     ) -> Generator[Any, None, None]:
-        """The results for `items`, in their order, computed a bounded way ahead of the one that is asked for.
+        """The results for `items`, in their order, computed a bounded way ahead of the one that is
+        asked for.
 
-        At most `buffersize` items (by default four batches for each that may run at once, and never more than `max_queue_size`) are
-        taken from `items` and not yet answered. Closing the generator cancels those that wait.
+        At most `buffersize` items (by default four batches for each that may run at once, and never
+        more than `max_queue_size`) are taken from `items` and not yet answered. Closing the
+        generator cancels those that wait.
 
         Raises:
             TimeoutError: a result was not there `timeout` seconds after the call of `map`.
-            Exception: whatever the batch function raised for the item, unless `return_exceptions` puts it in the result's
-                place; whatever `items` raised, after the results for what it gave before.
+            Exception: whatever the batch function raised for the item, unless `return_exceptions`
+                puts it in the result's place; whatever `items` raised, after the results for what
+                it gave before.
         """
-        return mapped(lambda item: self._submit(item, (), {}), items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
+        return mapped(
+            lambda item: self._submit(item, (), {}),
+            items,
+            self._ahead(buffersize),
+            _deadline(timeout),
+            return_exceptions,
+        )
 
 
 class AsyncBatched(_Face[T, U, P]):
     """A batched function that coroutines await, on asyncio, uvloop or trio."""
 
-    __code__ = _Face.acall.__code__  # what inspect.iscoroutinefunction looks at, together with the next two
+    # what inspect.iscoroutinefunction looks at, together with the next two
+    __code__ = _Face.acall.__code__
     __defaults__ = None
     __kwdefaults__ = None
 
@@ -296,7 +354,12 @@ class AsyncBatched(_Face[T, U, P]):
     ) -> AsyncGenerator[U, None]: ...
     @overload
     def map(
-        self, items: Iterable[T] | AsyncIterable[T], *, buffersize: int | None = None, timeout: float | None = None, return_exceptions: bool
+        self,
+        items: Iterable[T] | AsyncIterable[T],
+        *,
+        buffersize: int | None = None,
+        timeout: float | None = None,
+        return_exceptions: bool,
     ) -> AsyncGenerator[U | Exception, None]: ...
     def map(
         self,
@@ -306,8 +369,12 @@ class AsyncBatched(_Face[T, U, P]):
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop early, `aclose()` it."""
-        return async_mapped(self._submit_here, items, self._ahead(buffersize), _deadline(timeout), return_exceptions)
+        """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop
+        early, `aclose()` it.
+        """
+        return async_mapped(
+            self._submit_here, items, self._ahead(buffersize), _deadline(timeout), return_exceptions
+        )
 
     def _submit_here(self, item: T) -> Submitted:
         loop = current_loop()

@@ -1,4 +1,6 @@
-"""The types of what a decorated function of features is: in whichever way it is called, features take the place of items."""
+"""The types of what a decorated function of features is: in whichever way it is called, features
+take the place of items.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from ._batched import AsyncBatched, Batched
 from ._collate.features import Feature
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Self, Unpack
 
     from ._batcher import InferenceSettings
     from ._runtime.wakers import Future
@@ -58,7 +60,8 @@ class AsyncBatchedInference(AsyncBatched[Features, U, P]):
         async def acall(self, /, **features: Feature) -> U: ...
         async def acall(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
-        __call__ = acall  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+        # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+        __call__ = acall  # type: ignore[assignment]
 
         @overload
         def submit(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...

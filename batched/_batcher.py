@@ -52,7 +52,9 @@ class Settings(TypedDict, total=False):
 
 
 class InferenceSettings(Settings, total=False):
-    """Those of the tensor variant; what they add is explained in `FeatureSettings`. `spread_kwargs` is apart, for it tells types."""
+    """Those of the tensor variant; what they add is explained in `FeatureSettings`. `spread_kwargs`
+    is apart, for it tells types.
+    """
 
     pad_token: Mapping[str, Any]
     pad_tokens: Mapping[str, Any]
@@ -71,11 +73,15 @@ class Options:
     features: FeatureSettings | None = None
     """Those of the tensor variant; None in the plain one."""
     length: Callable[[Any], float] | None = None
-    """How long an item is, so that items of like length run together; None: as long as its rows (tensor variant), or unknown."""
+    """How long an item is, so that items of like length run together; None: as long as its rows
+    (tensor variant), or unknown.
+    """
     on_oom: OnOom = "raise"
     """Whether a batch that runs out of memory is split and run again."""
     isolate_errors: bool = False
-    """Whether the halves of a batch that failed are run again, to find the items that fail alone."""
+    """Whether the halves of a batch that failed are run again, to find the items that fail
+    alone.
+    """
     on_batch: Callable[[BatchRecord], object] | None = None
     """An observer, called with a record of each batch after its callers have been answered."""
     name: str | None = None
@@ -85,18 +91,26 @@ class Options:
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(f"name must be a string, got {self.name!r}")
         if self.length is not None and not callable(self.length):
-            raise TypeError(f"length must be a function of an item that returns its length, got {self.length!r}")
+            raise TypeError(
+                f"length must be a function of an item that returns its length, got {self.length!r}"
+            )
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
         if not isinstance(self.isolate_errors, bool):
             raise TypeError(f"isolate_errors must be True or False, got {self.isolate_errors!r}")
-        if self.on_batch is not None and (not callable(self.on_batch) or _is(inspect.iscoroutinefunction, self.on_batch)):
-            raise TypeError(f"on_batch must be a plain function of a BatchRecord, got {self.on_batch!r}")
+        if self.on_batch is not None and (
+            not callable(self.on_batch) or _is(inspect.iscoroutinefunction, self.on_batch)
+        ):
+            raise TypeError(
+                f"on_batch must be a plain function of a BatchRecord, got {self.on_batch!r}"
+            )
 
     @property
     def item_length(self) -> Callable[[Any], float] | None:
         """`length` of the plain variant, which a budget of tokens cannot do without."""
-        return len if self.length is None and self.policy.max_batch_tokens is not None else self.length
+        return (
+            len if self.length is None and self.policy.max_batch_tokens is not None else self.length
+        )
 
     def updated(self, settings: Mapping[str, Any]) -> Options:
         """These with `settings` in their place.
@@ -113,8 +127,14 @@ class Options:
         features = None if self.features is None else _updated(self.features, changes)
         own = {name: changes.pop(name) for name in OWN if name in changes}
         if changes:
-            known = Settings.__annotations__ if self.features is None else [*InferenceSettings.__annotations__, "spread_kwargs"]
-            raise TypeError(f"there is no setting {next(iter(changes))!r}; the settings are {', '.join(known)}")
+            known = (
+                Settings.__annotations__
+                if self.features is None
+                else [*InferenceSettings.__annotations__, "spread_kwargs"]
+            )
+            raise TypeError(
+                f"there is no setting {next(iter(changes))!r}; the settings are {', '.join(known)}"
+            )
         return replace(self, policy=policy, features=features, **own)
 
 
@@ -129,7 +149,8 @@ class BatchFunction:
     """What the user wrote, and how it is to be batched."""
 
     func: Callable[..., Any]
-    kind: Literal["function", "static", "class"]  # what attribute access does: bind the instance, nothing, or the class
+    # what attribute access does: bind the instance, nothing, or the class
+    kind: Literal["function", "static", "class"]
     coroutine: bool
     options: Options
     told: set[str] = field(default_factory=set, compare=False)
@@ -148,10 +169,15 @@ class BatchFunction:
             func = func.__func__
         if inspect.isclass(func) or not callable(func):
             what = "a list" if options.features is None else "a dict of features"
-            raise TypeError(f"only a function that takes {what} can be batched, got {func!r}; settings are passed by keyword")
+            raise TypeError(
+                f"only a function that takes {what} can be batched, got {func!r}; "
+                "settings are passed by keyword"
+            )
         name = options.name or getattr(func, "__qualname__", None) or type(func).__qualname__
         if _is(inspect.isgeneratorfunction, func) or _is(inspect.isasyncgenfunction, func):
-            raise TypeError(f"{name} is a generator function; a batch function returns all its results at once")
+            raise TypeError(
+                f"{name} is a generator function; a batch function returns all its results at once"
+            )
         coroutine = _is(inspect.iscoroutinefunction, func)
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
@@ -161,7 +187,8 @@ class BatchFunction:
     def __post_init__(self) -> None:
         if self.coroutine and self.options.policy.prefetch:
             raise TypeError(
-                f"{self.name} is a coroutine function, whose batches are collated on the loop that runs it; prefetch needs a plain one"
+                f"{self.name} is a coroutine function, whose batches are collated on the loop that "
+                "runs it; prefetch needs a plain one"
             )
 
     @property
@@ -174,7 +201,8 @@ class BatchFunction:
         if "blocking" not in self.told:
             self.told.add("blocking")
             warnings.warn(
-                f"waiting for {self.name} blocks the event loop of this thread, so that no other call from there can join its batch; "
+                f"waiting for {self.name} blocks the event loop of this thread, so that no other "
+                "call from there can join its batch; "
                 f"use `await {self.name}.acall(...)`",
                 RuntimeWarning,
                 stacklevel=3,
@@ -198,7 +226,9 @@ class BatchFunction:
 
 
 class Batcher:
-    """The queue, the workers and the counts behind one function, or behind one method of one instance."""
+    """The queue, the workers and the counts behind one function, or behind one method of one
+    instance.
+    """
 
     def __init__(self, function: BatchFunction, binder: Binder) -> None:
         options, name = function.options, function.name
@@ -211,13 +241,23 @@ class Batcher:
             self.intake, collator = ItemIntake(name, binder, home, options.item_length), Items(name)
         else:
             reader = Reader(name, options.features, options.length)
-            self.intake = FeatureIntake(name, binder, home, reader, spread=options.features.spread_kwargs)
+            self.intake = FeatureIntake(
+                name, binder, home, reader, spread=options.features.spread_kwargs
+            )
             collator = FeatureCollator(name, options.features)
-        execution = Execution(function.func, collator, name, splits=options.on_oom == "split", isolates=options.isolate_errors)
+        execution = Execution(
+            function.func,
+            collator,
+            name,
+            splits=options.on_oom == "split",
+            isolates=options.isolate_errors,
+        )
         self.name = name
-        self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches  # one batch runs, the next ones are there
+        # one batch runs, the next ones are there
+        self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches
         self.most_waiting = policy.max_queue_size or sys.maxsize  # items
-        self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"  # callers who only submit
+        # callers who only submit
+        self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder
         self.runtime: ThreadRuntime | EventLoops = (
             EventLoops(lambda: EventLoopRuntime(policy, execution, recorder, observer, name), name)
@@ -226,7 +266,9 @@ class Batcher:
         )
 
     def stats(self) -> Stats:
-        return self.recorder.snapshot(self.runtime.queue_size, self.runtime.blocked, self.runtime.in_flight)
+        return self.recorder.snapshot(
+            self.runtime.queue_size, self.runtime.blocked, self.runtime.in_flight
+        )
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:

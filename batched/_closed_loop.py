@@ -1,4 +1,6 @@
-"""Closed-loop callers, threads or coroutines: each makes its next call when it has the answer to its last."""
+"""Closed-loop callers, threads or coroutines: each makes its next call when it has the answer to
+its last.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +69,8 @@ def by_threads(call: Callable[[T], R], calls: Calls[T, R], callers: int) -> None
         threads.shutdown(wait=False)  # interrupted, they end when the server is shut down
 
 
-async def by_coroutines(call: Callable[[T], Awaitable[R]], calls: Calls[T, R], callers: int) -> None:
+async def by_coroutines(
+    call: Callable[[T], Awaitable[R]], calls: Calls[T, R], callers: int
+) -> None:
     """Has that many coroutines make the calls, on this loop."""
     await asyncio.gather(*(calls.await_calls(call) for _ in range(callers)))

@@ -30,13 +30,25 @@ def check_writable(output: Path) -> None:
 
 def progress_on(console: Console) -> Progress:
     """Bars with a description, a count and the time; none where nobody looks."""
-    columns = TextColumn("{task.description:20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description:20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def blank_table(title: str) -> Table:
     """A table without columns yet."""
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
 
 
 def blank_figure(title: str, note: str) -> Figure:

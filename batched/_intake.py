@@ -1,4 +1,6 @@
-"""What a caller passes, as a request: its items or features, its extra arguments, and how it waits."""
+"""What a caller passes, as a request: its items or features, its extra arguments, and how it
+waits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, n
 class Intake(Protocol):
     """Makes requests of what callers of one function pass."""
 
-    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: object, waker: Any, single: bool, /) -> Request:
+    def request(
+        self,
+        item: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        owner: object,
+        waker: Any,
+        single: bool,
+        /,
+    ) -> Request:
         """The call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
 
         Raises:
@@ -33,63 +44,122 @@ class Intake(Protocol):
 class ItemIntake:
     """Takes one item, or a list of items."""
 
-    def __init__(self, name: str, binder: Binder, home: str, length: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, name: str, binder: Binder, home: str, length: Callable[[Any], Any] | None
+    ) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
         self._bare = binder.bare
         self._home = home  # the class that defines the function, if one does
         self._length = length
 
-    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: object, waker: Any, single: bool, /) -> Request:
+    def request(
+        self,
+        item: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        owner: object,
+        waker: Any,
+        single: bool,
+        /,
+    ) -> Request:
         if item is MISSING:
             name = self._binder.items_name
             if name is None or name not in kwargs:
                 got = f", got only {', '.join(kwargs)}" if kwargs else ""
-                raise TypeError(f"{self._name} needs an item, or a list of items{f' ({name})' if name else ''}{got}")
+                raise TypeError(
+                    f"{self._name} needs an item, or a list of "
+                    f"items{f' ({name})' if name else ''}{got}"
+                )
             item = kwargs.pop(name)
         if args and _is_class_of(item, self._home):
             raise TypeError(UNDER_CLASSMETHOD.format(self._name))
-        group = self._bare if not args and not kwargs and self._bare is not None else self._binder.bind(args, kwargs)
+        group = (
+            self._bare
+            if not args and not kwargs and self._bare is not None
+            else self._binder.bind(args, kwargs)
+        )
         if single or not isinstance(item, list):
             if self._length is None:
                 return Request(item, 1, group, waker, False, owner)
-            return MeasuredRequest(item, 1, group, waker, False, owner, lengths=[whole_length(self._name, self._length(item))])
+            return MeasuredRequest(
+                item,
+                1,
+                group,
+                waker,
+                False,
+                owner,
+                lengths=[whole_length(self._name, self._length(item))],
+            )
         items = list(item)
         if self._length is None:
             return Request(items, len(items), group, waker, True, owner)
         lengths = [whole_length(self._name, self._length(item)) for item in items]
         order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
         items, lengths = [items[place] for place in order], [lengths[place] for place in order]
-        return MeasuredRequest(items, len(items), group, waker, True, owner, lengths=lengths, order=order)
+        return MeasuredRequest(
+            items, len(items), group, waker, True, owner, lengths=lengths, order=order
+        )
 
 
 class FeatureIntake:
     """Takes features, as one mapping or by keyword."""
 
-    def __init__(self, name: str, binder: Binder, home: str, reader: Reader, *, spread: bool) -> None:
+    def __init__(
+        self, name: str, binder: Binder, home: str, reader: Reader, *, spread: bool
+    ) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
         self._home = home  # the class that defines the function, if one does
         self._reader = reader
         self._spread = spread
 
-    def request(self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: object, waker: Any, _: bool, /) -> Request:
+    def request(
+        self,
+        item: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        owner: object,
+        waker: Any,
+        _: bool,
+        /,
+    ) -> Request:
         if item is MISSING:
             name = self._binder.items_name or ""
-            item, kwargs = (kwargs.pop(name), kwargs) if isinstance(kwargs.get(name), Mapping) else (_Keywords(kwargs), {})
+            item, kwargs = (
+                (kwargs.pop(name), kwargs)
+                if isinstance(kwargs.get(name), Mapping)
+                else (_Keywords(kwargs), {})
+            )
         elif not isinstance(item, Mapping):
             if _is_class_of(item, self._home):
                 raise TypeError(UNDER_CLASSMETHOD.format(self._name))
-            raise CollationError(f"{self._name} takes a mapping of features, or features by keyword, got {item!r:.60}")
+            raise CollationError(
+                f"{self._name} takes a mapping of features, or features by "
+                f"keyword, got {item!r:.60}"
+            )
         try:
             features = self._reader.features(item)
         except CollationError as error:
             if isinstance(item, _Keywords) and item:
-                raise CollationError(f"{error} (keywords are features; other arguments go next to a mapping of features)") from None
+                raise CollationError(
+                    f"{error} (keywords are features; other arguments go next to "
+                    "a mapping of features)"
+                ) from None
             raise
-        arguments = self._binder.bind(args, kwargs, tuple([field.name for field in features.fields]) if self._spread else ())
+        arguments = self._binder.bind(
+            args, kwargs, tuple([field.name for field in features.fields]) if self._spread else ()
+        )
         lengths = [features.longest] * features.rows
-        return MeasuredRequest(features, features.rows, Group(arguments, features.fields), waker, False, owner, lengths=lengths)
+        return MeasuredRequest(
+            features,
+            features.rows,
+            Group(arguments, features.fields),
+            waker,
+            False,
+            owner,
+            lengths=lengths,
+        )
 
 
 class _Keywords(dict[str, Any]):
@@ -97,5 +167,7 @@ class _Keywords(dict[str, Any]):
 
 
 def _is_class_of(item: Any, home: str) -> bool:
-    """Whether `item` is the class `home` or derived from it: Python 3.13 calls what is below @classmethod without binding it."""
+    """Whether `item` is the class `home` or derived from it: Python 3.13 calls what is below
+    @classmethod without binding it.
+    """
     return isinstance(item, type) and home in {kind.__qualname__ for kind in item.__mro__}

@@ -5,7 +5,14 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+)
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -18,16 +25,23 @@ from .errors import BatcherClosed
 T = TypeVar("T")
 
 Submitted = tuple[Request, AsyncWaker, Runtime | None]
-"""A call, what wakes who waits for it, and who runs it; None if nobody does, for it has failed already."""
+"""A call, what wakes who waits for it, and who runs it; None if nobody does, for it has failed
+already.
+"""
 
 
 def mapped(
-    submit: Callable[[T], concurrent.futures.Future[Any]], items: Iterable[T], room: int, deadline: float | None, return_exceptions: bool
+    submit: Callable[[T], concurrent.futures.Future[Any]],
+    items: Iterable[T],
+    room: int,
+    deadline: float | None,
+    return_exceptions: bool,
 ) -> Generator[Any, None, None]:
     """The results for `items`, of which at most `room` are submitted and not yet answered."""
     source = iter(items)
     ahead: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
-    broken: Exception | None = None  # what the source raised; due after the results of what it gave before
+    # what the source raised; due after the results of what it gave before
+    broken: Exception | None = None
     more = True
     try:
         while True:
@@ -90,7 +104,11 @@ async def async_mapped(
             if not ahead:
                 break
             request, waker, runtime = ahead[0]
-            noted = None if runtime is None or deadline is not None or waker.done() else runtime.wait_for(request)
+            noted = (
+                None
+                if runtime is None or deadline is not None or waker.done()
+                else runtime.wait_for(request)
+            )
             with noted or nullcontext():
                 if not await wait(waker, _left(deadline)):
                     raise _late()
@@ -111,7 +129,9 @@ async def async_mapped(
         broken = None  # it holds this frame
 
 
-def _submitted(submit: Callable[[T], concurrent.futures.Future[Any]], item: T) -> concurrent.futures.Future[Any]:
+def _submitted(
+    submit: Callable[[T], concurrent.futures.Future[Any]], item: T
+) -> concurrent.futures.Future[Any]:
     """The answer for `item`, which is its error in its turn, if it cannot be taken for an item."""
     try:
         return submit(item)

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from ._intake import MISSING
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 S = TypeVar("S")
 F = TypeVar("F")
 
 
 class BatchedMethod(Generic[S, F]):
-    """A batched method as its class has it: an instance's is bound and has its own batcher, `Class.method(instance, ...)` uses that."""
+    """A batched method as its class has it: an instance's is bound and has its own batcher,
+    `Class.method(instance, ...)` uses that.
+    """
 
     def __init__(self, function: Any) -> None:
         self._function = function  # the batched function that binds
@@ -37,16 +39,21 @@ class BatchedMethod(Generic[S, F]):
 
     def __call__(self, instance: S = MISSING, /, *args: Any, **kwargs: Any) -> Any:
         if instance is MISSING:
-            raise TypeError(f"{self.__qualname__} is a method: call it on an instance, or pass one first")
+            raise TypeError(
+                f"{self.__qualname__} is a method: call it on an instance, or pass one first"
+            )
         return self._function.__get__(instance, type(instance))(*args, **kwargs)
 
     def __reduce__(self) -> str:
         return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and "_function" in self.__dict__:  # what it is called, and whether it is a coroutine function
+        # what it is called, and whether it is a coroutine function
+        if name.startswith("__") and "_function" in self.__dict__:
             return getattr(self._function, name)
-        raise AttributeError(f"{name!r} belongs to the batched method of an instance, and this is {self!r}")
+        raise AttributeError(
+            f"{name!r} belongs to the batched method of an instance, and this is {self!r}"
+        )
 
     def __repr__(self) -> str:
         return f"<batched method of a class, {self.__qualname__}>"

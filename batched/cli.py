@@ -1,4 +1,6 @@
-"""The command line, `python -m batched`: one subparser per command, each of which imports what it needs when it runs."""
+"""The command line, `python -m batched`: one subparser per command, each of which imports what it
+needs when it runs.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status of a command line: 0, 1 if what the command checks does not hold, 130 if it was interrupted.
+    """The exit status of a command line: 0, 1 if what the command checks does not hold, 130 if it
+    was interrupted.
 
     Raises:
-        SystemExit: with 2 and one sentence on stderr, if the arguments are wrong or a package is missing; with 0, after `--help`.
+        SystemExit: with 2 and one sentence on stderr, if the arguments are wrong or a package is
+            missing; with 0, after `--help`.
     """
     parser = _parser()
     args = parser.parse_args(argv)
@@ -45,13 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.error(str(error))
     except ModuleNotFoundError as error:
         package = (error.name or str(error)).partition(".")[0]
-        command.error(f'{package} is not installed; run `pip install -e ".[{args.extra}]"` in the checkout of batched')
+        command.error(
+            f'{package} is not installed; run `pip install -e ".[{args.extra}]"` in the '
+            "checkout of batched"
+        )
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="python -m batched", description="One batch function, many callers: calls of one item run in full batches.")
+    parser = _Parser(
+        prog="python -m batched",
+        description="One batch function, many callers: calls of one item run in full batches.",
+    )
     parser.add_argument("--version", action="version", version=f"batched {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     _add_demo(commands)
@@ -61,16 +71,44 @@ def _parser() -> _Parser:
 
 def _add_demo(commands: Commands) -> None:
     about = "compare a real embedding model with and without batching, under concurrent callers"
-    parser = commands.add_parser("demo", help=about, description=f"{about[0].upper()}{about[1:]}; takes under two minutes on two cores.")
-    parser.add_argument(
-        "--model", metavar="NAME_OR_PATH", help="any SentenceTransformer model (default: all-MiniLM-L6-v2 from its package)"
+    parser = commands.add_parser(
+        "demo",
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}; takes under two minutes on two cores.",
     )
     parser.add_argument(
-        "--callers", type=_positive, default=64, metavar="N", help="concurrent callers, each with one call at a time (%(default)s)"
+        "--model",
+        metavar="NAME_OR_PATH",
+        help="any SentenceTransformer model (default: all-MiniLM-L6-v2 from its package)",
     )
-    parser.add_argument("--sentences", type=_positive, default=512, metavar="N", help="sentences to embed in each run (%(default)s)")
-    parser.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="most sentences in one batch (%(default)s)")
-    parser.add_argument("--output", type=Path, default="batched-demo.png", metavar="FILE", help="picture of the comparison (%(default)s)")
+    parser.add_argument(
+        "--callers",
+        type=_positive,
+        default=64,
+        metavar="N",
+        help="concurrent callers, each with one call at a time (%(default)s)",
+    )
+    parser.add_argument(
+        "--sentences",
+        type=_positive,
+        default=512,
+        metavar="N",
+        help="sentences to embed in each run (%(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_positive,
+        default=32,
+        metavar="N",
+        help="most sentences in one batch (%(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default="batched-demo.png",
+        metavar="FILE",
+        help="picture of the comparison (%(default)s)",
+    )
     parser.set_defaults(run=_demo, parser=parser, extra="demo")
 
 
@@ -78,14 +116,28 @@ def _demo(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     from ._demo import demo  # numpy and the like, which other commands do without
 
-    return demo(args.model, callers=args.callers, sentences=args.sentences, batch_size=args.batch_size, output=args.output, began=began)
+    return demo(
+        args.model,
+        callers=args.callers,
+        sentences=args.sentences,
+        batch_size=args.batch_size,
+        output=args.output,
+        began=began,
+    )
 
 
 def _add_bench(commands: Commands) -> None:
-    about = "measure a batch function of yours, by size of the batch and under concurrent callers, and recommend its batch_size"
-    parser = commands.add_parser("bench", help=about, description=f"{about[0].upper()}{about[1:]}; takes about 20 seconds.")
+    about = (
+        "measure a batch function of yours, by size of the batch and under concurrent callers, and "
+        "recommend its batch_size"
+    )
+    parser = commands.add_parser(
+        "bench", help=about, description=f"{about[0].upper()}{about[1:]}; takes about 20 seconds."
+    )
     parser.add_argument(
-        "target", metavar="module:function", help="takes a list; plain, a coroutine function, or decorated, which keeps its settings"
+        "target",
+        metavar="module:function",
+        help="takes a list; plain, a coroutine function, or decorated, which keeps its settings",
     )
     parser.add_argument(
         "--input",
@@ -94,11 +146,36 @@ def _add_bench(commands: Commands) -> None:
         metavar="FILE",
         help="JSON Lines, each an item (an object of features, for inference functions)",
     )
-    parser.add_argument("--max-batch-size", type=_at_least_two, default=64, metavar="N", help="most items in one batch (%(default)s)")
-    parser.add_argument("--batch-size", type=_positive, metavar="N", help="of the batches under callers (the recommended one)")
-    parser.add_argument("--concurrency", type=_positive, default=256, metavar="N", help="most callers (%(default)s)")
-    parser.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="for each number of callers (%(default)s)")
-    parser.add_argument("--output", type=Path, default="batched-bench.png", metavar="FILE", help="picture of it all (%(default)s)")
+    parser.add_argument(
+        "--max-batch-size",
+        type=_at_least_two,
+        default=64,
+        metavar="N",
+        help="most items in one batch (%(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_positive,
+        metavar="N",
+        help="of the batches under callers (the recommended one)",
+    )
+    parser.add_argument(
+        "--concurrency", type=_positive, default=256, metavar="N", help="most callers (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="for each number of callers (%(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default="batched-bench.png",
+        metavar="FILE",
+        help="picture of it all (%(default)s)",
+    )
     parser.set_defaults(run=_bench, parser=parser, extra="bench")
 
 

@@ -1,17 +1,25 @@
 """What a call can raise besides what the batch function raises itself.
 
 BatchedError
-├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as it was
-│   └── BatchSizeMismatch              it returned more or fewer results than it was given items
-├── CollationError(ValueError)         features that make no batch
-├── QueueFull(RuntimeError)            there was no room in the queue, and the call was not to wait for it
-├── QueueTimeout(TimeoutError)         the call waited too long, and nothing of it was run
-└── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
+├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as
+it was │   └── BatchSizeMismatch              it returned more or fewer results than it was given
+items ├── CollationError(ValueError)         features that make no batch ├── QueueFull(RuntimeError)
+there was no room in the queue, and the call was not to wait for it ├── QueueTimeout(TimeoutError)
+the call waited too long, and nothing of it was run └── BatcherClosed(RuntimeError)        the
+batcher was shut down before it could answer
 """
 
 from __future__ import annotations
 
-__all__ = ["BatchFunctionError", "BatchSizeMismatch", "BatchedError", "BatcherClosed", "CollationError", "QueueFull", "QueueTimeout"]
+__all__ = [
+    "BatchFunctionError",
+    "BatchSizeMismatch",
+    "BatchedError",
+    "BatcherClosed",
+    "CollationError",
+    "QueueFull",
+    "QueueTimeout",
+]
 
 
 class BatchedError(Exception):
@@ -19,15 +27,19 @@ class BatchedError(Exception):
 
 
 class BatchFunctionError(BatchedError, RuntimeError):
-    """The batch function broke its contract: it returned something that holds no results, or raised what is no `Exception`.
+    """The batch function broke its contract: it returned something that holds no results, or raised
+    what is no `Exception`.
 
-    `SystemExit`, `KeyboardInterrupt`, `CancelledError`, `GeneratorExit`, `StopIteration` and `StopAsyncIteration` mean
-    something else to the code that waits, so callers get this error with the original as its `__cause__`.
+    `SystemExit`, `KeyboardInterrupt`, `CancelledError`, `GeneratorExit`, `StopIteration` and
+    `StopAsyncIteration` mean something else to the code that waits, so callers get this error with
+    the original as its `__cause__`.
     """
 
 
 class BatchSizeMismatch(BatchFunctionError):
-    """The batch function returned another number of results than it was given items; every caller of that batch gets this."""
+    """The batch function returned another number of results than it was given items; every caller
+    of that batch gets this.
+    """
 
     expected: int
     """Items the function was given."""
@@ -36,22 +48,36 @@ class BatchSizeMismatch(BatchFunctionError):
 
     @classmethod
     def between(cls, name: str, expected: int, actual: int, where: str = "") -> BatchSizeMismatch:
-        place = f" in {where!r} of its output, of which every array needs as many (a list or tuple holds arrays, not rows)" if where else ""
-        error = cls(f"{name} was given {expected} items and returned {actual} results{place}; it must return one per item, in order")
+        place = (
+            f" in {where!r} of its output, of which every array needs as many (a list or tuple "
+            "holds arrays, not rows)"
+            if where
+            else ""
+        )
+        error = cls(
+            f"{name} was given {expected} items and returned {actual} results{place}; it "
+            "must return one per item, in order"
+        )
         error.expected, error.actual = expected, actual
         return error
 
 
 class CollationError(BatchedError, ValueError):
-    """What a caller passed are no features with one row per item; that caller alone gets this, and nothing was run for it."""
+    """What a caller passed are no features with one row per item; that caller alone gets this, and
+    nothing was run for it.
+    """
 
 
 class QueueFull(BatchedError, RuntimeError):
-    """`max_queue_size` items were waiting, and `on_full="raise"` refuses what comes then; nothing was run for this call."""
+    """`max_queue_size` items were waiting, and `on_full="raise"` refuses what comes then; nothing
+    was run for this call.
+    """
 
 
 class QueueTimeout(BatchedError, TimeoutError):
-    """The call had waited for `queue_timeout_ms`, and nothing of it had begun to run; nothing will be."""
+    """The call had waited for `queue_timeout_ms`, and nothing of it had begun to run; nothing will
+    be.
+    """
 
 
 class BatcherClosed(BatchedError, RuntimeError):

@@ -1,4 +1,6 @@
-"""Batching for functions of arrays and tensors: calls are padded to one batch, and each caller gets its own rows."""
+"""Batching for functions of arrays and tensors: calls are padded to one batch, and each caller gets
+its own rows.
+"""
 
 from ._decorator import inference_dynamically as dynamically
 

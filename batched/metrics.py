@@ -1,7 +1,9 @@
-"""Observers that tell a metrics system of every batch: `@batched.dynamically(on_batch=batched.metrics.prometheus())`.
+"""Observers that tell a metrics system of every batch:
+`@batched.dynamically(on_batch=batched.metrics.prometheus())`.
 
-One observer serves any number of batched functions, told apart by the label `function`. Both count items, failed items, padded
-positions and padding, and batches by flush reason and outcome, and keep histograms of batch sizes, waits and processing times.
+One observer serves any number of batched functions, told apart by the label `function`. Both count
+items, failed items, padded positions and padding, and batches by flush reason and outcome, and keep
+histograms of batch sizes, waits and processing times.
 """
 
 from __future__ import annotations
@@ -17,14 +19,34 @@ if TYPE_CHECKING:
 
 __all__ = ["opentelemetry", "prometheus"]
 
-SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the buckets of durations (s): steps of 2 to 2.5, as both systems have them by default, from half a millisecond on."""
+SECONDS: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
+"""Upper bounds of the buckets of durations (s): steps of 2 to 2.5, as both systems have them by
+default, from half a millisecond on.
+"""
 ITEMS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Upper bounds of the buckets of batch sizes."""
 
 
-def prometheus(*, registry: CollectorRegistry | None = None, namespace: str = "batched") -> Callable[[BatchRecord], None]:
-    """An observer that fills metrics of `prometheus-client`, in `registry` or its default one; to be made once for each.
+def prometheus(
+    *, registry: CollectorRegistry | None = None, namespace: str = "batched"
+) -> Callable[[BatchRecord], None]:
+    """An observer that fills metrics of `prometheus-client`, in `registry` or its default one; to
+    be made once for each.
 
     Raises:
         ImportError: `prometheus-client` is not installed.
@@ -38,16 +60,26 @@ def prometheus(*, registry: CollectorRegistry | None = None, namespace: str = "b
         return Counter(name, text, ["function", *labels], namespace=namespace, registry=home)
 
     def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, ["function"], namespace=namespace, registry=home, buckets=buckets)
+        return Histogram(
+            name, text, ["function"], namespace=namespace, registry=home, buckets=buckets
+        )
 
     batches = counter("batches", "Batches that have ended.", "flush_reason", "outcome")
     items = counter("items", "Items in batches that have ended.")
     failed = counter("failed_items", "Items that have an error instead of a result.")
     tokens = counter("tokens", "Positions that batch functions were given, padding included.")
-    padding = counter("padding_tokens", "Positions that batch functions were given that were padding.")
+    padding = counter(
+        "padding_tokens", "Positions that batch functions were given that were padding."
+    )
     sizes = histogram("batch_size", "Items in a batch.", ITEMS)
-    waits = histogram("oldest_wait_seconds", "From the arrival of the oldest call of a batch to forming it.", SECONDS)
-    durations = histogram("processing_seconds", "From forming a batch to having its results.", SECONDS)
+    waits = histogram(
+        "oldest_wait_seconds",
+        "From the arrival of the oldest call of a batch to forming it.",
+        SECONDS,
+    )
+    durations = histogram(
+        "processing_seconds", "From forming a batch to having its results.", SECONDS
+    )
 
     def observe(record: BatchRecord) -> None:
         name = record.name
@@ -64,7 +96,8 @@ def prometheus(*, registry: CollectorRegistry | None = None, namespace: str = "b
 
 
 def opentelemetry(*, provider: MeterProvider | None = None) -> Callable[[BatchRecord], None]:
-    """An observer that fills instruments of OpenTelemetry's meter "batched", of `provider` or the global one.
+    """An observer that fills instruments of OpenTelemetry's meter "batched", of `provider` or the
+    global one.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
@@ -74,10 +107,23 @@ def opentelemetry(*, provider: MeterProvider | None = None) -> Callable[[BatchRe
     meter = get_meter("batched", meter_provider=provider)
     batches = meter.create_counter("batched.batches", "{batch}", "Batches that have ended.")
     items = meter.create_counter("batched.items", "{item}", "Items in batches that have ended.")
-    failed = meter.create_counter("batched.items.failed", "{item}", "Items that have an error instead of a result.")
-    tokens = meter.create_counter("batched.tokens", "{token}", "Positions that batch functions were given, padding included.")
-    padding = meter.create_counter("batched.tokens.padding", "{token}", "Positions that batch functions were given that were padding.")
-    sizes = meter.create_histogram("batched.batch.size", "{item}", "Items in a batch.", explicit_bucket_boundaries_advisory=ITEMS)
+    failed = meter.create_counter(
+        "batched.items.failed", "{item}", "Items that have an error instead of a result."
+    )
+    tokens = meter.create_counter(
+        "batched.tokens", "{token}", "Positions that batch functions were given, padding included."
+    )
+    padding = meter.create_counter(
+        "batched.tokens.padding",
+        "{token}",
+        "Positions that batch functions were given that were padding.",
+    )
+    sizes = meter.create_histogram(
+        "batched.batch.size",
+        "{item}",
+        "Items in a batch.",
+        explicit_bucket_boundaries_advisory=ITEMS,
+    )
     waits = meter.create_histogram(
         "batched.batch.oldest_wait",
         "s",
@@ -85,7 +131,10 @@ def opentelemetry(*, provider: MeterProvider | None = None) -> Callable[[BatchRe
         explicit_bucket_boundaries_advisory=SECONDS,
     )
     durations = meter.create_histogram(
-        "batched.batch.duration", "s", "From forming a batch to having its results.", explicit_bucket_boundaries_advisory=SECONDS
+        "batched.batch.duration",
+        "s",
+        "From forming a batch to having its results.",
+        explicit_bucket_boundaries_advisory=SECONDS,
     )
 
     def observe(record: BatchRecord) -> None:

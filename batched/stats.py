@@ -28,7 +28,9 @@ class BatchRecord:
     calls: int
     """Calls of which it had items."""
     tokens: int
-    """Positions that the function was given, padding included, as the lengths of the items have it; 0 where they have none."""
+    """Positions that the function was given, padding included, as the lengths of the items have it;
+    0 where they have none.
+    """
     padding_waste: float
     """Share of these that was padding."""
     flush_reason: FlushReason
@@ -49,7 +51,9 @@ class BatchRecord:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Three percentiles of a duration, in seconds, each within 3 % of the exact one between 1 us and a day; 0.0 while there is none."""
+    """Three percentiles of a duration, in seconds, each within 3 % of the exact one between 1 us
+    and a day; 0.0 while there is none.
+    """
 
     p50: float
     """Half were at most this long (s)."""
@@ -64,7 +68,9 @@ class Percentiles:
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """A snapshot of one batcher. Counts run from its creation or the last `reset_stats()`; `queue_size` and `in_flight` are of now."""
+    """A snapshot of one batcher. Counts run from its creation or the last `reset_stats()`;
+    `queue_size` and `in_flight` are of now.
+    """
 
     queue_size: int
     """Items that wait in the queue now."""
@@ -85,9 +91,13 @@ class Stats:
     errors: int
     """Calls that ended with an exception of the batch function."""
     cancelled: int
-    """Calls that ended unanswered: given up by their callers, cancelled at shutdown, or lost with their event loop."""
+    """Calls that ended unanswered: given up by their callers, cancelled at shutdown, or lost with
+    their event loop.
+    """
     timed_out: int
-    """Calls that ended unanswered because nothing of them had begun to run within `queue_timeout_ms`."""
+    """Calls that ended unanswered because nothing of them had begun to run within
+    `queue_timeout_ms`.
+    """
     rejected: int
     """Calls refused because the batcher was closed, or its queue full."""
     queue_wait: Percentiles
@@ -95,9 +105,13 @@ class Stats:
     processing_time: Percentiles
     """From forming a batch to having its results (s)."""
     padding_waste: float
-    """Share of what the batch function was given that was padding, in batches whose items have a length; 0.0 before there is one."""
+    """Share of what the batch function was given that was padding, in batches whose items have a
+    length; 0.0 before there is one.
+    """
     probes: int
-    """Calls of the function with one row, made only to learn which axes of its output follow the padding."""
+    """Calls of the function with one row, made only to learn which axes of its output follow the
+    padding.
+    """
     memory_errors: int
     """Calls of the function that ran out of memory and were made again in smaller parts."""
     batch_sizes: Mapping[int, int]
@@ -106,17 +120,27 @@ class Stats:
     """How many batches left for which reason: full, settled, timeout, eager, drain."""
 
     def __repr__(self) -> str:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.flush_reasons.items()) or "none"
+        reasons = (
+            ", ".join(f"{reason} {count:,}" for reason, count in self.flush_reasons.items())
+            or "none"
+        )
         blocked = f", {self.blocked:,} calls blocked" if self.blocked else ""
         timed_out = f", timed out {self.timed_out:,}" if self.timed_out else ""
         of_tensors = ""
         if self.padding_waste or self.probes or self.memory_errors:
-            of_tensors = f"; padding {self.padding_waste:.0%}, probes {self.probes:,}, memory errors {self.memory_errors:,}"
+            of_tensors = (
+                f"; padding {self.padding_waste:.0%}, probes {self.probes:,}, "
+                f"memory errors {self.memory_errors:,}"
+            )
         return (
-            f"Stats({self.total_processed:,} items in {self.total_batches:,} batches of {self.avg_batch_size:.1f} on average, "
-            f"{_duration(self.avg_processing_time)} each; {self.queue_size:,} waiting{blocked}, {self.in_flight:,} in flight; "
-            f"calls {self.calls:,}, errors {self.errors:,}, cancelled {self.cancelled:,}{timed_out}, rejected {self.rejected:,}; "
-            f"queue wait {self.queue_wait}; processing {self.processing_time}; left because {reasons}{of_tensors})"
+            f"Stats({self.total_processed:,} items in {self.total_batches:,} batches of "
+            f"{self.avg_batch_size:.1f} on average, "
+            f"{_duration(self.avg_processing_time)} each; {self.queue_size:,} waiting{blocked}, "
+            f"{self.in_flight:,} in flight; "
+            f"calls {self.calls:,}, errors {self.errors:,}, cancelled "
+            f"{self.cancelled:,}{timed_out}, rejected {self.rejected:,}; "
+            f"queue wait {self.queue_wait}; processing {self.processing_time}; left because "
+            f"{reasons}{of_tensors})"
         )
 
 
@@ -130,7 +154,9 @@ def _duration(seconds: float) -> str:
 
 
 class _Histogram:
-    """Counts of durations in buckets 6 % wide, from a microsecond to a day; fixed memory, and for many of like length a look or two."""
+    """Counts of durations in buckets 6 % wide, from a microsecond to a day; fixed memory, and for
+    many of like length a look or two.
+    """
 
     PER_OCTAVE: Final = 12  # 2 ** (1 / 12) = 1.06
     SHORTEST: Final = 1e-6
@@ -147,7 +173,9 @@ class _Histogram:
         low = 0
         while low < len(durations):
             bucket = bisect_left(ENDS, durations[low])
-            high = bisect_right(durations, ENDS[bucket], low) if bucket < len(ENDS) else len(durations)
+            high = (
+                bisect_right(durations, ENDS[bucket], low) if bucket < len(ENDS) else len(durations)
+            )
             self.counts[bucket] += high - low
             low = high
 
@@ -155,7 +183,9 @@ class _Histogram:
         return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
 
     def _quantile(self, share: float) -> float:
-        """The middle of the bucket that holds the smallest duration which `share` of all do not exceed."""
+        """The middle of the bucket that holds the smallest duration which `share` of all do not
+        exceed.
+        """
         wanted = math.ceil(share * sum(self.counts))
         if not wanted:
             return 0.0
@@ -165,23 +195,30 @@ class _Histogram:
         return float(self.SHORTEST * 2 ** ((position + 0.5) / self.PER_OCTAVE))
 
 
-ENDS: Final = [_Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE) for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)]
+ENDS: Final = [
+    _Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE)
+    for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)
+]
 """Where each bucket of a histogram but the last ends (s)."""
 
 
 _Ended = tuple[int, FlushReason, float, list[float], int, tuple[int, int, int, int]]
-"""A batch: its size, reason and duration (s), the waits of calls that began with it (s), how many it failed, and what is rarely not 0:
-cells, padding, probes, memory errors."""
+"""A batch: its size, reason and duration (s), the waits of calls that began with it (s), how many
+it failed, and what is rarely not 0: cells, padding, probes, memory errors.
+"""
 
 TOGETHER: Final = 16
 """Batches that are counted together: between sleeps, each first step finds cold caches."""
 
 
 class Recorder:
-    """Counts what happens to one batcher, from any thread; a few operations per call and per batch, none per item."""
+    """Counts what happens to one batcher, from any thread; a few operations per call and per batch,
+    none per item.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # so that a signal handler may look at statistics wherever it comes in
+        # so that a signal handler may look at statistics wherever it comes in
+        self._lock = threading.RLock()
         self.reset()
 
     def reset(self) -> None:
@@ -192,7 +229,8 @@ class Recorder:
             """Counts a call, without a lock: taking a number is one step."""
             self._looks = 0  # numbers that were taken by nobody but `snapshot`
             self._errors = self._cancelled = self._timed_out = self._rejected = 0  # calls
-            self._cells = self._padding = 0  # positions in batches whose items have a length, and those of them that are padding
+            # positions in batches whose items have a length, and those of them that are padding
+            self._cells = self._padding = 0
             self._probes = self._memory_errors = 0  # calls of the function beyond one per batch
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
@@ -217,14 +255,18 @@ class Recorder:
             self._rejected += 1
 
     def ended(self, batch: Batch, errors: int) -> None:
-        """Counts a finished batch, and the calls that it failed; without a lock, for it appends to a deque in one step."""
+        """Counts a finished batch, and the calls that it failed; without a lock, for it appends to
+        a deque in one step.
+        """
         waits: list[float] = []
         for request, _, _ in batch.slices:
             if not request.waited:
                 request.waited = True
                 waits.append(batch.started - request.arrived)
         beyond = batch.cells, batch.padding, batch.probes, len(batch.too_big)
-        self._latest.append((batch.size, batch.reason, batch.ended - batch.started, waits, errors, beyond))
+        self._latest.append(
+            (batch.size, batch.reason, batch.ended - batch.started, waits, errors, beyond)
+        )
         if len(self._latest) >= TOGETHER:
             with self._lock:
                 self._count()
@@ -235,8 +277,11 @@ class Recorder:
         waits: list[float] = []
         while True:
             try:
-                size, reason, seconds, waited, errors, (cells, padding, probes, memory_errors) = self._latest.popleft()
-            except IndexError:  # a look whether there is one would not do: a signal handler may take it after that
+                size, reason, seconds, waited, errors, (cells, padding, probes, memory_errors) = (
+                    self._latest.popleft()
+                )
+            # a look whether there is one would not do: a signal handler may take it after that
+            except IndexError:
                 break
             self._batches[size, reason] = self._batches.get((size, reason), 0) + 1
             self._processing += seconds

@@ -13,7 +13,9 @@ QUESTIONS = (
     *("import_time", "idle", "overhead", "collate", "policy"),
     *("closed_loop", "open_loop", "embeddings", "http_server", "gpu"),
 )
-"""The files that ask them, quickest first; `soak.py` is apart, since it takes as long as it is told to."""
+"""The files that ask them, quickest first; `soak.py` is apart, since it takes as long as it is told
+to.
+"""
 
 
 def main() -> None:

@@ -2,9 +2,10 @@
 
 Run: python benchmarks/closed_loop.py [--check] [--quick] [--save]
 
-The function sleeps, 5 ms and 0.1 ms for each item (a coroutine function: to the next full millisecond), `batch_size` is 32, and the
-rest is left at its defaults. Throughput is a share of what batches of all callers (or of 32), one right after another, come to in the
-same process, right before and after.
+The function sleeps, 5 ms and 0.1 ms for each item (a coroutine function: to the next full
+millisecond), `batch_size` is 32, and the rest is left at its defaults. Throughput is a share of
+what batches of all callers (or of 32), one right after another, come to in the same process, right
+before and after.
 """
 
 from __future__ import annotations
@@ -27,12 +28,20 @@ LONG, SHORT = (5.0, 0.1), (1.0, 0.02)
 WARM_UP = 20
 """Calls of each caller that do not count: rules that learn have learned then."""
 
-BOUNDS = {("threads", 1): 0.97, ("threads", 2): 0.95, ("threads", 8): 0.95, ("threads", 24): 0.92} | {
-    ("coroutines", callers): bound for callers, bound in {1: 0.97, 2: 0.95, 8: 0.95, 24: 0.95}.items()
+BOUNDS = {
+    ("threads", 1): 0.97,
+    ("threads", 2): 0.95,
+    ("threads", 8): 0.95,
+    ("threads", 24): 0.92,
+} | {
+    ("coroutines", callers): bound
+    for callers, bound in {1: 0.97, 2: 0.95, 8: 0.95, 24: 0.95}.items()
 }
 """Least shares of ours."""
 SHORT_CALLERS, SHORT_BOUND = 24, 0.78
-"""Threads that call the short function, and the least share then: threads need much of a millisecond to come back."""
+"""Threads that call the short function, and the least share then: threads need much of a
+millisecond to come back.
+"""
 
 
 def title(kind: str, callers: int, function: tuple[float, float] = LONG) -> str:
@@ -40,9 +49,13 @@ def title(kind: str, callers: int, function: tuple[float, float] = LONG) -> str:
     return f"{callers} {kind}, {function[0]:g} ms"
 
 
-def questions(peer: Peer, settings: dict[str, Any], arguments: argparse.Namespace) -> list[Question]:
+def questions(
+    peer: Peer, settings: dict[str, Any], arguments: argparse.Namespace
+) -> list[Question]:
     """All that one row is asked."""
-    kinds = [kind for kind, able in (("threads", peer.threads), ("coroutines", peer.coroutines)) if able]
+    kinds = [
+        kind for kind, able in (("threads", peer.threads), ("coroutines", peer.coroutines)) if able
+    ]
     numbers = OF_PEERS if arguments.quick and peer.requirement else CALLERS
     asked = [(kind, callers, LONG) for kind in kinds for callers in numbers]
     if peer.threads:
@@ -65,8 +78,18 @@ def questions(peer: Peer, settings: dict[str, Any], arguments: argparse.Namespac
 
 def figures(found: Found) -> list[Figure]:
     """Shares, ours with bounds, then calls per second."""
-    ordered = sorted(found.runs, key=lambda key: (key[2] != "share", "coroutines" in key[0], " 1 ms" in key[0], int(key[0].split()[0])))
-    bounds = {title(*key): bound for key, bound in BOUNDS.items()} | {title("threads", SHORT_CALLERS, SHORT): SHORT_BOUND}
+    ordered = sorted(
+        found.runs,
+        key=lambda key: (
+            key[2] != "share",
+            "coroutines" in key[0],
+            " 1 ms" in key[0],
+            int(key[0].split()[0]),
+        ),
+    )
+    bounds = {title(*key): bound for key, bound in BOUNDS.items()} | {
+        title("threads", SHORT_CALLERS, SHORT): SHORT_BOUND
+    }
     return [
         Figure(
             f"{asked}: {row}",
@@ -84,10 +107,22 @@ def panels(found: Found) -> list[Panel]:
     for kind in ("threads", "coroutines"):
         rows = dict.fromkeys(row for asked, row, _ in found.runs if f" {kind}," in asked)
         series = {
-            row: [statistics.median(found.runs.get((title(kind, callers), row, "share"), [float("nan")])) for callers in CALLERS]
+            row: [
+                statistics.median(
+                    found.runs.get((title(kind, callers), row, "share"), [float("nan")])
+                )
+                for callers in CALLERS
+            ]
             for row in rows
         }
-        made.append(Panel(f"{kind}: share of full batches (more is better)", series, [str(callers) for callers in CALLERS], "callers"))
+        made.append(
+            Panel(
+                f"{kind}: share of full batches (more is better)",
+                series,
+                [str(callers) for callers in CALLERS],
+                "callers",
+            )
+        )
     return made
 
 
@@ -107,7 +142,10 @@ def main() -> None:
         arguments,
         versions=found.versions,
         missing=without(quick=arguments.quick, threads=True) | found.missing,
-        notes=[ROUNDS.format(counted), *(f"{peer.name}: {peer.driven}." for peer in (OURS, BARE_LOCKS, *PEERS))],
+        notes=[
+            ROUNDS.format(counted),
+            *(f"{peer.name}: {peer.driven}." for peer in (OURS, BARE_LOCKS, *PEERS)),
+        ],
         panels=panels(found),
     )
 

@@ -1,4 +1,5 @@
-"""What do gathering rows into one padded batch and dealing them out again cost, beside `pad_sequence` over the same rows?
+"""What do gathering rows into one padded batch and dealing them out again cost, beside
+`pad_sequence` over the same rows?
 
 Run: python benchmarks/collate.py [--check] [--quick] [--save]
 """
@@ -41,7 +42,10 @@ def requests(calls: Calls) -> list[Slice]:
     reader = Reader("fn", FeatureSettings(), None)
     arguments = Arguments((), {})
     read = [reader.features(call) for call in calls]
-    return [(Request(features, 1, Group(arguments, features.fields), waker=None), 0, 1) for features in read]
+    return [
+        (Request(features, 1, Group(arguments, features.fields), waker=None), 0, 1)
+        for features in read
+    ]
 
 
 def collated(calls: Calls) -> Step:
@@ -56,7 +60,9 @@ def read(calls: Calls) -> Step:
 
 
 def split(calls: Calls, hidden: int) -> Step:
-    """An output with a vector per token, or per row, to one result per call, cut to its own length."""
+    """An output with a vector per token, or per row, to one result per call, cut to its own
+    length.
+    """
     collator, slices = FeatureCollator("fn", FeatureSettings()), requests(calls)
     call = collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
     shortest = [min(slices, key=lambda one: one[0].items.widths)]
@@ -66,7 +72,8 @@ def split(calls: Calls, hidden: int) -> Step:
     def output(rows: int, width: int) -> torch.Tensor:
         return torch.ones(rows, width, hidden)
 
-    collator.split(output(1, one[0][0]["input_ids"].shape[1]), shortest, one[2])  # two lengths seen: it knows which axis to cut
+    # two lengths seen: it knows which axis to cut
+    collator.split(output(1, one[0][0]["input_ids"].shape[1]), shortest, one[2])
     whole = output(*shape)
     return lambda: collator.split(whole, slices, call[2])
 
@@ -81,7 +88,9 @@ def copied(calls: Calls, hidden: int) -> Step:
     """The baseline of splitting: a slice and a copy for each call."""
     widths = [call["input_ids"].shape[1] for call in calls]
     whole = torch.ones(CALLS, max(widths), hidden)
-    return lambda: [whole[number : number + 1, :width].clone() for number, width in enumerate(widths)]
+    return lambda: [
+        whole[number : number + 1, :width].clone() for number, width in enumerate(widths)
+    ]
 
 
 def seconds(step: Step) -> float:
@@ -109,20 +118,41 @@ def main() -> None:
     conclude(
         [
             Figure(
-                f"collate {CALLS} calls of {TOKENS} tokens, to pad_sequence", repeated(ratio(collated(even), padded(even)), runs), "", BOUND
+                f"collate {CALLS} calls of {TOKENS} tokens, to pad_sequence",
+                repeated(ratio(collated(even), padded(even)), runs),
+                "",
+                BOUND,
             ),
-            Figure("the same, 5 to 128 tokens", repeated(ratio(collated(ragged), padded(ragged)), runs), "", BOUND),
-            Figure("the same, three features", repeated(ratio(collated(many), padded(many)), runs), "", BOUND),
+            Figure(
+                "the same, 5 to 128 tokens",
+                repeated(ratio(collated(ragged), padded(ragged)), runs),
+                "",
+                BOUND,
+            ),
+            Figure(
+                "the same, three features",
+                repeated(ratio(collated(many), padded(many)), runs),
+                "",
+                BOUND,
+            ),
             Figure(
                 "split 5 to 128 tokens of 384 numbers, to slices and copies",
                 repeated(ratio(split(ragged, 384), copied(ragged, 384)), runs),
                 "",
             ),
-            Figure("pad_sequence, 5 to 128 tokens", repeated(microseconds(padded(ragged)), runs), "us"),
-            Figure("collate, 5 to 128 tokens", repeated(microseconds(collated(ragged)), runs), "us"),
+            Figure(
+                "pad_sequence, 5 to 128 tokens", repeated(microseconds(padded(ragged)), runs), "us"
+            ),
+            Figure(
+                "collate, 5 to 128 tokens", repeated(microseconds(collated(ragged)), runs), "us"
+            ),
             Figure("collate, three features", repeated(microseconds(collated(many)), runs), "us"),
-            Figure("read 64 calls of one feature", repeated(microseconds(read(ragged)), runs), "us"),
-            Figure("read 64 calls of three features", repeated(microseconds(read(many)), runs), "us"),
+            Figure(
+                "read 64 calls of one feature", repeated(microseconds(read(ragged)), runs), "us"
+            ),
+            Figure(
+                "read 64 calls of three features", repeated(microseconds(read(many)), runs), "us"
+            ),
         ],
         arguments,
         ("torch", "numpy"),

@@ -1,7 +1,9 @@
-"""Puts the same questions to this project and to its peers, each in an environment and a process of its own.
+"""Puts the same questions to this project and to its peers, each in an environment and a process of
+its own.
 
-Environments are made in `.peers` at the root of the repository and kept there. A peer's own packages come first in its environment;
-behind them it sees those of this one, so that no second torch is needed.
+Environments are made in `.peers` at the root of the repository and kept there. A peer's own
+packages come first in its environment; behind them it sees those of this one, so that no second
+torch is needed.
 """
 
 from __future__ import annotations
@@ -76,32 +78,66 @@ def version(peer: Peer) -> str:
 
 
 def interpreter(peer: Peer) -> str:
-    return str(ENVIRONMENTS / peer.distribution / "bin" / "python") if peer.requirement else sys.executable
+    return (
+        str(ENVIRONMENTS / peer.distribution / "bin" / "python")
+        if peer.requirement
+        else sys.executable
+    )
 
 
 def environment(peer: Peer) -> dict[str, str]:
     """Variables of its processes. This project can be imported in its own only."""
     paths = [HERE] if peer.requirement else [HERE, HERE.parent]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONWARNINGS": "ignore"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 def _installed(peer: Peer) -> str | None:
     code = f"import importlib.metadata; print(importlib.metadata.version({peer.distribution!r}))"
     try:
-        done = subprocess.run([interpreter(peer), "-c", code], env=environment(peer), cwd=HERE, capture_output=True, text=True)
+        done = subprocess.run(
+            [interpreter(peer), "-c", code],
+            env=environment(peer),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+        )
     except FileNotFoundError:
         return None
     pinned = peer.requirement.partition("==")[2]
-    return done.stdout.strip() if done.returncode == 0 and pinned in ("", done.stdout.strip()) else None
+    return (
+        done.stdout.strip()
+        if done.returncode == 0 and pinned in ("", done.stdout.strip())
+        else None
+    )
 
 
 def _install(peer: Peer) -> None:
     """Makes the environment, in which pip sees only what is its own."""
     home = ENVIRONMENTS / peer.distribution
     print(f"installing {peer.requirement}", file=sys.stderr, flush=True)
-    pip = [interpreter(peer), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", peer.requirement]
+    pip = [
+        interpreter(peer),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--retries",
+        "1",
+        peer.requirement,
+    ]
     try:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True, capture_output=True, text=True, timeout=INSTALLING)
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--clear", home],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=INSTALLING,
+        )
         subprocess.run(pip, check=True, capture_output=True, text=True, timeout=INSTALLING)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"not installed within {INSTALLING:g} s") from None
@@ -129,7 +165,9 @@ def ask(peer: Peer, questions: list[Question], timeout: float = ANSWERING) -> li
     """
     command = [interpreter(peer), "-m", "peers.questions", peer.module]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, cwd=HERE, env=environment(peer), text=True, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(
+        command, cwd=HERE, env=environment(peer), text=True, start_new_session=True, **pipes
+    ) as process:
         try:
             output, errors = process.communicate(json.dumps(questions), timeout)
         except subprocess.TimeoutExpired:
@@ -138,7 +176,9 @@ def ask(peer: Peer, questions: list[Question], timeout: float = ANSWERING) -> li
             end(process)
     if process.returncode:
         raise Unavailable(last_line(errors))
-    answers: list[dict[str, Any]] = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith(ANSWERS)))
+    answers: list[dict[str, Any]] = json.loads(
+        next(line for line in reversed(output.splitlines()) if line.startswith(ANSWERS))
+    )
     return answers
 
 
@@ -162,7 +202,8 @@ def contest(
     """Asks everyone in turn, round after round, so that noise hits all alike.
 
     Args:
-        questions: what a row is asked, given its peer and its settings; each has a `question` and a `title` of its own.
+        questions: what a row is asked, given its peer and its settings; each has a `question` and a
+            `title` of its own.
         rounds: how often ours are asked.
         peers: the others.
         ours: what runs in this environment.
@@ -175,7 +216,11 @@ def contest(
     rounds_of_peers = rounds if rounds_of_peers is None else rounds_of_peers
     for round_ in range(rounds):
         for peer in (*ours, *(peers if round_ < rounds_of_peers else ())):
-            asked = [(row, question) for row, settings in peer.labels().items() for question in questions(peer, dict(settings))]
+            asked = [
+                (row, question)
+                for row, settings in peer.labels().items()
+                for question in questions(peer, dict(settings))
+            ]
             if peer.name in found.missing or not asked:
                 continue
             try:

@@ -1,10 +1,13 @@
 """How much of a GPU's full throughput do callers with one sentence each get?
 
-Run: python benchmarks/gpu.py [--check] [--quick] [--save] [--device cuda] [--callers 256] [--sentences 16384]
+Run: python benchmarks/gpu.py [--check] [--quick] [--save] [--device cuda] [--callers 256]
+    [--sentences 16384]
 
-The model is all-MiniLM-L6-v2, in float16 and bfloat16: once as a transformers model behind `batched.inference.dynamically`, which gets
-tokens, once as a SentenceTransformer behind `batched.dynamically`, which gets text. Throughput is a share of full batches of all
-sentences, sorted by length, called directly in turn with the callers. Without CUDA nothing is measured; `--device cpu` tries the code.
+The model is all-MiniLM-L6-v2, in float16 and bfloat16: once as a transformers model behind
+`batched.inference.dynamically`, which gets tokens, once as a SentenceTransformer behind
+`batched.dynamically`, which gets text. Throughput is a share of full batches of all sentences,
+sorted by length, called directly in turn with the callers. Without CUDA nothing is measured;
+`--device cpu` tries the code.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ Features = dict[str, torch.Tensor]
 
 @dataclass
 class Measured:
-    """One way to embed: what it takes to call the model directly and from callers, and what came of it."""
+    """One way to embed: what it takes to call the model directly and from callers, and what came of
+    it.
+    """
 
     name: str
     direct: Callable[[], object]
@@ -64,7 +69,9 @@ def tokens_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> 
     path = str(get_model_path())
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModel.from_pretrained(path).eval().to(device, dtype)
-    items: list[Features] = [dict(tokenizer(sentence, return_tensors="pt")) for sentence in sentences]
+    items: list[Features] = [
+        dict(tokenizer(sentence, return_tensors="pt")) for sentence in sentences
+    ]
     ordered = sorted(sentences, key=len)
     batches: list[Features] = [
         dict(tokenizer(ordered[first : first + BATCH_SIZE], padding=True, return_tensors="pt"))
@@ -83,7 +90,9 @@ def tokens_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> 
             embed({name: rows.to(device) for name, rows in features.items()}).cpu()
 
     def decorate(**settings: Any) -> Any:
-        return batched.inference.dynamically(batch_size=BATCH_SIZE, device=device, output_device="cpu", **settings)
+        return batched.inference.dynamically(
+            batch_size=BATCH_SIZE, device=device, output_device="cpu", **settings
+        )
 
     return Measured("tokens", direct, decorate, embed, items)
 
@@ -96,7 +105,9 @@ def text_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> Me
     ordered = sorted(sentences, key=len)
 
     def encode(texts: list[str]) -> Any:
-        vectors = model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_tensor=True)
+        vectors = model.encode(
+            texts, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_tensor=True
+        )
         return vectors.cpu()  # as a tensor, since numpy knows no bfloat16
 
     def decorate(**settings: Any) -> Any:
@@ -107,14 +118,17 @@ def text_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> Me
 
 @contextmanager
 def utilisation(device: str, found: list[float]) -> Iterator[None]:
-    """Has the mean share of time in which the GPU computed put into `found`, where it can be read."""
+    """Has the mean share of time in which the GPU computed put into `found`, where it can be
+    read.
+    """
     samples, over = list[float](), threading.Event()
 
     def sample() -> None:
         try:
             while not over.wait(SAMPLED):
                 samples.append(torch.cuda.utilization(device) / 100)
-        except (AssertionError, ModuleNotFoundError, RuntimeError):  # no CUDA, no pynvml, or no driver that it can ask
+        # no CUDA, no pynvml, or no driver that it can ask
+        except (AssertionError, ModuleNotFoundError, RuntimeError):
             return
 
     sampler = threading.Thread(target=sample)
@@ -128,7 +142,9 @@ def utilisation(device: str, found: list[float]) -> Iterator[None]:
         found.append(statistics.fmean(samples))
 
 
-def round_of(way: Measured, settings: dict[str, Any], label: str, callers: int, device: str) -> None:
+def round_of(
+    way: Measured, settings: dict[str, Any], label: str, callers: int, device: str
+) -> None:
     """Measures callers once, and the direct call before and after them."""
     inside, processing = list[float](), list[float]()
 
@@ -139,7 +155,9 @@ def round_of(way: Measured, settings: dict[str, Any], label: str, callers: int, 
         return result
 
     used: list[float] = []
-    with way.decorate(on_batch=lambda record: processing.append(record.processing_time), **settings)(timed) as fn:
+    with way.decorate(
+        on_batch=lambda record: processing.append(record.processing_time), **settings
+    )(timed) as fn:
         by_threads(fn, callers, way.items[: 4 * callers])  # warms up
         inside.clear()
         processing.clear()
@@ -165,15 +183,31 @@ def figures(ways: dict[str, Measured], bounded: bool) -> list[Figure]:
             row, _, figure = label.partition(": ")
             unit = figure if figure in ("of direct", "sentences/s") else "of time"
             least = LEAST_SHARE if bounded and figure == "of direct" and row == "ours" else None
-            made.append(Figure(f"{name}, {row}{f', {figure}' if unit == 'of time' else ''}", runs, unit, at_least=least))
-    return sorted(made, key=lambda figure: ("of direct", "sentences/s", "of time").index(figure.unit))
+            made.append(
+                Figure(
+                    f"{name}, {row}{f', {figure}' if unit == 'of time' else ''}",
+                    runs,
+                    unit,
+                    at_least=least,
+                )
+            )
+    return sorted(
+        made, key=lambda figure: ("of direct", "sentences/s", "of time").index(figure.unit)
+    )
 
 
 def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     made = parser(__doc__ or "")
     made.add_argument("--device", default="cuda", help="where the model is (%(default)s)")
-    made.add_argument("--callers", type=int, default=256, help="threads with one sentence each at a time (%(default)s)")
-    made.add_argument("--sentences", type=int, default=16384, help="sentences in a run (%(default)s)")
+    made.add_argument(
+        "--callers",
+        type=int,
+        default=256,
+        help="threads with one sentence each at a time (%(default)s)",
+    )
+    made.add_argument(
+        "--sentences", type=int, default=16384, help="sentences in a run (%(default)s)"
+    )
     return made.parse_args(line)
 
 
@@ -209,7 +243,13 @@ def main() -> None:
         arguments,
         ("torch", "transformers", "sentence-transformers"),
         missing=missing,
-        notes=[f"device: {torch.cuda.get_device_name(arguments.device) if on_gpu else arguments.device}; {arguments.callers} callers."],
+        notes=[
+            (
+                "device: "
+                f"{torch.cuda.get_device_name(arguments.device) if on_gpu else arguments.device}; "
+                f"{arguments.callers} callers."
+            )
+        ],
     )
 
 

@@ -2,9 +2,10 @@
 
 Run: python benchmarks/http_server.py [--check] [--quick] [--save]
 
-A client in this process keeps 64 connections over the loopback busy, each with one sentence at a time; every server is a process of
-its own with all-MiniLM-L6-v2 on the CPU and batches of 32; ours is told `length=len`. Whatever coroutines can call stands behind the
-same FastAPI application and uvicorn; LitServe, BentoML and Ray Serve bring their own servers.
+A client in this process keeps 64 connections over the loopback busy, each with one sentence at a
+time; every server is a process of its own with all-MiniLM-L6-v2 on the CPU and batches of 32; ours
+is told `length=len`. Whatever coroutines can call stands behind the same FastAPI application and
+uvicorn; LitServe, BentoML and Ray Serve bring their own servers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from typing import Any, TextIO
 import h11
 
 from batched._demo import first_sentences
-from contest import HERE, ROUNDS, Found, Unavailable, end, environment, interpreter, last_line, version
+from contest import (
+    HERE,
+    ROUNDS,
+    Found,
+    Unavailable,
+    end,
+    environment,
+    interpreter,
+    last_line,
+    version,
+)
 from peers import OURS_BY_LENGTH, PEERS, UNBATCHED, Peer, compared, without
 from pictures import Panel
 from report import Figure, conclude, options
@@ -47,19 +58,30 @@ def request(sentence: str) -> bytes:
     """A whole HTTP request."""
     connection = h11.Connection(h11.CLIENT)
     body = json.dumps({"texts": [sentence]}).encode()
-    headers = [("Host", HOST), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-    parts = (h11.Request(method="POST", target=PATH, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+    headers = [
+        ("Host", HOST),
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+    ]
+    parts = (
+        h11.Request(method="POST", target=PATH, headers=headers),
+        h11.Data(data=body),
+        h11.EndOfMessage(),
+    )
     return b"".join(connection.send(part) or b"" for part in parts)
 
 
-async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sentence: str) -> bytes:
+async def one_answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sentence: str
+) -> bytes:
     """The body of the answer to one request.
 
     Raises:
         Unavailable: the server answered with an error, or not at all.
     """
     connection = h11.Connection(h11.CLIENT)
-    connection.send(h11.Request(method="GET", target=PATH, headers=[("Host", HOST)]))  # so that it awaits an answer
+    # so that it awaits an answer
+    connection.send(h11.Request(method="GET", target=PATH, headers=[("Host", HOST)]))
     connection.send(h11.EndOfMessage())
     writer.write(request(sentence))
     body = b""
@@ -77,7 +99,9 @@ async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
             raise Unavailable("it closed a connection")
 
 
-async def load(port: int, sentences: Sequence[str], connections: int = CONNECTIONS) -> tuple[float, list[float]]:
+async def load(
+    port: int, sentences: Sequence[str], connections: int = CONNECTIONS
+) -> tuple[float, list[float]]:
     """How long all requests took together, and the latency of each (s)."""
     coming, latencies = iter(sentences), list[float]()
 
@@ -106,10 +130,19 @@ def serving(peer: Peer, settings: dict[str, Any]) -> Iterator[int]:
     """
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
-    command = [interpreter(peer), "-m", "peers.serving", peer.module, str(port), json.dumps(settings)]
+    command = [
+        interpreter(peer),
+        "-m",
+        "peers.serving",
+        peer.module,
+        str(port),
+        json.dumps(settings),
+    ]
     with tempfile.TemporaryFile("w+") as said:
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
-        process = subprocess.Popen(command, cwd=HERE, env=environment(peer), start_new_session=True, **pipes)
+        process = subprocess.Popen(
+            command, cwd=HERE, env=environment(peer), start_new_session=True, **pipes
+        )
         try:
             _await_start(port, process, said)
             yield port
@@ -133,11 +166,15 @@ def _await_start(port: int, process: subprocess.Popen[bytes], said: TextIO) -> N
 
 
 def measured(peer: Peer, settings: dict[str, Any], sentences: Sequence[str]) -> dict[str, float]:
-    """Requests per second, and percentiles of latency in milliseconds, after one request of each connection."""
+    """Requests per second, and percentiles of latency in milliseconds, after one request of each
+    connection.
+    """
     with serving(peer, settings) as port:
         asyncio.run(load(port, sentences[:CONNECTIONS]))
         took, latencies = asyncio.run(load(port, sentences))
-    return {"rate": len(sentences) / took} | {f"p{q}": 1e3 * latencies[len(latencies) * q // 100] for q in (50, 99)}
+    return {"rate": len(sentences) / took} | {
+        f"p{q}": 1e3 * latencies[len(latencies) * q // 100] for q in (50, 99)
+    }
 
 
 def figures(found: Found) -> list[Figure]:
@@ -145,24 +182,40 @@ def figures(found: Found) -> list[Figure]:
     base = statistics.median(found.runs["server", UNBATCHED.name, "rate"])
     rates = {row: runs for (_, row, name), runs in found.runs.items() if name == "rate"}
     made = [
-        Figure(row, [run / base for run in runs], "x", at_least=LEAST_SPEED_UP if row == OURS_BY_LENGTH.name else None)
+        Figure(
+            row,
+            [run / base for run in runs],
+            "x",
+            at_least=LEAST_SPEED_UP if row == OURS_BY_LENGTH.name else None,
+        )
         for row, runs in rates.items()
         if row != UNBATCHED.name
     ]
     made += [Figure(row, runs, "requests/s") for row, runs in rates.items()]
-    return made + [Figure(f"{row}, {name}", runs, "ms") for (_, row, name), runs in found.runs.items() if name != "rate"]
+    return made + [
+        Figure(f"{row}, {name}", runs, "ms")
+        for (_, row, name), runs in found.runs.items()
+        if name != "rate"
+    ]
 
 
 def panels(found: Found) -> list[Panel]:
     """Requests a second, the best first, and latencies in the same order."""
-    rates = {row: statistics.median(runs) for (_, row, name), runs in found.runs.items() if name == "rate"}
+    rates = {
+        row: statistics.median(runs)
+        for (_, row, name), runs in found.runs.items()
+        if name == "rate"
+    }
     ordered = sorted(rates, key=lambda row: -rates[row])
     titles = {
         "rate": "requests a second (more is better)",
         "p50": "p50 latency in ms (less is better)",
         "p99": "p99 latency in ms (less is better)",
     }
-    return [Panel(title, {row: [statistics.median(found.runs["server", row, name])] for row in ordered}) for name, title in titles.items()]
+    return [
+        Panel(title, {row: [statistics.median(found.runs["server", row, name])] for row in ordered})
+        for name, title in titles.items()
+    ]
 
 
 def main() -> None:
@@ -179,7 +232,7 @@ def main() -> None:
                     if peer.requirement:
                         found.versions[peer.package] = version(peer)
                     found.add("server", row, measured(peer, dict(settings), sentences))
-                except (OSError, Unavailable, asyncio.TimeoutError) as reason:
+                except (TimeoutError, OSError, Unavailable) as reason:
                     if not peer.requirement:
                         raise  # without ours, or the baseline, there is no result
                     found.missing[row] = str(reason) or type(reason).__name__
@@ -189,7 +242,10 @@ def main() -> None:
         ("fastapi", "uvicorn", "torch", "sentence-transformers", "transformers"),
         versions=found.versions,
         missing=without(quick=arguments.quick, servers=True) | found.missing,
-        notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.served_by}." for peer in (OURS_BY_LENGTH, UNBATCHED, *PEERS))],
+        notes=[
+            ROUNDS.format(rounds),
+            *(f"{peer.name}: {peer.served_by}." for peer in (OURS_BY_LENGTH, UNBATCHED, *PEERS)),
+        ],
         panels=panels(found),
     )
 

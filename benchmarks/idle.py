@@ -1,4 +1,5 @@
-"""What do idle batchers cost? How often a process with fifty of them, each called once, goes to sleep anew, beyond one with none.
+"""What do idle batchers cost? How often a process with fifty of them, each called once, goes to
+sleep anew, beyond one with none.
 
 Run: python benchmarks/idle.py [--check] [--quick] [--save]
 """
@@ -34,7 +35,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"max_concurrent_batches": 4},
     {"max_queue_size": 1, "queue_timeout_ms": 100.0},
 ]
-OF_THREADS: list[dict[str, Any]] = [*SETTINGS, {"prefetch": 1}, {"prefetch": 1, "max_concurrent_batches": 4, "timeout_ms": 0.0}]
+OF_THREADS: list[dict[str, Any]] = [
+    *SETTINGS,
+    {"prefetch": 1},
+    {"prefetch": 1, "max_concurrent_batches": 4, "timeout_ms": 0.0},
+]
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -48,8 +53,12 @@ async def coroutine(items: list[int]) -> list[int]:
 
 
 def fifty(decorator: Any, function: object, settings: list[dict[str, Any]]) -> list[Any]:
-    """Batchers with each of these settings in turn; batches are of one item, so that a list has all workers started."""
-    return [decorator(batch_size=1, **settings[i % len(settings)])(function) for i in range(BATCHERS)]
+    """Batchers with each of these settings in turn; batches are of one item, so that a list has all
+    workers started.
+    """
+    return [
+        decorator(batch_size=1, **settings[i % len(settings)])(function) for i in range(BATCHERS)
+    ]
 
 
 def switches() -> int:
@@ -87,23 +96,36 @@ def uvloop_run(batchers: list[Any]) -> int:
     return uvloop.run(awaiting(asyncio.sleep, batchers))
 
 
-RUNS: dict[str, Callable[[list[Any]], int]] = {"threads": blocking, "asyncio": asyncio_run, "uvloop": uvloop_run, "trio": trio_run}
+RUNS: dict[str, Callable[[list[Any]], int]] = {
+    "threads": blocking,
+    "asyncio": asyncio_run,
+    "uvloop": uvloop_run,
+    "trio": trio_run,
+}
 MAKES: dict[str, Callable[[], list[Any]]] = {
     "none": list,
     "batched.dynamically": lambda: fifty(batched.dynamically, plain, OF_THREADS),
     "aio, functions": lambda: fifty(batched.aio.dynamically, plain, OF_THREADS),
     "aio, coroutine functions": lambda: fifty(batched.aio.dynamically, coroutine, SETTINGS),
 }
-PAIRS = [("threads", "batched.dynamically"), *((run, make) for run in list(RUNS)[1:] for make in list(MAKES)[2:])]
+PAIRS = [
+    ("threads", "batched.dynamically"),
+    *((run, make) for run in list(RUNS)[1:] for make in list(MAKES)[2:]),
+]
 """Who calls what."""
 
 
 def counted() -> dict[tuple[str, str], int]:
-    """Context switches for each pair, and of each caller that calls nothing, side by side in processes of their own."""
+    """Context switches for each pair, and of each caller that calls nothing, side by side in
+    processes of their own.
+    """
     code = "import idle; print(idle.RUNS[{0!r}](idle.MAKES[{1!r}]()))"
     processes = {
         (run, make): subprocess.Popen(
-            [sys.executable, "-c", code.format(run, make)], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code.format(run, make)],
+            cwd=Path(__file__).parent,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for run, make in [*((run, "none") for run in RUNS), *PAIRS]
     }
@@ -113,7 +135,10 @@ def counted() -> dict[tuple[str, str], int]:
 def main() -> None:
     arguments = options(__doc__ or "")
     rounds = [counted() for _ in range(1 if arguments.quick else 3)]
-    figures = [Figure(f"{run}: none", [float(found[run, "none"]) for found in rounds], "switches") for run in RUNS]
+    figures = [
+        Figure(f"{run}: none", [float(found[run, "none"]) for found in rounds], "switches")
+        for run in RUNS
+    ]
     figures += [
         Figure(
             f"{run}: {BATCHERS} of {make}, beyond that",

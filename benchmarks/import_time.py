@@ -1,4 +1,5 @@
-"""How long does `import batched` take? Each run is a fresh interpreter, which times the import alone.
+"""How long does `import batched` take? Each run is a fresh interpreter, which times the import
+alone.
 
 Run: python benchmarks/import_time.py [--check] [--quick] [--save]
 """
@@ -14,7 +15,9 @@ CODE = "import time; start = time.perf_counter(); import {0}; print(time.perf_co
 
 
 def import_of(module: str) -> float:
-    done = subprocess.run([sys.executable, "-c", CODE.format(module)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(module)], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 

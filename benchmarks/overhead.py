@@ -1,4 +1,5 @@
-"""What does batching itself cost? Calls of a function that does nothing, beside what threads and asyncio cost without any library.
+"""What does batching itself cost? Calls of a function that does nothing, beside what threads and
+asyncio cost without any library.
 
 Run: python benchmarks/overhead.py [--check] [--quick] [--save]
 """
@@ -67,7 +68,9 @@ def by_threads() -> float:
 
 
 def hand_off() -> float:
-    """From one thread to another and back, through two locks: what any design pays whose function has a thread of its own."""
+    """From one thread to another and back, through two locks: what any design pays whose function
+    has a thread of its own.
+    """
     there, back = threading.Lock(), threading.Lock()
     there.acquire()
     back.acquire()
@@ -98,7 +101,9 @@ def gathered(call: Callable[[int], Awaitable[Any]]) -> Callable[[], float]:
 
 
 def floor() -> float:
-    """A coroutine per item that queues a bare future and awaits it, and a task that resolves them: what any design pays on asyncio."""
+    """A coroutine per item that queues a bare future and awaits it, and a task that resolves them:
+    what any design pays on asyncio.
+    """
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -126,7 +131,10 @@ def floor() -> float:
 
 def main() -> None:
     arguments = options(__doc__ or "")
-    acall, aio = batched.dynamically(batch_size=256)(nothing), batched.aio.dynamically(batch_size=256)(nothing_async)
+    acall, aio = (
+        batched.dynamically(batch_size=256)(nothing),
+        batched.aio.dynamically(batch_size=256)(nothing_async),
+    )
     measures = {
         "list call of 20,000, batch_size=256, per item": list_call(256),
         "list call of 20,000, batch_size=32, per item": list_call(32),
@@ -139,7 +147,8 @@ def main() -> None:
     }
     bounds = dict(zip(measures, (0.03, 0.1, 60.0), strict=False))
     runs: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(1 + (5 if arguments.quick else 15)):  # in turns, for the machine may be slower for a while
+    # in turns, for the machine may be slower for a while
+    for _ in range(1 + (5 if arguments.quick else 15)):
         for name, measure in measures.items():
             runs[name].append(measure())
     runs = {name: each[1:] for name, each in runs.items()}
@@ -147,7 +156,9 @@ def main() -> None:
         [
             took / least
             for took, least in zip(
-                runs[f"{way} gather of 20,000, per item"], runs["floor: a coroutine and a future, per item"], strict=True
+                runs[f"{way} gather of 20,000, per item"],
+                runs["floor: a coroutine and a future, per item"],
+                strict=True,
             )
         ]
         for way in ("aio", "acall")

@@ -16,7 +16,17 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from report import Figure, shown
 
 OURS, OTHERS = "#1f6feb", "#a3adb8"
-COLOURS = (OURS, "#bf3989", "#bc4c00", "#1a7f37", "#8250df", "#9a6700", "#57606a", "#0a3069", "#cf222e")
+COLOURS = (
+    OURS,
+    "#bf3989",
+    "#bc4c00",
+    "#1a7f37",
+    "#8250df",
+    "#9a6700",
+    "#57606a",
+    "#0a3069",
+    "#cf222e",
+)
 """Of lines, ours first."""
 TEXT = "#57606a"
 BAR = 0.7
@@ -28,7 +38,9 @@ LINES, HEAD, LEGEND = 3.6, 0.7, 0.22
 ACROSS = 5
 """Entries in a line of the legend."""
 WIDE = 100.0
-"""Times the smallest value: beyond it, bars would hide the small ones, and the axis is logarithmic."""
+"""Times the smallest value: beyond it, bars would hide the small ones, and the axis is
+logarithmic.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,12 @@ def of_figures(figures: Sequence[Figure]) -> list[Panel]:
             Panel(
                 unit or "ratio",
                 {figure.name: [figure.median] for figure in own},
-                bounds={figure.name: bound for figure in own for bound in (figure.bound, figure.at_least) if bound is not None},
+                bounds={
+                    figure.name: bound
+                    for figure in own
+                    for bound in (figure.bound, figure.at_least)
+                    if bound is not None
+                },
                 logarithmic=len(values) == len(own) and max(values) > WIDE * min(values),
             )
         )
@@ -67,13 +84,18 @@ def draw(title: str, note: str, panels: Sequence[Panel], output: Path) -> None:
     """Writes a PNG; what follows a question in the title is left out."""
     colours = _colours(panels)
     across = 1 if any(not panel.groups for panel in panels) else min(len(panels), 2)
-    heights = [LINES if panel.groups else ROW * len(panel.series) + HEAD for panel in panels[::across]]
+    heights = [
+        LINES if panel.groups else ROW * len(panel.series) + HEAD for panel in panels[::across]
+    ]
     legend = LEGEND * (math.ceil(len(colours) / ACROSS) + 1) if colours else 0.0
     lines = textwrap.wrap(note.partition("\n")[0], 170) + note.splitlines()[1:]
     bottom = LEGEND * (len(lines) + 1) + legend
     height = bottom + sum(heights) + HEAD
     made = pyplot.Figure(
-        figsize=(11, height), layout=ConstrainedLayoutEngine(rect=(0.01, bottom / height, 0.98, 1 - (bottom + HEAD) / height))
+        figsize=(11, height),
+        layout=ConstrainedLayoutEngine(
+            rect=(0.01, bottom / height, 0.98, 1 - (bottom + HEAD) / height)
+        ),
     )
     axes = made.subplots(len(heights), across, squeeze=False, height_ratios=heights)
     for place, panel in zip(axes.flat, panels, strict=False):
@@ -85,8 +107,19 @@ def draw(title: str, note: str, panels: Sequence[Panel], output: Path) -> None:
         place.set_axis_off()
     if colours:
         drawn = {line.get_label(): line for place in axes.flat for line in place.get_lines()}
-        handles, place_of_legend = [drawn[name] for name in colours], (0.01, (bottom - legend) / height)
-        made.legend(handles, list(colours), loc="lower left", bbox_to_anchor=place_of_legend, ncols=ACROSS, frameon=False, fontsize=9)
+        handles, place_of_legend = (
+            [drawn[name] for name in colours],
+            (0.01, (bottom - legend) / height),
+        )
+        made.legend(
+            handles,
+            list(colours),
+            loc="lower left",
+            bbox_to_anchor=place_of_legend,
+            ncols=ACROSS,
+            frameon=False,
+            fontsize=9,
+        )
     question = textwrap.fill(re.split(r"(?<=\?)", title)[0], 95)
     made.text(0.02, 1 - HEAD / 2 / height, question, fontsize=12, fontweight="bold", va="center")
     made.text(0.02, LEGEND / 2 / height, "\n".join(lines), color=TEXT, fontsize=7.5, va="bottom")
@@ -95,7 +128,10 @@ def draw(title: str, note: str, panels: Sequence[Panel], output: Path) -> None:
 
 def _colours(panels: Sequence[Panel]) -> dict[str, str]:
     """Of lines, by name: the same in all panels, and ours first."""
-    names = sorted(dict.fromkeys(name for panel in panels if panel.groups for name in panel.series), key=lambda name: not _ours(name))
+    names = sorted(
+        dict.fromkeys(name for panel in panels if panel.groups for name in panel.series),
+        key=lambda name: not _ours(name),
+    )
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
@@ -108,18 +144,33 @@ def _bars(axes: Axes, panel: Panel) -> None:
     values = [panel.series[name][0] for name in names]
     rows = range(len(names))
     compared = any(map(_ours, names))
-    bars = axes.barh(rows, values, height=BAR, color=[OTHERS if compared and not _ours(name) else OURS for name in names])
+    bars = axes.barh(
+        rows,
+        values,
+        height=BAR,
+        color=[OTHERS if compared and not _ours(name) else OURS for name in names],
+    )
     axes.bar_label(bars, [shown(value) for value in values], padding=4, fontsize=9)
     for row, name in enumerate(names):
         if name in panel.bounds:
-            axes.plot([panel.bounds[name]] * 2, [row - BAR / 2, row + BAR / 2], color="#cf222e", linewidth=2)
+            axes.plot(
+                [panel.bounds[name]] * 2,
+                [row - BAR / 2, row + BAR / 2],
+                color="#cf222e",
+                linewidth=2,
+            )
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
     if panel.logarithmic:
         axes.set_xscale("log")
     axes.margins(x=0.12)
     bound = "; red: the bound" if panel.bounds else ""
-    axes.set_title(f"{panel.title}{', logarithmic' if panel.logarithmic else ''}{bound}", loc="left", fontsize=11, color=TEXT)
+    axes.set_title(
+        f"{panel.title}{', logarithmic' if panel.logarithmic else ''}{bound}",
+        loc="left",
+        fontsize=11,
+        color=TEXT,
+    )
     axes.tick_params(length=0)
     axes.xaxis.set_visible(False)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
@@ -130,12 +181,23 @@ def _lines(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
         known = [place for place, value in enumerate(values) if not math.isnan(value)]
         width, above = (2.5, 3) if _ours(name) else (1.3, 2)
         points = [values[place] for place in known]
-        axes.plot(known, points, marker="o", markersize=4, color=colours[name], label=name, linewidth=width, zorder=above)
+        axes.plot(
+            known,
+            points,
+            marker="o",
+            markersize=4,
+            color=colours[name],
+            label=name,
+            linewidth=width,
+            zorder=above,
+        )
     axes.set_xticks(range(len(panel.groups)), panel.groups)
     if panel.logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+        axes.yaxis.set_minor_formatter(
+            lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
+        )
     else:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(panel.below, color=TEXT)

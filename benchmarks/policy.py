@@ -1,10 +1,11 @@
-"""Does `flush="auto"` keep up with the rule that suits each kind of traffic best? The real scheduler, in virtual time.
+"""Does `flush="auto"` keep up with the rule that suits each kind of traffic best? The real
+scheduler, in virtual time.
 
 Run: python benchmarks/policy.py [--check] [--quick] [--save]
 
-Beside it run `"eager"` and `"window"` with six timeouts; the oracle is the best of these windows, picked for each row
-afterwards. A closed loop is judged by its throughput, an open one by the mean and the 99th percentile of its latency.
-Nothing here depends on the machine.
+Beside it run `"eager"` and `"window"` with six timeouts; the oracle is the best of these windows,
+picked for each row afterwards. A closed loop is judged by its throughput, an open one by the mean
+and the 99th percentile of its latency. Nothing here depends on the machine.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ MOST_OF_BURSTS = 0.95
 """Mean latency beside eager's, where merging a burst pays: see `OpenRow.merging_pays`."""
 
 Rules = dict[str, BatchPolicy]
-RULES: Rules = {flush: BatchPolicy(batch_size=BATCH_SIZE, timeout_ms=TIMEOUT, flush=flush) for flush in ("auto", "eager")} | {
-    f"{window:g}": BatchPolicy(batch_size=BATCH_SIZE, timeout_ms=window, flush="window") for window in WINDOWS
+RULES: Rules = {
+    flush: BatchPolicy(batch_size=BATCH_SIZE, timeout_ms=TIMEOUT, flush=flush)
+    for flush in ("auto", "eager")
+} | {
+    f"{window:g}": BatchPolicy(batch_size=BATCH_SIZE, timeout_ms=window, flush="window")
+    for window in WINDOWS
 }
 """What is compared; windows are named by their timeouts."""
 
@@ -68,9 +73,14 @@ class ClosedRow:
         return f"{_formula(self.model)} {self.callers:>3} callers, gap {self.way.gap:g}{think}"
 
     def throughput(self, rules: Rules = RULES, calls: int | None = None) -> dict[str, float]:
-        """Calls per millisecond under each rule: by default over some 150 full batches, or 3000 smaller ones."""
+        """Calls per millisecond under each rule: by default over some 150 full batches, or 3000
+        smaller ones.
+        """
         calls = calls or max(6000, 300 * min(self.callers, BATCH_SIZE))
-        return {name: closed_loop(rule, self.model, self.callers, self.way, SEED, calls) for name, rule in rules.items()}
+        return {
+            name: closed_loop(rule, self.model, self.callers, self.way, SEED, calls)
+            for name, rule in rules.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -88,15 +98,24 @@ class OpenRow:
     def merging_pays(self) -> bool:
         """Whether to wait for a burst that comes now and then must clearly lower its mean latency.
 
-        It must where the fixed part of a batch is at least what all items of a burst take, and the load is low.
+        It must where the fixed part of a batch is at least what all items of a burst take, and the
+        load is low.
         """
-        return self.arrivals == "in bursts" and self.load <= 0.2 and self.model.fixed >= BURST * self.model.per_item
+        return (
+            self.arrivals == "in bursts"
+            and self.load <= 0.2
+            and self.model.fixed >= BURST * self.model.per_item
+        )
 
     def latency(self, rules: Rules = RULES, calls: int = 20_000) -> dict[str, tuple[float, float]]:
-        """Mean and 99th percentile in milliseconds under each rule, of all but the first tenth of the calls."""
+        """Mean and 99th percentile in milliseconds under each rule, of all but the first tenth of
+        the calls.
+        """
         found = {}
         for name, rule in rules.items():
-            counted = open_loop(rule, self.model, self.arrivals, self.load, SEED, calls)[calls // 10 :]
+            counted = open_loop(rule, self.model, self.arrivals, self.load, SEED, calls)[
+                calls // 10 :
+            ]
             found[name] = statistics.fmean(counted), sorted(counted)[int(0.99 * len(counted))]
         return found
 
@@ -128,15 +147,25 @@ def _latency(row: OpenRow) -> dict[str, tuple[float, float]]:
 def closed_table(found: dict[ClosedRow, dict[str, float]]) -> None:
     """Prints a line for each row."""
     width = max(len(str(row)) for row in found)
-    print("\nClosed loop: throughput, as a share of the better of eager and the oracle (times in ms)")
+    print(
+        "\nClosed loop: throughput, as a share of the better of eager and the oracle (times in ms)"
+    )
     windows = "".join(f"{f'win {window:g}':>8}" for window in SHOWN)
-    print(f"{'a batch of n takes, callers, way':<{width}}{'eager':>8}{windows}   {'oracle':<13}{'auto':>6}{'best/ms':>9}")
+    print(
+        f"{'a batch of n takes, callers, way':<{width}}{'eager':>8}{windows}   "
+        f"{'oracle':<13}{'auto':>6}{'best/ms':>9}"
+    )
     for row, throughput in found.items():
         share = shares(throughput)
         best = max((f"{window:g}" for window in WINDOWS), key=lambda name: share[name])
-        columns = "".join(f"{share[name]:8.2f}" for name in ("eager", *(f"{window:g}" for window in SHOWN)))
+        columns = "".join(
+            f"{share[name]:8.2f}" for name in ("eager", *(f"{window:g}" for window in SHOWN))
+        )
         top = max(throughput[name] for name in throughput if name != "auto")
-        print(f"{row!s:<{width}}{columns}   {f'{share[best]:.2f} (win {best})':<13}{share['auto']:6.2f}{top:9.3g}")
+        print(
+            f"{row!s:<{width}}{columns}   "
+            f"{f'{share[best]:.2f} (win {best})':<13}{share['auto']:6.2f}{top:9.3g}"
+        )
 
 
 def open_table(found: dict[OpenRow, dict[str, tuple[float, float]]]) -> None:
@@ -144,15 +173,26 @@ def open_table(found: dict[OpenRow, dict[str, tuple[float, float]]]) -> None:
     width = max(len(str(row)) for row in found)
     rules = (*(f"{window:g}" for window in SHOWN), "auto")
     header = "".join(f"{name if name == 'auto' else f'win {name}':>8}" for name in rules)
-    print("\nOpen loop: mean | 99th percentile of latency; eager in ms, the others as a multiple of eager's")
-    print(f"{'a batch of n takes, load, arrivals':<{width}}{'eager':>8}{header}  |{'eager':>8}{header}")
+    print(
+        "\nOpen loop: mean | 99th percentile of latency; eager in ms, the others as a multiple "
+        "of eager's"
+    )
+    print(
+        f"{'a batch of n takes, load, arrivals':<{width}}{'eager':>8}{header}  "
+        f"|{'eager':>8}{header}"
+    )
     for row, latency in found.items():
         ratio = ratios(latency)
-        halves = [f"{latency['eager'][i]:8.2f}" + "".join(f"{ratio[name][i]:8.2f}" for name in rules) for i in (0, 1)]
+        halves = [
+            f"{latency['eager'][i]:8.2f}" + "".join(f"{ratio[name][i]:8.2f}" for name in rules)
+            for i in (0, 1)
+        ]
         print(f"{row!s:<{width}}{'  |'.join(halves)}")
 
 
-def summary(closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dict[str, tuple[float, float]]]) -> None:
+def summary(
+    closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dict[str, tuple[float, float]]]
+) -> None:
     """Prints how each rule fares over all rows, and where `"auto"` does worst."""
     share = {row: shares(throughput) for row, throughput in closed.items()}
     ratio = {row: ratios(latency) for row, latency in opened.items()}
@@ -174,12 +214,22 @@ def summary(closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dic
             f"{max(row[name][1] for row in ratio.values()):.2f}",
         )
         label = name if name in ("auto", "eager") else f"win {name}"
-        print(f"{label:<10}{''.join(f'  {figure:>{len(column)}}' for figure, column in zip(figures, columns, strict=True))}")
+        cells = [
+            f"  {figure:>{len(column)}}" for figure, column in zip(figures, columns, strict=True)
+        ]
+        print(f"{label:<10}{''.join(cells)}")
     worst = {
         "throughput": sorted((row["auto"], str(name)) for name, row in share.items())[:5],
-        "mean latency": sorted(((row["auto"][0], str(name)) for name, row in ratio.items()), reverse=True)[:5],
-        "p99": sorted(((row["auto"][1], str(name)) for name, row in ratio.items()), reverse=True)[:5],
-        "bursts": sorted(((row["auto"][0], str(name)) for name, row in ratio.items() if name.merging_pays), reverse=True)[:5],
+        "mean latency": sorted(
+            ((row["auto"][0], str(name)) for name, row in ratio.items()), reverse=True
+        )[:5],
+        "p99": sorted(((row["auto"][1], str(name)) for name, row in ratio.items()), reverse=True)[
+            :5
+        ],
+        "bursts": sorted(
+            ((row["auto"][0], str(name)) for name, row in ratio.items() if name.merging_pays),
+            reverse=True,
+        )[:5],
     }
     for what, rows in worst.items():
         print(f"\nWorst rows of auto, {what}:")
@@ -187,20 +237,45 @@ def summary(closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dic
     print()
 
 
-def figures(closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dict[str, tuple[float, float]]]) -> list[Figure]:
+def figures(
+    closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dict[str, tuple[float, float]]]
+) -> list[Figure]:
     """What `"auto"` is held to."""
     share = [shares(throughput)["auto"] for throughput in closed.values()]
     ratio = {row: ratios(latency)["auto"] for row, latency in opened.items()}
     bursts = [mean for row, (mean, _) in ratio.items() if row.merging_pays]
     beside = "of eager"
     return [
-        Figure(f"closed loop, worst of {len(share)} rows", [min(share)], "of best", at_least=LEAST_SHARE),
         Figure(
-            f"closed loop, rows of {len(share)} below {GOOD_SHARE:g}", [float(sum(one < GOOD_SHARE for one in share))], "rows", MOST_BELOW
+            f"closed loop, worst of {len(share)} rows",
+            [min(share)],
+            "of best",
+            at_least=LEAST_SHARE,
         ),
-        Figure(f"open loop, mean latency, worst of {len(ratio)} rows", [max(mean for mean, _ in ratio.values())], beside, MOST_MEAN),
-        Figure(f"open loop, p99 latency, worst of {len(ratio)} rows", [max(p99 for _, p99 in ratio.values())], beside, MOST_P99),
-        Figure(f"bursts that pay to merge, mean latency, worst of {len(bursts)} rows", [max(bursts)], beside, MOST_OF_BURSTS),
+        Figure(
+            f"closed loop, rows of {len(share)} below {GOOD_SHARE:g}",
+            [float(sum(one < GOOD_SHARE for one in share))],
+            "rows",
+            MOST_BELOW,
+        ),
+        Figure(
+            f"open loop, mean latency, worst of {len(ratio)} rows",
+            [max(mean for mean, _ in ratio.values())],
+            beside,
+            MOST_MEAN,
+        ),
+        Figure(
+            f"open loop, p99 latency, worst of {len(ratio)} rows",
+            [max(p99 for _, p99 in ratio.values())],
+            beside,
+            MOST_P99,
+        ),
+        Figure(
+            f"bursts that pay to merge, mean latency, worst of {len(bursts)} rows",
+            [max(bursts)],
+            beside,
+            MOST_OF_BURSTS,
+        ),
     ]
 
 
@@ -209,8 +284,15 @@ def rows(quick: bool) -> tuple[list[ClosedRow], list[OpenRow]]:
     callers: Sequence[int] = (1, 2, 16, 64) if quick else CALLERS
     ways: Sequence[Way] = (WAYS[0], WAYS[3]) if quick else WAYS
     loads: Sequence[float] = (0.05, 0.8) if quick else LOADS
-    closed = [ClosedRow(model, number, way) for model in MODELS for number in callers for way in ways]
-    return closed, [OpenRow(model, arrivals, load) for model in MODELS for arrivals in ARRIVALS for load in loads]
+    closed = [
+        ClosedRow(model, number, way) for model in MODELS for number in callers for way in ways
+    ]
+    return closed, [
+        OpenRow(model, arrivals, load)
+        for model in MODELS
+        for arrivals in ARRIVALS
+        for load in loads
+    ]
 
 
 def main() -> None:

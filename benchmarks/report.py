@@ -1,6 +1,8 @@
-"""What every benchmark here prints: the machine, the figures beside their bounds, and the verdict. With `--save` it is kept, too.
+"""What every benchmark here prints: the machine, the figures beside their bounds, and the verdict.
+With `--save` it is kept, too.
 
-A saved result is a table, `results/NAME.md`, and a picture, `results/NAME.png`, of the benchmark `NAME.py`.
+A saved result is a table, `results/NAME.md`, and a picture, `results/NAME.png`, of the benchmark
+`NAME.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Figure:
 
     @property
     def kept(self) -> bool:
-        return (self.bound is None or self.median <= self.bound) and (self.at_least is None or self.median >= self.at_least)
+        return (self.bound is None or self.median <= self.bound) and (
+            self.at_least is None or self.median >= self.at_least
+        )
 
     @property
     def verdict(self) -> str:
@@ -64,10 +68,14 @@ def repeated(measure: Callable[[], float], runs: int) -> list[float]:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The command line that all benchmarks share, for those that add to it."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed")
     made.add_argument("--quick", action="store_true", help="fewer runs")
-    made.add_argument("--save", action="store_true", help="keep the table and a picture in benchmarks/results")
+    made.add_argument(
+        "--save", action="store_true", help="keep the table and a picture in benchmarks/results"
+    )
     return made
 
 
@@ -103,13 +111,18 @@ def conclude(
         panels: of the picture; by default bars, a panel for each unit.
     """
     missing = missing or {}
-    found = {name: importlib.metadata.version(name) for name in ("batched", *packages)} | dict(versions or {})
+    found = {name: importlib.metadata.version(name) for name in ("batched", *packages)} | dict(
+        versions or {}
+    )
     machine = _machine(found)
     print(f"{machine}; command: {_command()}")
     width = max(len(name) for name in (*(figure.name for figure in figures), *missing))
     for figure in figures:
         spread = f"({figure.spread})" if figure.spread else ""
-        print(f"  {figure.name:<{width}}  {shown(figure.median):>8} {figure.unit:<8} {spread:<20} {figure.verdict}".rstrip())
+        print(
+            f"  {figure.name:<{width}}  {shown(figure.median):>8} {figure.unit:<8} {spread:<20} "
+            f"{figure.verdict}".rstrip()
+        )
     for name, reason in missing.items():
         print(f"  {name:<{width}}  not measured: {reason}")
     for note in notes:
@@ -120,20 +133,32 @@ def conclude(
         sys.exit(1)
 
 
-def table(about: str, machine: str, figures: list[Figure], missing: Mapping[str, str], notes: Sequence[str]) -> str:
+def table(
+    about: str,
+    machine: str,
+    figures: list[Figure],
+    missing: Mapping[str, str],
+    notes: Sequence[str],
+) -> str:
     """All of it in Markdown."""
     rows = [("", "median", "unit", "lowest to highest", "bound")]
-    rows += [(figure.name, shown(figure.median), figure.unit, figure.spread, figure.verdict) for figure in figures]
+    rows += [
+        (figure.name, shown(figure.median), figure.unit, figure.spread, figure.verdict)
+        for figure in figures
+    ]
     rows += [(name, "not measured", "", "", reason) for name, reason in missing.items()]
     lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     lines.insert(1, "|---|---:|---|---|---|")
     head = [f"# {about}", "", f"{machine}.", "", f"Command: `{_command()}`", ""]
-    return "\n".join([*head, *lines, *(["", *(f"- {note}" for note in notes)] if notes else []), ""])
+    return "\n".join(
+        [*head, *lines, *(["", *(f"- {note}" for note in notes)] if notes else []), ""]
+    )
 
 
 def _machine(versions: Mapping[str, str]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    return f"{machine}, Python {platform.python_version()}, {packages}"
 
 
 def _command() -> str:
@@ -151,5 +176,7 @@ def _save(text: str, figures: list[Figure], machine: str, panels: Sequence[Panel
     RESULTS.mkdir(exist_ok=True)
     name = Path(sys.argv[0]).stem
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
-    draw(_about(), f"{machine}\n{_command()}", panels or of_figures(figures), RESULTS / f"{name}.png")
+    draw(
+        _about(), f"{machine}\n{_command()}", panels or of_figures(figures), RESULTS / f"{name}.png"
+    )
     print(f"kept in benchmarks/results/{name}.md and {name}.png")

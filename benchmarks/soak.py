@@ -1,7 +1,8 @@
-"""Does every accepted call end, exactly once and rightly, whatever happens? Calls and faults of all kinds, mixed at random for minutes.
+"""Does every accepted call end, exactly once and rightly, whatever happens? Calls and faults of all
+kinds, mixed at random for minutes.
 
-`python benchmarks/soak.py --minutes 10 --seed 1`; exits with 1 if a call was lost, answered twice or wrongly, or hung. One episode alone:
-`--first 17 --episodes 1` with the same seed.
+`python benchmarks/soak.py --minutes 10 --seed 1`; exits with 1 if a call was lost, answered twice
+or wrongly, or hung. One episode alone: `--first 17 --episodes 1` with the same seed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,20 @@ from soaking.books import VERDICTS, Report
 from soaking.circles import circles
 from soaking.disasters import cancelled_while_held, interrupts, owners_go
 from soaking.episodes import ordinary, seeded
-from soaking.faults import BATCH_KINDS, BLOCKING, CALLBACK, CIRCLE, EQUAL, FULL, HASH, HOOK, ITSELF, LATE, LENGTH, RETURNED
+from soaking.faults import (
+    BATCH_KINDS,
+    BLOCKING,
+    CALLBACK,
+    CIRCLE,
+    EQUAL,
+    FULL,
+    HASH,
+    HOOK,
+    ITSELF,
+    LATE,
+    LENGTH,
+    RETURNED,
+)
 from soaking.loops import loops_end
 from soaking.processes import exits, forks
 
@@ -96,15 +110,22 @@ def quiet() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)  # of loops that are closed
+        warnings.filterwarnings(
+            "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
+        )
+        # of loops that are closed
+        warnings.filterwarnings(
+            "ignore", message="coroutine .* was never awaited", category=RuntimeWarning
+        )
         try:
             yield
         finally:
             logging.disable(disabled)
 
 
-def soak(seed: int, indices: Iterator[int], *, calls: int = CALLS, tell: Callable[[str], object] = print) -> Report:
+def soak(
+    seed: int, indices: Iterator[int], *, calls: int = CALLS, tell: Callable[[str], object] = print
+) -> Report:
     """What comes of the episodes with these numbers."""
     total, hangs = Report(), 0
     with quiet():
@@ -113,7 +134,9 @@ def soak(seed: int, indices: Iterator[int], *, calls: int = CALLS, tell: Callabl
             (episode,) = rng.choices(list(EPISODES), list(EPISODES.values()))
             report = episode(rng, f"soak{index}", calls)
             if report.verdicts:
-                tell(f"episode {index} ({episode.__name__}) of seed {seed}: {dict(report.verdicts)}")
+                tell(
+                    f"episode {index} ({episode.__name__}) of seed {seed}: {dict(report.verdicts)}"
+                )
                 for detail in report.details:
                     tell(f"  {detail}")
             total.add(report)
@@ -130,7 +153,8 @@ def for_minutes(minutes: float, first: int) -> Iterator[int]:
     for index in itertools.count(first):
         if time.monotonic() > deadline:
             return
-        watch = threading.Timer(STUCK, _give_up, (index,))  # not faulthandler's: a forked child could not set its own
+        # not faulthandler's: a forked child could not set its own
+        watch = threading.Timer(STUCK, _give_up, (index,))
         watch.daemon = True
         watch.start()
         yield index
@@ -145,18 +169,31 @@ def _give_up(index: int) -> None:
 
 def show(report: Report, seconds: float, seed: int, episodes: int) -> bool:
     """Prints what came of it; returns whether the goals were reached."""
-    packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("batched", "anyio", "trio", "uvloop", "numpy"))
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}; command: {' '.join(sys.argv)}")
+    packages = ", ".join(
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("batched", "anyio", "trio", "uvloop", "numpy")
+    )
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"{packages}; command: {' '.join(sys.argv)}"
+    )
     faults = sum(report.faults.values())
     rate = report.accepted / seconds
-    print(f"seed {seed}: {report.accepted:,} calls accepted in {episodes:,} episodes and {seconds:,.0f} s, {rate:,.0f} a second")
+    print(
+        f"seed {seed}: {report.accepted:,} calls accepted in {episodes:,} episodes and "
+        f"{seconds:,.0f} s, {rate:,.0f} a second"
+    )
     for outcome, count in report.outcomes.most_common():
         print(f"  {outcome:<40} {count:>10,}")
     print(f"faults injected: {faults:,}")
     for kind in [*KINDS, *sorted(report.faults.keys() - set(KINDS))]:
         print(f"  {kind:<40} {report.faults[kind]:>10,}")
     print(", ".join(f"{verdict} {report.verdicts[verdict]}" for verdict in VERDICTS))
-    reached = {"calls": report.accepted, "faults": faults, "of each kind": min(report.faults[kind] for kind in KINDS)}
+    reached = {
+        "calls": report.accepted,
+        "faults": faults,
+        "of each kind": min(report.faults[kind] for kind in KINDS),
+    }
     print("; ".join(f"{name} {reached[name]:,}, goal {goal:,}" for name, goal in GOALS.items()))
     return all(reached[name] >= goal for name, goal in GOALS.items())
 
@@ -167,7 +204,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="drawn and printed if not given")
     parser.add_argument("--first", type=int, default=0, help="number of the first episode")
     parser.add_argument("--episodes", type=int, default=None, help="how many, instead of minutes")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal for ten minutes was missed, too")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a goal for ten minutes was missed, too"
+    )
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 20) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)

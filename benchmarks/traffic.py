@@ -23,7 +23,9 @@ Function = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Sleep:
-    """A batch function that sleeps, and needs no core for it: `fixed_ms + per_item_ms * n` for n items."""
+    """A batch function that sleeps, and needs no core for it: `fixed_ms + per_item_ms * n` for n
+    items.
+    """
 
     fixed_ms: float
     per_item_ms: float
@@ -38,14 +40,17 @@ class Sleep:
     async def awaiting(self, items: list[Any]) -> list[Any]:
         """Sleeps to the next full millisecond.
 
-        A loop's timers do so anyway, except where something else wakes it in between, which would favour those who poll.
+        A loop's timers do so anyway, except where something else wakes it in between, which would
+        favour those who poll.
         """
         await asyncio.sleep(math.ceil(self.seconds(len(items)) * 1e3) / 1e3)
         return items
 
 
 def awaited(function: Function) -> Callable[[list[Any]], Awaitable[list[Any]]]:
-    """The function for those who take coroutine functions only: a plain one runs in a thread of its own."""
+    """The function for those who take coroutine functions only: a plain one runs in a thread of its
+    own.
+    """
     if inspect.iscoroutinefunction(function):
         return function
     thread = ThreadPoolExecutor(1)
@@ -57,7 +62,9 @@ def awaited(function: Function) -> Callable[[list[Any]], Awaitable[list[Any]]]:
 
 
 def by_threads(call: Call, callers: int, items: Sequence[Any]) -> list[float]:
-    """That many threads, each of which takes the next item as soon as it has its answer; when answers came, in seconds from the start."""
+    """That many threads, each of which takes the next item as soon as it has its answer; when
+    answers came, in seconds from the start.
+    """
     coming, answers = iter(items), list[float]()
 
     def caller() -> None:
@@ -87,16 +94,19 @@ async def by_coroutines(call: AsyncCall, callers: int, items: Sequence[Any]) -> 
 
 
 def rate(answers: Sequence[float], callers: int, warm_up: int) -> float:
-    """Calls answered per second, without the first `warm_up` of each caller and the last one, when some callers are gone."""
+    """Calls answered per second, without the first `warm_up` of each caller and the last one, when
+    some callers are gone.
+    """
     first, last = warm_up * callers - 1, len(answers) - callers - 1
     return (last - first) / (answers[last] - answers[first])
 
 
 async def arriving(call: AsyncCall, moments: Sequence[float]) -> list[float]:
-    """Calls that come at these moments (in seconds, ascending), whether others are answered or not: the latency of each in seconds.
+    """Calls that come at these moments (in seconds, ascending), whether others are answered or not:
+    the latency of each in seconds.
 
-    Latency counts from the moment that was planned. Calls come out of a thread, as those of a network do, since a loop's own timers
-    are good for milliseconds only.
+    Latency counts from the moment that was planned. Calls come out of a thread, as those of a
+    network do, since a loop's own timers are good for milliseconds only.
     """
     loop = asyncio.get_running_loop()
     latencies = [0.0] * len(moments)

@@ -1,9 +1,10 @@
-"""Runs the scheduler in virtual time: nobody sleeps, no clock is read, and the same seed gives the same figures.
+"""Runs the scheduler in virtual time: nobody sleeps, no clock is read, and the same seed gives the
+same figures.
 
-One worker runs one batch at a time. Callers are either a closed loop (each calls again after its answer) or an
-open one (calls come when they come). A batch that ends frees its worker before its callers hear of it. Models,
-gaps, think times and latencies are in milliseconds, throughput and rates in calls per millisecond; the scheduler
-and the moments handed to `batches` are in seconds.
+One worker runs one batch at a time. Callers are either a closed loop (each calls again after its
+answer) or an open one (calls come when they come). A batch that ends frees its worker before its
+callers hear of it. Models, gaps, think times and latencies are in milliseconds, throughput and
+rates in calls per millisecond; the scheduler and the moments handed to `batches` are in seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from batched._core.scheduler import Batch, Request, Scheduler
 BURST = 10
 """Calls in a burst."""
 BURST_GAP = 0.015
-"""Time between two calls of a burst (ms), give or take `SPREAD`: what a thread or a task needs to come forward."""
+"""Time between two calls of a burst (ms), give or take `SPREAD`: what a thread or a task needs to
+come forward.
+"""
 SPREAD = 0.5
 """Part by which a gap is longer or shorter at most."""
 TRUNCATED = 3.0
@@ -46,13 +49,17 @@ class Model:
         return batch_size / (self.fixed + self.per_item * batch_size)
 
     def duration(self, size: int, deviation: float) -> float:
-        """How long a batch of that size takes, in milliseconds, where it is off by that many standard deviations."""
+        """How long a batch of that size takes, in milliseconds, where it is off by that many
+        standard deviations.
+        """
         return (self.fixed + self.per_item * size) * (1 + self.jitter * deviation)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How callers come back after a batch: one after another in the order of the batch, each after its think time."""
+    """How callers come back after a batch: one after another in the order of the batch, each after
+    its think time.
+    """
 
     gap: float
     """Time between one and the next (ms)."""
@@ -65,8 +72,8 @@ class Way:
 def deviations(seed: int) -> Iterator[float]:
     """How far one batch after another is off, in standard deviations: normal and truncated.
 
-    They come in pairs that cancel out. So near full load, where a queue remembers all that was ever late, luck does
-    not decide between two policies: it did by 5 %, and does by 1 %.
+    They come in pairs that cancel out. So near full load, where a queue remembers all that was ever
+    late, luck does not decide between two policies: it did by 5 %, and does by 1 %.
     """
     dice = Random(f"batches of {seed}")
     while True:
@@ -76,10 +83,11 @@ def deviations(seed: int) -> Iterator[float]:
 
 
 def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> Iterator[Batch]:
-    """Every batch at the moment it ends, until no call is left; who iterates may push calls on `calls` meanwhile.
+    """Every batch at the moment it ends, until no call is left; who iterates may push calls on
+    `calls` meanwhile.
 
-    A call that arrives at the very moment a batch ends comes after its end; one that arrives at the very moment a held
-    batch may leave is in that batch.
+    A call that arrives at the very moment a batch ends comes after its end; one that arrives at the
+    very moment a held batch may leave is in that batch.
     """
     scheduler = Scheduler(policy)
     deviation = deviations(seed)
@@ -107,8 +115,11 @@ def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> 
         yield batch
 
 
-def closed_loop(policy: BatchPolicy, model: Model, callers: int, way: Way, seed: int, calls: int) -> float:
-    """Throughput over the second half of a run of that many calls, all callers together, in calls per millisecond.
+def closed_loop(
+    policy: BatchPolicy, model: Model, callers: int, way: Way, seed: int, calls: int
+) -> float:
+    """Throughput over the second half of a run of that many calls, all callers together, in calls
+    per millisecond.
 
     Each caller has dice of its own, so its n-th think time is the same under every policy.
     """
@@ -135,18 +146,28 @@ def closed_loop(policy: BatchPolicy, model: Model, callers: int, way: Way, seed:
     raise AssertionError("a closed loop never runs dry")
 
 
-def open_loop(policy: BatchPolicy, model: Model, arrivals: Arrivals, load: float, seed: int, calls: int) -> list[float]:
-    """The latency of each call, from its arrival to the end of its batch, in milliseconds and in order of arrival.
+def open_loop(
+    policy: BatchPolicy, model: Model, arrivals: Arrivals, load: float, seed: int, calls: int
+) -> list[float]:
+    """The latency of each call, from its arrival to the end of its batch, in milliseconds and in
+    order of arrival.
 
     `load` is a part of the model's capacity. All policies see the same arrivals.
     """
     rate = load * model.capacity(policy.batch_size)
     dice = Random(f"arrivals of {seed}")
-    return latencies(policy, model, at_random(rate, calls, dice) if arrivals == "at random" else in_bursts(rate, calls, dice), seed)
+    return latencies(
+        policy,
+        model,
+        at_random(rate, calls, dice) if arrivals == "at random" else in_bursts(rate, calls, dice),
+        seed,
+    )
 
 
 def latencies(policy: BatchPolicy, model: Model, moments: list[float], seed: int) -> list[float]:
-    """The latency in milliseconds of each call that arrives at one of these moments, which are in seconds and in order."""
+    """The latency in milliseconds of each call that arrives at one of these moments, which are in
+    seconds and in order.
+    """
     coming = [(moment, number) for number, moment in enumerate(moments)]
     found = [0.0] * len(moments)
     for batch in batches(policy, model, coming, seed):

@@ -1,8 +1,10 @@
-"""Breaks in on the library wherever a signal, or a failing allocation, can: `python breaking.py PLACE [setting=value ...]`.
+"""Breaks in on the library wherever a signal, or a failing allocation, can: `python breaking.py
+PLACE [setting=value ...]`.
 
-The interpreter looks for signals when a Python function begins and when one written in C has returned. At each of these moments, one
-after another, an exception is raised in the library once; then nothing breaks in any more, and who is left waiting is printed.
-A program of its own, since it needs the profile functions of all threads.
+The interpreter looks for signals when a Python function begins and when one written in C has
+returned. At each of these moments, one after another, an exception is raised in the library once;
+then nothing breaks in any more, and who is left waiting is printed. A program of its own, since it
+needs the profile functions of all threads.
 """
 
 from __future__ import annotations
@@ -26,8 +28,14 @@ import batched
 from batched._runtime import thread, wakers
 
 LIBRARY = str(Path(batched.__file__).parent)
-UNREACHED: set[CodeType] = {wakers._wake_each.__code__, thread._work.__code__, thread._call.__code__}
-"""What nobody can answer for if it does not even begin: a loop forgets such a callback, and threads handle no signals."""
+UNREACHED: set[CodeType] = {
+    wakers._wake_each.__code__,
+    thread._work.__code__,
+    thread._call.__code__,
+}
+"""What nobody can answer for if it does not even begin: a loop forgets such a callback, and threads
+handle no signals.
+"""
 PATIENCE = 10.0
 """Seconds after which a wait counts as a hang."""
 
@@ -48,13 +56,18 @@ class Breaking:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        if not self.on or event not in ("call", "c_return") or not code.co_filename.startswith(LIBRARY):
+        if (
+            not self.on
+            or event not in ("call", "c_return")
+            or not code.co_filename.startswith(LIBRARY)
+        ):
             return
         if event == "call" and code in UNREACHED:
             return
         self.moments = moment = next(self._moments)
         if moment == self._at:
-            self.where = f"{code.co_filename[len(LIBRARY) + 1 :]}:{frame.f_lineno}, {code.co_name}, {event} {getattr(arg, '__name__', '')}"
+            place = f"{code.co_filename[len(LIBRARY) + 1 :]}:{frame.f_lineno}, {code.co_name}"
+            self.where = f"{place}, {event} {getattr(arg, '__name__', '')}"
             raise Break
 
 
@@ -135,7 +148,11 @@ def callers(breaking: Breaking, **settings: Any) -> list[str]:
     attempt = functools.partial(_attempt, breaking=breaking)
     attempt(lambda: fn(6))
     attempt(lambda: fn([1, 2, 3, 4]))
-    for then in (lambda future: future.cancel(), lambda future: future.result(), lambda _: list(fn.map(range(4)))):
+    for then in (
+        lambda future: future.cancel(),
+        lambda future: future.result(),
+        lambda _: list(fn.map(range(4))),
+    ):
         future = attempt(lambda: fn.submit(7))
         if future is not None:
             futures.append(future)
@@ -168,7 +185,9 @@ def workers(breaking: Breaking, **settings: Any) -> list[str]:
 
 
 def loop(function: Callable[..., Any], breaking: Breaking, **settings: Any) -> list[str]:
-    """In the thread of an event loop that goes on afterwards: callers, workers of coroutine functions, and callbacks."""
+    """In the thread of an event loop that goes on afterwards: callers, workers of coroutine
+    functions, and callbacks.
+    """
     fn = _decorated(batched.aio.dynamically, function, settings)
     tasks: list[Any] = []
     futures: list[Any] = []
@@ -199,13 +218,13 @@ def loop(function: Callable[..., Any], breaking: Breaking, **settings: Any) -> l
         for _ in range(2):
             try:
                 served.append(await asyncio.wait_for(fn(5), PATIENCE))
-            except (batched.BatcherClosed, asyncio.TimeoutError):  # as above
+            except (TimeoutError, batched.BatcherClosed):  # as above
                 served.append(None)
         if served[1] != 5:
             found.append("the next call is not served")
         try:
             await asyncio.wait_for(fn.aclose(), PATIENCE)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             found.append("aclose hangs")
 
     running = asyncio.new_event_loop()
@@ -238,7 +257,10 @@ PLACES: dict[str, Callable[..., list[str]]] = {
 
 def main() -> None:
     place = PLACES[sys.argv[1]]
-    settings = {name: ast.literal_eval(value) for name, _, value in (setting.partition("=") for setting in sys.argv[2:])}
+    settings = {
+        name: ast.literal_eval(value)
+        for name, _, value in (setting.partition("=") for setting in sys.argv[2:])
+    }
     logging.disable(logging.CRITICAL)
     threading.excepthook = lambda _: None
     sys.unraisablehook = lambda _: None

@@ -1,6 +1,8 @@
-"""Stages: a test that asks for one runs for threads, `acall`, both event-loop variants, and asyncio, uvloop and trio.
+"""Stages: a test that asks for one runs for threads, `acall`, both event-loop variants, and
+asyncio, uvloop and trio.
 
-One that asks for `numbers` runs for plain items and for features besides, and so for all four decorators.
+One that asks for `numbers` runs for plain items and for features besides, and so for all four
+decorators.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ async def stage(scenario: Scenario, anyio_backend: object) -> AsyncIterator[Stag
 
 
 @pytest.fixture(params=[NumberStage, FeatureNumberStage], ids=["items", "features"])
-async def numbers(request: pytest.FixtureRequest, scenario: Scenario, anyio_backend: object) -> AsyncIterator[NumberStage]:
+async def numbers(
+    request: pytest.FixtureRequest, scenario: Scenario, anyio_backend: object
+) -> AsyncIterator[NumberStage]:
     stage: NumberStage = request.param(scenario)
     yield stage
     await stage.close()

@@ -1,4 +1,6 @@
-"""A function of features under control, and calls of it that share a batch: what the tests of the tensor variant are written in."""
+"""A function of features under control, and calls of it that share a batch: what the tests of the
+tensor variant are written in.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import batched
 from stage import BOUND, Stage
 
 DECOY = "decoy"
-"""The feature of a call that keeps the worker busy until it is let through; nothing shares a batch with it."""
+"""The feature of a call that keeps the worker busy until it is let through; nothing shares a batch
+with it.
+"""
 
 
 def decoy() -> dict[str, Any]:
@@ -26,14 +30,23 @@ def unchanged(features: dict[str, Any], **_: Any) -> Any:
 
 
 class FeatureStage(Stage):
-    """A batch function of features on any runtime; it records what it gets, and waits for a decoy or, if `gated`, always."""
+    """A batch function of features on any runtime; it records what it gets, and waits for a decoy
+    or, if `gated`, always.
+    """
 
     @property
     def decorator(self) -> Any:
-        return batched.aio.inference.dynamically if self.kind.startswith("aio") else batched.inference.dynamically
+        return (
+            batched.aio.inference.dynamically
+            if self.kind.startswith("aio")
+            else batched.inference.dynamically
+        )
 
-    def decorate(self, compute: Callable[..., Any] = unchanged, *, gated: bool = False, **settings: Any) -> Any:
-        self.seen: list[dict[str, Any]] = []  # features of each call of the function but the decoys, probes included
+    def decorate(
+        self, compute: Callable[..., Any] = unchanged, *, gated: bool = False, **settings: Any
+    ) -> Any:
+        # features of each call of the function but the decoys, probes included
+        self.seen: list[dict[str, Any]] = []
 
         def noted(features: dict[str, Any]) -> bool:
             self.batches.append(list(features))
@@ -72,10 +85,13 @@ class FeatureStage(Stage):
 
 
 class Together:
-    """A batched function of features, and calls of it that wait at the same time, so that those of one group share batches."""
+    """A batched function of features, and calls of it that wait at the same time, so that those of
+    one group share batches.
+    """
 
     def __init__(self, compute: Callable[..., Any] = unchanged, **settings: Any) -> None:
-        self.seen: list[dict[str, Any]] = []  # features of each call of the function but the decoys, probes included
+        # features of each call of the function but the decoys, probes included
+        self.seen: list[dict[str, Any]] = []
         self.extra: list[dict[str, Any]] = []  # and its further arguments
         self._running = threading.Event()
         self._go = threading.Event()
@@ -94,10 +110,16 @@ class Together:
         def spread(**features: Any) -> Any:
             return function(features)
 
-        self.fn: Any = batched.inference.dynamically(**settings)(spread if settings.get("spread_kwargs") else function)
+        self.fn: Any = batched.inference.dynamically(**settings)(
+            spread if settings.get("spread_kwargs") else function
+        )
 
-    def answers(self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()) -> list[Any]:
-        """What each of the calls, all of them waiting before the first batch of them is formed, returned or raised."""
+    def answers(
+        self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()
+    ) -> list[Any]:
+        """What each of the calls, all of them waiting before the first batch of them is formed,
+        returned or raised.
+        """
         self._running.clear()
         self._go.clear()
         first = self.fn.submit(decoy())
@@ -110,9 +132,14 @@ class Together:
                 waiting.append(error)
         self._go.set()
         first.exception(BOUND)
-        return [each if isinstance(each, Exception) else each.exception(BOUND) or each.result(BOUND) for each in waiting]
+        return [
+            each if isinstance(each, Exception) else each.exception(BOUND) or each.result(BOUND)
+            for each in waiting
+        ]
 
-    def results(self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()) -> list[Any]:
+    def results(
+        self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()
+    ) -> list[Any]:
         """The results of the calls, none of which may fail."""
         answers = self.answers(*calls, extra=extra)
         for answer in answers:

@@ -1,4 +1,6 @@
-"""A batch function of numbers, which are plain items or rows of features: what is promised of both is tested once."""
+"""A batch function of numbers, which are plain items or rows of features: what is promised of both
+is tested once.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,17 @@ def same(numbers: list[int]) -> list[int]:
 class NumberStage(Stage):
     """Numbers as plain items."""
 
-    def decorate(self, compute: Callable[[list[int]], Sequence[int]] = same, *, gated: bool = False, **settings: Any) -> Any:
+    def decorate(
+        self,
+        compute: Callable[[list[int]], Sequence[int]] = same,
+        *,
+        gated: bool = False,
+        **settings: Any,
+    ) -> Any:
         """The batched function: `compute` on the numbers of each batch."""
-        return super().decorate(lambda batch: self.output(compute(self.numbers(batch))), gated=gated, **settings)
+        return super().decorate(
+            lambda batch: self.output(compute(self.numbers(batch))), gated=gated, **settings
+        )
 
     @property
     def given(self) -> list[list[int]]:

@@ -1,4 +1,6 @@
-"""A batch function under control, and callers of it on any runtime: what the contract tests are written in."""
+"""A batch function under control, and callers of it on any runtime: what the contract tests are
+written in.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def python(code: str, *options: str, timeout: float = BOUND) -> subprocess.CompletedProcess[str]:
-    """Runs `code`, which may import what tests import, in a process of its own, which must end by itself."""
+    """Runs `code`, which may import what tests import, in a process of its own, which must end by
+    itself.
+    """
     return subprocess.run(
         [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -62,7 +66,11 @@ class Scenario:
 
 SCENARIOS = [
     Scenario("threads", "asyncio"),
-    *(Scenario(kind, loop) for kind in ("acall", "aio-sync", "aio-coroutine") for loop in ("asyncio", "uvloop", "trio")),
+    *(
+        Scenario(kind, loop)
+        for kind in ("acall", "aio-sync", "aio-coroutine")
+        for loop in ("asyncio", "uvloop", "trio")
+    ),
 ]
 
 
@@ -71,7 +79,9 @@ def _done(items: list[Any], tag: Any = None) -> list[tuple[str, Any]]:
 
 
 class Stage:
-    """A batch function under control: every batch is recorded and, if `gated`, waits to be let through."""
+    """A batch function under control: every batch is recorded and, if `gated`, waits to be let
+    through.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.kind = scenario.kind
@@ -91,7 +101,9 @@ class Stage:
         gated: bool = False,
         **settings: Any,
     ) -> Any:
-        """The batched function: `compute` on each batch, in a plain or a coroutine function as the scenario wants it."""
+        """The batched function: `compute` on each batch, in a plain or a coroutine function as the
+        scenario wants it.
+        """
 
         def plain(items: list[Any], tag: Any = None, **more: Any) -> Sequence[Any]:
             self.batches.append(items.copy())
@@ -132,11 +144,17 @@ class Stage:
                 self._threads.release()
 
     async def call(self, item: Any, *, on: Any = None, **extra: Any) -> Any:
-        """One caller's call, in the way of this scenario, of the batched function or of another one."""
+        """One caller's call, in the way of this scenario, of the batched function or of another
+        one.
+        """
         fn = self.fn if on is None else on
         with anyio.fail_after(BOUND):
             if self.kind == "threads":
-                return await anyio.to_thread.run_sync(lambda: fn(item, **extra), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+                return await anyio.to_thread.run_sync(
+                    lambda: fn(item, **extra),
+                    abandon_on_cancel=True,
+                    limiter=anyio.CapacityLimiter(1),
+                )
             return await (fn.acall if self.kind == "acall" else fn)(item, **extra)
 
     async def close(self) -> None:
@@ -189,5 +207,7 @@ class Callers:
                 self.answers[number] = error
 
         self._group.start_soon(one)
-        await self._stage.until(lambda: self._stage.fn.stats.calls > before or number in self.answers)
+        await self._stage.until(
+            lambda: self._stage.fn.stats.calls > before or number in self.answers
+        )
         return number

@@ -1,4 +1,6 @@
-"""Callers who only submit, and a queue that is full; and the clock that ends calls which have waited too long."""
+"""Callers who only submit, and a queue that is full; and the clock that ends calls which have
+waited too long.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,11 @@ def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
     assert not thread.is_alive()
     assert not futures[0].done()
     gate.open.release(2)
-    assert [future.result(BOUND) for future in (*earlier, *futures)] == ["running", "waiting", "late"]
+    assert [future.result(BOUND) for future in (*earlier, *futures)] == [
+        "running",
+        "waiting",
+        "late",
+    ]
     fn.shutdown()
 
 
@@ -115,7 +121,11 @@ def test_a_loop_that_submits_is_not_blocked() -> None:
         late = fn.submit("later")
         gate.open.release(3)
         futures = [asyncio.wrap_future(future) for future in (*earlier, late)]
-        assert await asyncio.wait_for(asyncio.gather(*futures), BOUND) == ["running", "waiting", "later"]
+        assert await asyncio.wait_for(asyncio.gather(*futures), BOUND) == [
+            "running",
+            "waiting",
+            "later",
+        ]
         await fn.aclose()
 
     asyncio.run(main())
@@ -195,7 +205,8 @@ def test_after_a_fork_the_child_has_an_empty_queue_and_a_clock_of_its_own() -> N
                 pass
             assert fn.stats.queue_size == fn.stats.blocked == 0
             assert fn("child") == "child"
-            late = fn.with_options(batch_size=2, max_queue_size=None, queue_timeout_ms=1, flush="window", timeout_ms=1e9)
+            held = dict(flush="window", timeout_ms=1e9)
+            late = fn.with_options(batch_size=2, max_queue_size=None, queue_timeout_ms=1, **held)
             try:
                 late("too late")
             except batched.QueueTimeout:
@@ -209,7 +220,13 @@ def test_after_a_fork_the_child_has_an_empty_queue_and_a_clock_of_its_own() -> N
         assert fn.stats.total_processed == 3
         print("served")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND * 2, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=BOUND * 2,
+        check=False,
+    )
     assert (done.stdout, done.returncode) == ("served\n", 0), done.stderr
 
 
@@ -231,7 +248,8 @@ def test_a_held_call_is_ended_by_the_clock_although_nothing_else_happens() -> No
 def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it() -> None:
     program = """
         import threading, batched
-        names = lambda: sorted(thread.name for thread in threading.enumerate() if thread.name == "batched-clock")
+        def names():
+            return [each.name for each in threading.enumerate() if each.name == "batched-clock"]
         plain = batched.dynamically(name="plain")(lambda items: items)
         assert plain(1) == 1 and names() == []
         fns = [plain.with_options(queue_timeout_ms=1e6) for _ in range(20)]
@@ -239,7 +257,13 @@ def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it()
         assert [fn(1) for fn in fns] == [1] * 20
         assert names() == ["batched-clock"]
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND * 2, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=BOUND * 2,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -269,7 +293,9 @@ def test_the_clock_calls_in_the_order_of_the_moments_and_not_before() -> None:
     assert time.monotonic() >= now + 0.04
 
 
-def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rung: list[str] = []
     ticking = Clock()
     ticking.start()
@@ -285,7 +311,9 @@ def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(caplog: pytest
     assert [record.getMessage() for record in caplog.records] == ["a call of the clock failed"]
 
 
-def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

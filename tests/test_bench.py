@@ -50,7 +50,9 @@ async def coroutine(items):
 
 loops = set()
 
-@batched.dynamically(batch_size=8, timeout_ms=1.0, max_queue_size=1, on_full="raise", max_batch_tokens=4)
+@batched.dynamically(
+    batch_size=8, timeout_ms=1.0, max_queue_size=1, on_full="raise", max_batch_tokens=4
+)
 def decorated(items):
     return items
 
@@ -142,12 +144,34 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def bench(target: str, sample: str = "items", *more: str) -> int:
-    return cli.main(["bench", target, "--input", sample, "--max-batch-size", "4", "--concurrency", "3", "--seconds", "0.1", *more])
+    return cli.main(
+        [
+            "bench",
+            target,
+            "--input",
+            sample,
+            "--max-batch-size",
+            "4",
+            "--concurrency",
+            "3",
+            "--seconds",
+            "0.1",
+            *more,
+        ]
+    )
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parent.parent)}  # the folder is another one
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=50, check=False, env=environment)
+    # the folder is another one
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parent.parent)}
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=environment,
+    )
 
 
 def given() -> list[Any]:
@@ -170,13 +194,19 @@ def given() -> list[Any]:
         ("functions:spread", "features"),
     ],
 )
-def test_every_kind_of_function_is_measured(target: str, sample: str, functions: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_function_is_measured(
+    target: str, sample: str, functions: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench(target, sample) == 0
     out, err = capsys.readouterr()
     assert err == ""
     rows = [line.split() for line in out.splitlines()]
-    sizes = [row[0] for row in rows if len(row) == 6 and row[0].isdigit() and not row[2].endswith("x")]
-    callers = [row[0] for row in rows if len(row) == 6 and row[0].isdigit() and row[2].endswith("x")]
+    sizes = [
+        row[0] for row in rows if len(row) == 6 and row[0].isdigit() and not row[2].endswith("x")
+    ]
+    callers = [
+        row[0] for row in rows if len(row) == 6 and row[0].isdigit() and row[2].endswith("x")
+    ]
     assert sizes == ["1", "2", "4"]
     assert callers == ["1", "2", "3"]
     assert re.search(r"A batch of n takes about [\d.,]+ ms \+ [\d.,]+ ms \* n", out)
@@ -187,7 +217,18 @@ def test_every_kind_of_function_is_measured(target: str, sample: str, functions:
 def test_the_command_draws_what_it_finds(functions: None) -> None:
     import matplotlib.image
 
-    command = ("-m", "batched", "bench", "functions:plain", "--input", "items", "--max-batch-size", "2", "--concurrency", "2")
+    command = (
+        "-m",
+        "batched",
+        "bench",
+        "functions:plain",
+        "--input",
+        "items",
+        "--max-batch-size",
+        "2",
+        "--concurrency",
+        "2",
+    )
     ended = run(*command, "--seconds", "0.1", "--batch-size", "2", "--output", "picture.png")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "batch_size=2\n" in ended.stdout.replace(" ", "")
@@ -208,11 +249,17 @@ def test_the_function_gets_lists_of_items_of_each_size(functions: None) -> None:
     ("target", "sample"),
     [("measured", '"a"\n"b"\n"a long one"\n'), ("arrays", RAGGED), ("awaited_arrays", RAGGED)],
 )
-def test_direct_batches_are_never_cut_short(target: str, sample: str, functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_batches_are_never_cut_short(
+    target: str, sample: str, functions: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though any padding would pay for another batch."""
     monkeypatch.setattr(Cost, "fixed_size", 0.0)
     Path("sample").write_text(sample)
-    timings = asyncio.run(measuring.batch_times(subject(f"functions:{target}", Path("sample")), [25, 35], lambda: None))
+    timings = asyncio.run(
+        measuring.batch_times(
+            subject(f"functions:{target}", Path("sample")), [25, 35], lambda: None
+        )
+    )
     rows = [batch["x"][1][0] if isinstance(batch, dict) else len(batch) for batch in given()]
     assert set(rows) == {timing.size for timing in timings} == {25, 35}
 
@@ -241,7 +288,9 @@ def torch() -> Any:
 
 
 @pytest.mark.model
-def test_features_are_tensors_if_torch_is_there(torch: Any, functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_tensors_if_torch_is_there(
+    torch: Any, functions: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     items = subject("functions:arrays", Path("features")).items
     assert all(isinstance(row, torch.Tensor) for item in items for row in item.values())
@@ -255,7 +304,9 @@ def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits == [True]
 
 
-def test_an_interrupted_command_ends_with_status_130_and_leaves_nothing_behind(functions: None) -> None:
+def test_an_interrupted_command_ends_with_status_130_and_leaves_nothing_behind(
+    functions: None,
+) -> None:
     before = set(threading.enumerate())
     assert bench("functions:interrupting", "items", "--seconds", "20") == cli.INTERRUPTED == 130
     for thread in set(threading.enumerate()) - before:
@@ -281,13 +332,31 @@ def test_an_interrupt_under_load_ends_it(functions: None, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["functions:short"], "short was given 1 items and returned 0 results; it must return one per item, in order"),
+        (
+            ["functions:short"],
+            "short was given 1 items and returned 0 results; it must return one per item, in order",
+        ),
         (["functions:failing"], "failing raised ValueError: no, given a batch of 1"),
-        (["functions:failing_from_4"], "failing_from_4 raised KeyError: 'four', given a batch of 4"),
+        (
+            ["functions:failing_from_4"],
+            "failing_from_4 raised KeyError: 'four', given a batch of 4",
+        ),
         (["functions:exiting"], "exiting raised SystemExit.*"),
-        (["functions:generator"], "cannot batch functions:generator: generator is a generator function"),
-        (["functions:number"], "cannot batch functions:number: only a function that takes a list can be batched, got 3"),
-        (["functions:Model.batched_method"], "functions:Model.batched_method is a method; name that of an instance, such as .*"),
+        (
+            ["functions:generator"],
+            "cannot batch functions:generator: generator is a generator function",
+        ),
+        (
+            ["functions:number"],
+            (
+                "cannot batch functions:number: only a function that takes a list "
+                "can be batched, got 3"
+            ),
+        ),
+        (
+            ["functions:Model.batched_method"],
+            "functions:Model.batched_method is a method; name that of an instance, such as .*",
+        ),
         (["functions:nothing"], "functions has no attribute 'nothing'"),
         (["functions:model.nothing"], "functions.model has no attribute 'nothing'"),
         (["functions"], "name the function as module:function, got 'functions'"),
@@ -295,13 +364,31 @@ def test_an_interrupt_under_load_ends_it(functions: None, monkeypatch: pytest.Mo
         (["needy:f"], "cannot import needy: No module named 'no_such_package'"),
         (["broken:f"], "cannot import broken: RuntimeError: at import"),
         (["ending:f"], "cannot import ending: SystemExit"),
-        (["functions:plain", "no_such_file"], "cannot read no_such_file: No such file or directory"),
+        (
+            ["functions:plain", "no_such_file"],
+            "cannot read no_such_file: No such file or directory",
+        ),
         (["functions:plain", "bytes"], "cannot read bytes: it is not UTF-8 text"),
-        (["functions:plain", "items", "--output", "no/picture.png"], "no file can be written at no/picture.png"),
-        (["functions:plain", "items", "--max-batch-size", "1"], "argument --max-batch-size: must be at least 2, got 1"),
-        (["functions:plain", "items", "--seconds", "nan"], "argument --seconds: must be at least 0.1, got nan"),
-        (["functions:plain", "items", "--seconds", "long"], "argument --seconds: invalid number value: 'long'"),
-        (["functions:plain", "items", "--batch-size", "0"], "argument --batch-size: must be at least 1, got 0"),
+        (
+            ["functions:plain", "items", "--output", "no/picture.png"],
+            "no file can be written at no/picture.png",
+        ),
+        (
+            ["functions:plain", "items", "--max-batch-size", "1"],
+            "argument --max-batch-size: must be at least 2, got 1",
+        ),
+        (
+            ["functions:plain", "items", "--seconds", "nan"],
+            "argument --seconds: must be at least 0.1, got nan",
+        ),
+        (
+            ["functions:plain", "items", "--seconds", "long"],
+            "argument --seconds: invalid number value: 'long'",
+        ),
+        (
+            ["functions:plain", "items", "--batch-size", "0"],
+            "argument --batch-size: must be at least 1, got 0",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_sentence(
@@ -321,9 +408,17 @@ def test_what_is_wrong_is_told_in_one_sentence(
         ("plain", '1\n\n{"a": \n', "sample, line 3: not JSON: Expecting value at column 7"),
         ("arrays", "3", "sample, line 1: must be an object of features"),
         ("arrays", "{}", "sample, line 1: must be an object of features"),
-        ("arrays", '{"x": 1}\n{"y": 1}', "sample, line 2: must be an object of the features x, as line 1 is"),
+        (
+            "arrays",
+            '{"x": 1}\n{"y": 1}',
+            "sample, line 2: must be an object of the features x, as line 1 is",
+        ),
         ("arrays", '{"x": "text"}', "sample, line 1: x must be a number or lists of numbers"),
-        ("arrays", '{"x": [[1], [1, 2]]}', "sample, line 1: x must be a number or lists of numbers"),
+        (
+            "arrays",
+            '{"x": [[1], [1, 2]]}',
+            "sample, line 1: x must be a number or lists of numbers",
+        ),
     ],
 )
 def test_a_sample_that_cannot_be_used_is_told_with_its_line(
@@ -345,10 +440,15 @@ def test_what_is_raised_under_load_is_told_with_the_callers(name: str, functions
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_missing_package_is_named_with_the_extra(package: str, functions: None) -> None:
     arguments = ["bench", "functions:plain", "--input", "items"]
-    ended = run("-c", f"import sys; sys.modules[{package!r}] = None; from batched.cli import main; sys.exit(main({arguments}))")
+    ended = run(
+        "-c",
+        f"import sys; sys.modules[{package!r}] = None; from batched.cli import main; "
+        f"sys.exit(main({arguments}))",
+    )
     assert ended.returncode == 2
     assert ended.stderr == (
-        f'python -m batched bench: {package} is not installed; run `pip install -e ".[bench]"` in the checkout of batched\n'
+        f'python -m batched bench: {package} is not installed; run `pip install -e ".[bench]"` in '
+        "the checkout of batched\n"
     )
 
 
@@ -376,7 +476,9 @@ def test_the_help_tells_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
         ("functions:plain", 1, "It needs no decorator."),
     ],
 )
-def test_the_line_to_paste_is_that_of_the_function(target: str, batch_size: int, line: str, functions: None) -> None:
+def test_the_line_to_paste_is_that_of_the_function(
+    target: str, batch_size: int, line: str, functions: None
+) -> None:
     assert subject(target, Path("items")).paste(batch_size) == line
 
 
@@ -392,14 +494,26 @@ def loaded(callers: int, calls: int) -> measuring.Load:
 @pytest.mark.parametrize(
     ("calls", "sentence"),
     [
-        ({1: 90, 2: 250, 4: 240}, "With batch_size=8 and 2 callers it is 250 items a second, 2.5x as many as directly one by one."),
+        (
+            {1: 90, 2: 250, 4: 240},
+            (
+                "With batch_size=8 and 2 callers it is 250 items a second, 2.5x "
+                "as many as directly one by one."
+            ),
+        ),
         (
             {1: 90, 2: 80},
-            "Through batched, calls are never faster than directly one by one: at best 0.9x, 90 items a second with 1 caller.",
+            (
+                "Through batched, calls are never faster than directly one by one: at best 0.9x, "
+                "90 "
+                "items a second with 1 caller."
+            ),
         ),
     ],
 )
-def test_what_batching_is_worth_is_told(calls: dict[int, int], sentence: str, functions: None) -> None:
+def test_what_batching_is_worth_is_told(
+    calls: dict[int, int], sentence: str, functions: None
+) -> None:
     from batched._bench.command import Findings, outcome
 
     loads = [loaded(callers, number) for callers, number in calls.items()]
@@ -409,7 +523,10 @@ def test_what_batching_is_worth_is_told(calls: dict[int, int], sentence: str, fu
 
 def times(**milliseconds: float) -> list[BatchTime]:
     """What batches take, by size: `of_1=5.0`."""
-    return [BatchTime(int(size.removeprefix("of_")), value / 1e3) for size, value in milliseconds.items()]
+    return [
+        BatchTime(int(size.removeprefix("of_")), value / 1e3)
+        for size, value in milliseconds.items()
+    ]
 
 
 FIXED = times(of_1=5.1, of_2=5.2, of_4=5.4, of_8=5.8, of_16=6.6, of_32=8.2, of_64=11.4)
@@ -424,7 +541,9 @@ NOISY = times(of_1=10, of_2=11.4, of_4=12.8, of_8=19, of_16=28, of_32=57)
     ("measured", "fixed", "per_item"),
     [(FIXED, 5.0, 0.1), (FLAT, 4.0, 1.0), (LINEAR, 0.0, 2.0), (times(of_1=3, of_64=3), 3.0, 0.0)],
 )
-def test_times_that_lie_on_a_line_are_fitted_by_it(measured: list[BatchTime], fixed: float, per_item: float) -> None:
+def test_times_that_lie_on_a_line_are_fitted_by_it(
+    measured: list[BatchTime], fixed: float, per_item: float
+) -> None:
     found = fit(measured)
     assert found.fixed * 1e3 == pytest.approx(fixed, abs=1e-9)
     assert found.per_item * 1e3 == pytest.approx(per_item, abs=1e-9)
@@ -442,14 +561,24 @@ def test_no_part_of_a_fit_is_below_zero() -> None:
 
 def test_a_fit_weighs_deviations_by_the_time_they_are_of() -> None:
     assert fit(NOISY).off < 0.2
-    assert abs(fit(NOISY).at(1) * 1e3 - 10) < 1  # which the deviation of 57 would outweigh if it counted in milliseconds
+    # which the deviation of 57 would outweigh if it counted in milliseconds
+    assert abs(fit(NOISY).at(1) * 1e3 - 10) < 1
 
 
 @pytest.mark.parametrize(
     ("off", "sentence"),
     [
-        (0.002, "A batch of n takes about 5.00 ms + 0.100 ms * n, within 1% of every measured time."),
-        (0.31, "A batch of n takes about 5.00 ms + 0.100 ms * n, but only roughly: it is within 31% of every measured time."),
+        (
+            0.002,
+            "A batch of n takes about 5.00 ms + 0.100 ms * n, within 1% of every measured time.",
+        ),
+        (
+            0.31,
+            (
+                "A batch of n takes about 5.00 ms + 0.100 ms * n, but only roughly: it is within "
+                "31% of every measured time."
+            ),
+        ),
     ],
 )
 def test_a_fit_says_how_good_it_is(off: float, sentence: str) -> None:
@@ -462,37 +591,89 @@ def test_a_fit_says_how_good_it_is(off: float, sentence: str) -> None:
         (
             FIXED,
             64,
-            "In a batch of 64 an item takes 0.178 ms, alone 5.10 ms; larger batches may be better still: try --max-batch-size 256.",
+            (
+                "In a batch of 64 an item takes 0.178 ms, alone 5.10 ms; larger batches may be "
+                "better "
+                "still: try --max-batch-size 256."
+            ),
         ),
-        (FLAT, 32, "In a batch of 32 an item takes 1.12 ms, alone 5.00 ms; larger batches gain less than 10% more."),
-        (SLOWER, 8, "In a batch of 8 an item takes 1.00 ms, alone 4.00 ms; in larger batches it takes longer again, 2.50 ms in one of 32."),
-        (NOISY, 16, "In a batch of 16 an item takes 1.75 ms, alone 10.0 ms; larger batches gain less than 10% more."),
-        (LINEAR, 1, "Batching gains nothing here: an item takes 2.00 ms alone and no less in any batch."),
-        (WORSE, 1, "Batching gains nothing here: an item takes 1.00 ms alone and no less in any batch."),
+        (
+            FLAT,
+            32,
+            (
+                "In a batch of 32 an item takes 1.12 ms, alone 5.00 ms; larger batches gain "
+                "less than 10% more."
+            ),
+        ),
+        (
+            SLOWER,
+            8,
+            (
+                "In a batch of 8 an item takes 1.00 ms, alone 4.00 ms; in larger batches it "
+                "takes longer again, 2.50 ms in one of 32."
+            ),
+        ),
+        (
+            NOISY,
+            16,
+            (
+                "In a batch of 16 an item takes 1.75 ms, alone 10.0 ms; larger batches gain "
+                "less than 10% more."
+            ),
+        ),
+        (
+            LINEAR,
+            1,
+            "Batching gains nothing here: an item takes 2.00 ms alone and no less in any batch.",
+        ),
+        (
+            WORSE,
+            1,
+            "Batching gains nothing here: an item takes 1.00 ms alone and no less in any batch.",
+        ),
         (
             times(of_1=2, of_2=3.8, of_4=7.6),
             1,
-            "Batching gains nothing here: an item takes 2.00 ms alone and at best 1.90 ms in a batch, of 2.",
+            (
+                "Batching gains nothing here: an item takes 2.00 ms alone and at best 1.90 ms in a "
+                "batch, of 2."
+            ),
         ),
     ],
     ids=["fixed", "flat", "slower", "noisy", "linear", "worse", "nearly linear"],
 )
-def test_the_smallest_size_that_is_nearly_the_best_is_recommended(measured: list[BatchTime], batch_size: int, reason: str) -> None:
+def test_the_smallest_size_that_is_nearly_the_best_is_recommended(
+    measured: list[BatchTime], batch_size: int, reason: str
+) -> None:
     assert (advise(measured).batch_size, advise(measured).reason) == (batch_size, reason)
 
 
-@pytest.mark.parametrize(("most", "numbers"), [(1, [1]), (2, [1, 2]), (48, [1, 2, 4, 8, 16, 32, 48]), (64, [1, 2, 4, 8, 16, 32, 64])])
+@pytest.mark.parametrize(
+    ("most", "numbers"),
+    [(1, [1]), (2, [1, 2]), (48, [1, 2, 4, 8, 16, 32, 48]), (64, [1, 2, 4, 8, 16, 32, 64])],
+)
 def test_numbers_double_up_to_the_largest(most: int, numbers: list[int]) -> None:
     assert measuring.doublings(most) == numbers
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0"), (5e-3, "5.00"), (0.012345, "12.3"), (1.23456e-6, "0.00123"), (12.3456, "12,300"), (1e-12, "0.000000")]
+    ("seconds", "shown"),
+    [
+        (0, "0"),
+        (5e-3, "5.00"),
+        (0.012345, "12.3"),
+        (1.23456e-6, "0.00123"),
+        (12.3456, "12,300"),
+        (1e-12, "0.000000"),
+    ],
 )
 def test_durations_are_shown_in_milliseconds_of_three_digits(seconds: float, shown: str) -> None:
     assert ms(seconds) == shown
 
 
-@pytest.mark.parametrize(("ratio", "shown"), [(26.64, "26.6x"), (1.0, "1.0x"), (0.97, "1.0x"), (0.9, "0.9x"), (0.0193, "0.019x")])
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [(26.64, "26.6x"), (1.0, "1.0x"), (0.97, "1.0x"), (0.9, "0.9x"), (0.0193, "0.019x")],
+)
 def test_multiples_are_shown_in_two_digits_or_more(ratio: float, shown: str) -> None:
     assert fold(ratio) == shown

@@ -1,4 +1,6 @@
-"""The machinery of the benchmarks that compare: traffic is counted rightly, tables say what is missing, peers stay out of the way."""
+"""The machinery of the benchmarks that compare: traffic is counted rightly, tables say what is
+missing, peers stay out of the way.
+"""
 
 import asyncio
 import itertools
@@ -77,7 +79,14 @@ def test_bare_locks_answer_full_batches() -> None:
 def test_ours_answers_in_a_process_of_its_own() -> None:
     asked = [{"question": f"closed loop, {kind}", **CLOSED} for kind in ("threads", "coroutines")]
     asked.append(
-        {"question": "open loop", "arrivals": [0.0] * 20, "warm_up": 2, "batch_size": 32, "settings": {"flush": "eager"}, **NO_TIME}
+        {
+            "question": "open loop",
+            "arrivals": [0.0] * 20,
+            "warm_up": 2,
+            "batch_size": 32,
+            "settings": {"flush": "eager"},
+            **NO_TIME,
+        }
     )
     threads, coroutines, opened = ask(OURS, asked, 50)
     assert threads.keys() == coroutines.keys() == {"share", "rate"}
@@ -85,13 +94,21 @@ def test_ours_answers_in_a_process_of_its_own() -> None:
 
 
 def test_what_a_peer_raises_is_its_answer() -> None:
-    [answer] = ask(BARE_LOCKS, [{"question": "closed loop, threads", **CLOSED, "settings": {"nonsense": 1}}], 50)
+    [answer] = ask(
+        BARE_LOCKS,
+        [{"question": "closed loop, threads", **CLOSED, "settings": {"nonsense": 1}}],
+        50,
+    )
     assert "nonsense" in answer["error"]
 
 
 def test_a_peer_that_never_answers_is_ended() -> None:
     with pytest.raises(Unavailable, match="no answers within"):
-        ask(BARE_LOCKS, [{"question": "closed loop, threads", **CLOSED, "settings": {"callers": 1000}}], 2)
+        ask(
+            BARE_LOCKS,
+            [{"question": "closed loop, threads", **CLOSED, "settings": {"callers": 1000}}],
+            2,
+        )
 
 
 @pytest.fixture
@@ -120,7 +137,14 @@ def test_a_peer_that_is_missing_is_reported_and_ours_goes_on(absent: Peer) -> No
 
 def test_ours_is_never_missing() -> None:
     def questions(peer: Peer, settings: object) -> list[contest.Question]:
-        return [{"question": "closed loop, threads", "title": "any", **CLOSED, "settings": {"nonsense": 1}}]
+        return [
+            {
+                "question": "closed loop, threads",
+                "title": "any",
+                **CLOSED,
+                "settings": {"nonsense": 1},
+            }
+        ]
 
     with pytest.raises(Unavailable, match="nonsense"):
         contest.contest(questions, 1, peers=[], ours=[OURS])
@@ -133,7 +157,10 @@ def test_an_environment_of_a_peer_never_sees_this_project() -> None:
 
 
 def test_a_table_has_figures_bounds_and_what_is_missing() -> None:
-    figures = [Figure("fast | slow", [1.0, 3.0, 2.0], "ms", bound=1.0), Figure("share", [0.5], "of best", at_least=0.4)]
+    figures = [
+        Figure("fast | slow", [1.0, 3.0, 2.0], "ms", bound=1.0),
+        Figure("share", [0.5], "of best", at_least=0.4),
+    ]
     text = table("A question?", "a machine", figures, {"other": "it is not there"}, ["A note."])
     assert "# A question?" in text
     assert "| fast / slow | 2 | ms | 1 to 3 | at most 1 ms: MISSED |" in text
@@ -153,7 +180,9 @@ def test_who_cannot_be_asked_is_named() -> None:
 @pytest.mark.parametrize("quick", [False, True])
 def test_whoever_is_not_compared_is_named(quick: bool, servers: bool) -> None:
     asked = [peer.name for peer in compared(quick=quick, servers=servers)]
-    assert sorted([*asked, *without(quick=quick, servers=servers)]) == sorted(peer.name for peer in PEERS)
+    assert sorted([*asked, *without(quick=quick, servers=servers)]) == sorted(
+        peer.name for peer in PEERS
+    )
     assert all(len(peer.variants) == 1 for peer in compared(quick=True, servers=servers))
 
 
@@ -173,11 +202,23 @@ def test_bars_and_lines_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from pictures import Panel, draw, of_figures
 
-    figures = [Figure("a", [1.0], "ms", bound=2.0), Figure("b", [500.0], "ms"), Figure("c", [0.0], "switches")]
+    figures = [
+        Figure("a", [1.0], "ms", bound=2.0),
+        Figure("b", [500.0], "ms"),
+        Figure("c", [0.0], "switches"),
+    ]
     draw("bars", "a note", of_figures(figures), tmp_path / "bars.png")
-    lines = Panel("lines", {"ours": [1.0, 2.0], "other": [float("nan"), 3.0]}, ["1", "2"], "callers", logarithmic=True)
+    lines = Panel(
+        "lines",
+        {"ours": [1.0, 2.0], "other": [float("nan"), 3.0]},
+        ["1", "2"],
+        "callers",
+        logarithmic=True,
+    )
     draw("lines", "a note", [lines], tmp_path / "lines.png")
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("bars.png", "lines.png"))
+    assert all(
+        (tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("bars.png", "lines.png")
+    )
 
 
 def test_callers_of_a_closed_loop_run_at_once() -> None:
@@ -193,6 +234,8 @@ def test_callers_of_a_closed_loop_run_at_once() -> None:
 
 def test_all_benchmarks_are_run_by_one_command() -> None:
     named = (BENCHMARKS / "__main__.py").read_text()
-    runnable = {path.stem for path in BENCHMARKS.glob("*.py") if "conclude(" in path.read_text()} - {"report"}
+    runnable = {
+        path.stem for path in BENCHMARKS.glob("*.py") if "conclude(" in path.read_text()
+    } - {"report"}
     assert len(runnable) > 5
     assert all(f'"{name}"' in named for name in runnable)

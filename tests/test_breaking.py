@@ -1,4 +1,6 @@
-"""Whatever breaks in on the library, wherever: nobody is left waiting, the next call is served, and it can be shut down."""
+"""Whatever breaks in on the library, wherever: nobody is left waiting, the next call is served, and
+it can be shut down.
+"""
 
 from __future__ import annotations
 

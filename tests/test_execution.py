@@ -32,7 +32,16 @@ class Parts:
         self.failing = failing
 
     def collate(self, slices: list[Slice], _: Batch) -> Call:
-        return (self._do("collate", [item for request, start, stop in slices for item in request.items[start:stop]]),), {}, None
+        return (
+            (
+                self._do(
+                    "collate",
+                    [item for request, start, stop in slices for item in request.items[start:stop]],
+                ),
+            ),
+            {},
+            None,
+        )
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
         return self._do("split", [output[: stop - start] for _, start, stop in slices])
@@ -55,8 +64,16 @@ async def returned(items: Any) -> Any:
 
 @pytest.mark.parametrize("coroutine", [False, True])
 @pytest.mark.parametrize("step", ["collate", "split", "join"])
-def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str, coroutine: bool) -> None:
-    execution = Execution(returned if coroutine else (lambda items: items), Parts(step), "fn", splits=False, isolates=False)
+def test_whatever_collation_raises_reaches_the_callers_of_that_batch(
+    step: str, coroutine: bool
+) -> None:
+    execution = Execution(
+        returned if coroutine else (lambda items: items),
+        Parts(step),
+        "fn",
+        splits=False,
+        isolates=False,
+    )
     scheduler = Scheduler(BatchPolicy(batch_size=3))  # the calls are split
     requests = [Request([i] * 4, 4, Nobody, waker=object()) for i in range(2)]
     for request in requests:
@@ -72,7 +89,9 @@ def test_whatever_collation_raises_reaches_the_callers_of_that_batch(step: str, 
         assert isinstance(request.error.__cause__, SystemExit)
 
 
-def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate = threading.Event()
 
     @batched.dynamically(name="lonely", batch_size=1, max_concurrent_batches=2)
@@ -94,7 +113,9 @@ def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(m
     fn.shutdown()
 
 
-def test_an_interrupt_while_a_thread_is_started_reaches_the_caller_and_the_next_call_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_a_thread_is_started_reaches_the_caller_and_the_next_call_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fn: Any = batched.dynamically(lambda items: items)
 
     def interrupt(thread: threading.Thread) -> None:
@@ -108,7 +129,9 @@ def test_an_interrupt_while_a_thread_is_started_reaches_the_caller_and_the_next_
     fn.shutdown()
 
 
-def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gates = {name: threading.Event() for name in ("fails", "runs on")}
 
     @batched.dynamically(name="crew", batch_size=1, max_concurrent_batches=3)
@@ -135,10 +158,14 @@ def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(monkeypa
         gates["runs on"].set()
         assert fn(["still", "served"]) == ["still", "served"]
     fn.shutdown()
-    wait_until(lambda: not any(thread.name.startswith("batched-crew-") for thread in threading.enumerate()))
+    wait_until(
+        lambda: not any(thread.name.startswith("batched-crew-") for thread in threading.enumerate())
+    )
 
 
-@pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)], ids=["asyncio", "trio"])
+@pytest.mark.parametrize(
+    "run", [asyncio.run, lambda main: trio.run(lambda: main)], ids=["asyncio", "trio"]
+)
 def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
     run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,9 +207,14 @@ def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) ->
     fn.shutdown()
 
 
-def test_a_future_that_somebody_else_answered_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_future_that_somebody_else_answered_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     future: Future[int] = Future()
-    future.bind(Request([1], 1, Nobody, waker=future), batched.dynamically(sorted)._batcher.runtime.here(None))
+    future.bind(
+        Request([1], 1, Nobody, waker=future),
+        batched.dynamically(sorted)._batcher.runtime.here(None),
+    )
     future.set_result(7)
     future.wake()
     future.wake()
@@ -267,7 +299,12 @@ def test_copies_of_errors_are_faithful_or_not_made() -> None:
 
 
 def test_a_cancellation_is_told_as_a_failure() -> None:
-    for error in (asyncio.CancelledError(), concurrent.futures.CancelledError(), GeneratorExit(), KeyboardInterrupt()):
+    for error in (
+        asyncio.CancelledError(),
+        concurrent.futures.CancelledError(),
+        GeneratorExit(),
+        KeyboardInterrupt(),
+    ):
         wrapped = told("fn", error, alone=True)
         assert isinstance(wrapped, batched.BatchFunctionError)
         assert wrapped.__cause__ is error

@@ -1,4 +1,6 @@
-"""Finalizers and signal handlers that call the batcher they break in on: Python runs them anywhere, also under a lock."""
+"""Finalizers and signal handlers that call the batcher they break in on: Python runs them anywhere,
+also under a lock.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from stage import BOUND, python, wait_until
 
 
 def breaking_in(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> list[Any]:
-    """Has `act` done once in the middle of that method of the scheduler, under the lock; the list gets what came of it."""
+    """Has `act` done once in the middle of that method of the scheduler, under the lock; the list
+    gets what came of it.
+    """
     method = getattr(Scheduler, name)
     came: list[Any] = []
 
@@ -73,7 +77,9 @@ def test_a_finalizer_may_cancel_under_the_lock(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_finalizer_may_close_and_open_under_the_lock(wait: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finalizer_may_close_and_open_under_the_lock(
+    wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fn: Any = batched.dynamically(lambda items: items)
     with monkeypatch.context() as patch:
         came = breaking_in(patch, "take", lambda: fn.shutdown(wait=wait))
@@ -95,7 +101,9 @@ def test_a_finalizer_may_close_and_open_under_the_lock(wait: bool, monkeypatch: 
     in_time(fn.shutdown)
 
 
-def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fn: Any = batched.dynamically(lambda items: items)
     came = breaking_in(monkeypatch, "close", lambda: fn.submit(1))
     in_time(fn.shutdown)
@@ -103,7 +111,9 @@ def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(
 
 
 @pytest.mark.parametrize("way", ["call", "list", "map", "result"])
-def test_a_finalizer_that_would_wait_under_the_lock_is_told_so(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finalizer_that_would_wait_under_the_lock_is_told_so(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fn: Any = batched.dynamically(lambda items: items)
     ways: dict[str, Callable[[], Any]] = {
         "call": lambda: fn(1),
@@ -114,12 +124,17 @@ def test_a_finalizer_that_would_wait_under_the_lock_is_told_so(way: str, monkeyp
     came = breaking_in(monkeypatch, "submit", ways[way])
     assert in_time(lambda: fn(1)) == 1
     assert isinstance(came[0], RuntimeError)
-    assert "called by a finalizer or a signal handler that broke in on it, and would wait for itself" in str(came[0])
+    assert (
+        "called by a finalizer or a signal handler that broke in on it, and would wait for itself"
+        in str(came[0])
+    )
     in_time(fn.shutdown)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_finalizer_may_submit_and_cancel_on_a_loop(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finalizer_may_submit_and_cancel_on_a_loop(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     anyio = pytest.importorskip("anyio")
 
     @batched.aio.dynamically
@@ -139,7 +154,9 @@ def test_a_finalizer_may_submit_and_cancel_on_a_loop(backend: str, monkeypatch: 
     anyio.run(main, backend=backend)
 
 
-def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @batched.aio.dynamically(flush="window", timeout_ms=1e9)
     async def fn(items: list[int]) -> list[int]:
         return items
@@ -157,7 +174,9 @@ def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(monkeypa
 
 
 def test_an_abandoned_map_may_be_collected_under_the_lock() -> None:
-    """A generator in a reference cycle cancels what waits when the collector finds it, in whichever thread allocates next."""
+    """A generator in a reference cycle cancels what waits when the collector finds it, in whichever
+    thread allocates next.
+    """
     done = python(
         """
         import gc, sys, threading, time
@@ -187,7 +206,10 @@ def test_an_abandoned_map_may_be_collected_under_the_lock() -> None:
 
         gc.set_threshold(50, 2, 2)
         sys.setswitchinterval(1e-4)
-        threads = [threading.Thread(target=repeat, args=(function,), daemon=True) for function in (stops_early, impatient) * 2]
+        threads = [
+            threading.Thread(target=repeat, args=(function,), daemon=True)
+            for function in (stops_early, impatient) * 2
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -238,7 +260,9 @@ def test_a_signal_handler_may_submit_and_close() -> None:
         import itertools, signal, sys, threading, time
         import batched
 
-        sys.settrace(None)  # the tracer of coverage has a lock of its own, and the handler would wait for those who wait for that
+        # the tracer of coverage has a lock of its own, and the handler would wait for those who
+        # wait for that
+        sys.settrace(None)
         threading.settrace(None)
 
         fn = batched.dynamically(batch_size=4)(lambda items: items)
@@ -255,7 +279,8 @@ def test_a_signal_handler_may_submit_and_close() -> None:
         while time.monotonic() < end:
             fn.submit(1).cancel()
         signal.signal(signal.SIGALRM, lambda *_: None)
-        print(len(futures) > 100, all(future.result(10) == number for number, future in list(futures.items())))
+        right = [future.result(10) == number for number, future in list(futures.items())]
+        print(len(futures) > 100, all(right))
         signal.signal(signal.SIGALRM, lambda *_: fn.shutdown(wait=False))
         signal.setitimer(signal.ITIMER_REAL, 0.0005)
         while True:

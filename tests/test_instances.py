@@ -1,4 +1,6 @@
-"""Objects with batched methods come and go by the thousand: nothing of them, their batchers and their workers stays."""
+"""Objects with batched methods come and go by the thousand: nothing of them, their batchers and
+their workers stays.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ INSTANCES = 10_000
 FIRST = 200
 """Instances before the first look: they fill what caches there are."""
 SLACK = INSTANCES // 10
-"""Blocks of memory that may come and go meanwhile; a leak of anything is at least one for each instance."""
+"""Blocks of memory that may come and go meanwhile; a leak of anything is at least one for each
+instance.
+"""
 
 
 class Owner:
@@ -54,7 +58,11 @@ def objects() -> Counter[str]:
     """Objects by their types."""
     gc.collect()
     types = map(type, gc.get_objects())
-    return Counter(kind.__qualname__ for kind in types if str(kind.__module__).startswith("batched") or issubclass(kind, COUNTED))
+    return Counter(
+        kind.__qualname__
+        for kind in types
+        if str(kind.__module__).startswith("batched") or issubclass(kind, COUNTED)
+    )
 
 
 def assert_nothing_stays(found: Counter[str], held: int) -> None:

@@ -1,4 +1,6 @@
-"""What breaks in on the library itself: signals, full stacks, forks and threads that cannot be started. Nobody is forgotten."""
+"""What breaks in on the library itself: signals, full stacks, forks and threads that cannot be
+started. Nobody is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def held(**settings: Any) -> tuple[Gate, Any, Any]:
     return gate, fn, running
 
 
-def interrupting(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, before: bool, on: int = 1) -> None:
+def interrupting(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, before: bool, on: int = 1
+) -> None:
     """Has a signal break in before or after the `on`th call of that function, once."""
     function, calls = getattr(where, name), 0
 
@@ -82,12 +86,16 @@ PLACES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize(("where", "name"), PLACES, ids=lambda place: getattr(place, "__name__", place))
+@pytest.mark.parametrize(
+    ("where", "name"), PLACES, ids=lambda place: getattr(place, "__name__", place)
+)
 @pytest.mark.parametrize("way", ["cancel", "shutdown"])
 def test_a_signal_that_breaks_in_leaves_nobody_waiting(
     way: str, where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waited has an answer, a cancellation, or a `BatcherClosed`, and the next call is served."""
+    """Whoever waited has an answer, a cancellation, or a `BatcherClosed`, and the next call is
+    served.
+    """
 
     async def submitted() -> list[Any]:
         return [fn.submit(i) for i in range(5)]  # on a loop, where that waits for no room
@@ -135,7 +143,9 @@ def test_a_full_stack_in_a_cancellation_leaves_nobody_waiting() -> None:
     asyncio.run(main())
 
 
-def test_a_signal_before_the_clock_was_set_is_made_good_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_before_the_clock_was_set_is_made_good_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=20)
     def fn(items: list[int]) -> list[int]:
         return items
@@ -150,7 +160,9 @@ def test_a_signal_before_the_clock_was_set_is_made_good_by_the_next_call(monkeyp
     fn.shutdown()
 
 
-def test_a_thread_that_was_started_and_given_up_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_was_started_and_given_up_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate, fn, running = held(max_concurrent_batches=2)
     with monkeypatch.context() as patch:
         interrupting(patch, threading.Thread, "start", before=False)
@@ -166,7 +178,9 @@ def test_a_thread_that_was_started_and_given_up_is_counted_once(monkeypatch: pyt
     assert fn._batcher.runtime._workers == 0
 
 
-def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @batched.dynamically(queue_timeout_ms=1e6)
     def fn(items: list[int]) -> list[int]:
         return items
@@ -181,14 +195,18 @@ def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(monkeypatch:
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
-def test_a_worker_that_was_given_up_while_it_rested_ends(coroutine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_was_given_up_while_it_rested_ends(
+    coroutine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def plain(items: list[int]) -> list[int]:
         return items
 
     async def awaited(items: list[int]) -> list[int]:
         return items
 
-    fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(awaited if coroutine else plain)
+    fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(
+        awaited if coroutine else plain
+    )
 
     async def main() -> None:
         runtime = fn._batcher.runtime.here(current_loop())
@@ -207,7 +225,8 @@ def test_a_worker_that_was_given_up_while_it_rested_ends(coroutine: bool, monkey
         assert runtime._workers == 0
         names = {f"batched-{fn.__qualname__}-{number}" for number in (1, 2)}
         with anyio.fail_after(BOUND):
-            while any(thread.name in names for thread in threading.enumerate()):  # noqa: ASYNC110  # they ring no bell
+            # they ring no bell
+            while any(thread.name in names for thread in threading.enumerate()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         eager = asyncio.wrap_future(fn.submit(2))
         await fn.aclose()
@@ -231,9 +250,16 @@ def test_a_worker_that_was_given_up_while_it_rested_ends(coroutine: bool, monkey
     ],
 )
 def test_a_worker_that_fails_when_a_batch_has_ended_leaves_nobody_waiting(
-    where: Any, name: str, before: bool, answered: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: Any,
+    name: str,
+    before: bool,
+    answered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In a worker no signal is handled, but memory may run out. Callers that had their answers by then get them."""
+    """In a worker no signal is handled, but memory may run out. Callers that had their answers by
+    then get them.
+    """
     gate, fn, running = held()
     waiting = fn.submit("waiting")
     with monkeypatch.context() as patch:
@@ -274,7 +300,9 @@ def test_shutdown_waits_for_a_worker_that_tells_its_callers_while_another_one_fa
     assert not closing.is_alive()
 
 
-def test_a_worker_that_fails_when_its_function_is_gone_has_nobody_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_fails_when_its_function_is_gone_has_nobody_to_tell(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     thread._fail(None, Interrupt())
     assert not caplog.records
 
@@ -318,7 +346,9 @@ def test_a_signal_that_breaks_in_on_waking_tasks_leaves_none_asleep() -> None:
 
 
 @pytest.mark.parametrize(("name", "on"), [("cancel", 1), ("cancelled", 1), ("cancelled", 2)])
-def test_a_cancellation_that_was_broken_in_on_is_made_good(name: str, on: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_that_was_broken_in_on_is_made_good(
+    name: str, on: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For those too who wait for several futures."""
     gate, fn, running = held()
     waiting = fn.submit("waiting")
@@ -333,7 +363,9 @@ def test_a_cancellation_that_was_broken_in_on_is_made_good(name: str, on: int, m
     fn.shutdown()
 
 
-def test_giving_up_a_call_that_was_broken_in_on_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_up_a_call_that_was_broken_in_on_ends_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate, fn, _ = held()
     waiting = [fn.submit(i) for i in range(3)]
     request = next(iter(fn._batcher.runtime._scheduler))
@@ -394,7 +426,9 @@ def test_a_callback_of_a_call_that_was_late_may_block_and_delays_no_other_batche
     other.shutdown()
 
 
-def test_callbacks_of_late_calls_are_made_even_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_of_late_calls_are_made_even_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
     def fn(items: list[str]) -> list[str]:
         return items
@@ -469,14 +503,18 @@ def test_with_prefetch_closing_waits_until_all_callers_have_been_told(closing: s
 
 @needs_fork
 @pytest.mark.parametrize("ending", ["expiry", "shutdown", "cancel"])
-def test_calls_that_were_about_to_be_told_when_the_process_forked_end_in_the_child(ending: str) -> None:
+def test_calls_that_were_about_to_be_told_when_the_process_forked_end_in_the_child(
+    ending: str,
+) -> None:
     """Another thread is busy with the callback of the first of them."""
     done = python(
         f"""
         import concurrent.futures, os, threading, batched
         ending = {ending!r}
 
-        @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=50 if ending == "expiry" else None)
+        queue_timeout_ms = 50 if ending == "expiry" else None
+
+        @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=queue_timeout_ms)
         def fn(items):
             return items
 
@@ -506,7 +544,8 @@ def test_calls_that_were_about_to_be_told_when_the_process_forked_end_in_the_chi
                 except concurrent.futures.CancelledError:
                     pass
             with fn:
-                os._exit(0 if fn.with_options(flush="eager", queue_timeout_ms=None)("child") == "child" else 1)
+                eager = fn.with_options(flush="eager", queue_timeout_ms=None)
+                os._exit(0 if eager("child") == "child" else 1)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         forked.set()
         fn.shutdown(cancel_futures=True)
@@ -562,5 +601,9 @@ def test_appointments_of_batchers_that_are_gone_are_not_kept() -> None:
     del owner
     wait_until(ticking._appointments.empty)
     gc.collect()
-    methods = [each for each in gc.get_objects() if type(each) is weakref.WeakMethod and each._func_ref() is Owner.ring]  # type: ignore[attr-defined]
+    methods = [
+        each
+        for each in gc.get_objects()
+        if type(each) is weakref.WeakMethod and each._func_ref() is Owner.ring  # type: ignore[attr-defined]
+    ]
     assert len(kept) <= len(methods) <= 2 * clock.MANY

@@ -1,4 +1,6 @@
-"""`length` and `max_batch_tokens` as callers meet them: like lengths run together, and nobody's results change places."""
+"""`length` and `max_batch_tokens` as callers meet them: like lengths run together, and nobody's
+results change places.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_like_lengths_run_together() -> None:
     futures = backlog(model, fn, texts)
     assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
     batches = [sorted(map(len, batch)) for batch in model.batches[1:]]
-    assert sorted(batches) == [sorted(map(len, texts))[start : start + 16] for start in range(0, 64, 16)]
+    assert sorted(batches) == [
+        sorted(map(len, texts))[start : start + 16] for start in range(0, 64, 16)
+    ]
     fn.shutdown()
 
 
@@ -66,7 +70,9 @@ def test_a_list_call_runs_longest_first_and_is_answered_in_its_own_order() -> No
 
 def test_padded_batches_stay_within_the_budget() -> None:
     model = Model()
-    fn = batched.dynamically(batch_size=1000, max_batch_tokens=300, small_batch_threshold=1000)(model)
+    fn = batched.dynamically(batch_size=1000, max_batch_tokens=300, small_batch_threshold=1000)(
+        model
+    )
     texts = words(120, seed=1)
     futures = backlog(model, fn, texts)
     assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
@@ -79,7 +85,11 @@ def test_an_item_beyond_the_budget_runs_alone() -> None:
     fn = batched.dynamically(max_batch_tokens=10)(model)
     futures = backlog(model, fn, ["aaa", "b" * 50, "ccc", "dd"])
     assert futures[1].result(BOUND) == "B" * 50
-    assert [future.result(BOUND) for future in futures if future is not futures[1]] == ["AAA", "CCC", "DD"]
+    assert [future.result(BOUND) for future in futures if future is not futures[1]] == [
+        "AAA",
+        "CCC",
+        "DD",
+    ]
     assert ["b" * 50] in model.batches
     fn.shutdown()
 
@@ -99,13 +109,29 @@ def test_the_length_that_is_given_counts_and_not_the_items_own() -> None:
         (lambda item: -1, ValueError, "length must return a number of at least 0, got -1"),
         (lambda item: "3", TypeError, "length must return a number of at least 0, got '3'"),
         (lambda item: None, TypeError, "length must return a number of at least 0, got None"),
-        (lambda item: float("nan"), TypeError, "length must return a number of at least 0, got nan"),
-        (lambda item: float("inf"), TypeError, "length must return a number of at least 0, got inf"),
-        (lambda item: 10**400, ValueError, "length must return a number of at most [0-9]+, got one of 1329 bits"),
+        (
+            lambda item: float("nan"),
+            TypeError,
+            "length must return a number of at least 0, got nan",
+        ),
+        (
+            lambda item: float("inf"),
+            TypeError,
+            "length must return a number of at least 0, got inf",
+        ),
+        (
+            lambda item: 10**400,
+            ValueError,
+            "length must return a number of at most [0-9]+, got one of 1329 bits",
+        ),
     ],
 )
-def test_an_item_without_a_length_fails_alone(length: Callable[[Any], Any], error: type[Exception], text: str) -> None:
-    fn = batched.dynamically(length=lambda item: length(item) if item == "odd" else 1, name="fn")(lambda items: items)
+def test_an_item_without_a_length_fails_alone(
+    length: Callable[[Any], Any], error: type[Exception], text: str
+) -> None:
+    fn = batched.dynamically(length=lambda item: length(item) if item == "odd" else 1, name="fn")(
+        lambda items: items
+    )
     with pytest.raises(error, match=text):
         fn("odd")
     with pytest.raises(error, match=text):
@@ -140,7 +166,9 @@ def test_lengths_are_measured_by_the_callers() -> None:
 
 
 def test_of_a_list_with_bad_items_the_first_in_the_list_is_raised() -> None:
-    fn = batched.dynamically(length=len)(lambda items: [ValueError(item) if "bad" in item else item for item in items])
+    fn = batched.dynamically(length=len)(
+        lambda items: [ValueError(item) if "bad" in item else item for item in items]
+    )
     with pytest.raises(ValueError, match="^bad$"):
         fn(["fine", "bad", "bad but longer", "also fine", "bad and the longest of all"])
     fn.shutdown()
@@ -158,11 +186,16 @@ def test_padding_is_counted() -> None:
 
 @pytest.mark.parametrize("wrong", [3, "len"])
 def test_a_length_that_is_no_function_is_told(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="length must be a function of an item that returns its length"):
+    with pytest.raises(
+        TypeError, match="length must be a function of an item that returns its length"
+    ):
         batched.dynamically(length=wrong)
 
 
-@pytest.mark.parametrize(("wrong", "error"), [(0, ValueError), (-5, ValueError), (2.5, TypeError), (True, TypeError), ("9", TypeError)])
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [(0, ValueError), (-5, ValueError), (2.5, TypeError), (True, TypeError), ("9", TypeError)],
+)
 def test_a_wrong_budget_is_told(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="max_batch_tokens must be"):
         batched.dynamically(max_batch_tokens=wrong)

@@ -21,7 +21,9 @@ from stage import BOUND, python, wait_until
 
 
 def workers(name: str) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith(f"batched-{name}-")]
+    return [
+        thread for thread in threading.enumerate() if thread.name.startswith(f"batched-{name}-")
+    ]
 
 
 def test_no_thread_is_started_before_the_first_call() -> None:
@@ -118,7 +120,11 @@ def test_idle_workers_do_not_wake_up() -> None:
 
     def switches() -> int:
         with open(f"/proc/self/task/{worker.native_id}/status") as status:
-            return sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
+            return sum(
+                int(line.split()[1])
+                for line in status
+                if line.startswith("voluntary_ctxt_switches")
+            )
 
     seen = [switches()]
 
@@ -205,7 +211,9 @@ def test_interpreter_exit_finishes_what_was_accepted() -> None:
             return items
         for i in range(3):
             fn.submit(i)
-        held = batched.dynamically(flush="window", timeout_ms=1e9)(lambda items: [os.write(1, b"ran held\\n")])
+        held = batched.dynamically(flush="window", timeout_ms=1e9)(
+            lambda items: [os.write(1, b"ran held\\n")]
+        )
         held.submit("held")
         threading.Timer(0.1, release.set).start()
         """
@@ -252,7 +260,8 @@ def test_after_a_fork_parent_and_child_serve_calls(decorator: str) -> None:
     done = python(
         f"""
         import asyncio, os, threading, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what this is about
+        # forking beside threads is what this is about
+        warnings.simplefilter("ignore", DeprecationWarning)
         import batched
         gate, entered = threading.Event(), threading.Event()
         def function(items):

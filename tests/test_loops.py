@@ -1,4 +1,6 @@
-"""One batcher, many event loops: at once, one after another, closed under waiting callers; and threads beside them."""
+"""One batcher, many event loops: at once, one after another, closed under waiting callers; and
+threads beside them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ EXPECTED = [2 * i for i in range(50)]
 
 makers = pytest.mark.parametrize(
     "make",
-    [lambda: batched.dynamically(plain), lambda: batched.aio.dynamically(plain), lambda: batched.aio.dynamically(coroutine)],
+    [
+        lambda: batched.dynamically(plain),
+        lambda: batched.aio.dynamically(plain),
+        lambda: batched.aio.dynamically(coroutine),
+    ],
     ids=["threads", "aio-sync", "aio-coroutine"],
 )
 runners = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -49,7 +55,9 @@ runners = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asynci
 
 @makers
 @runners
-def test_one_loop_after_another(make: Callable[[], Any], run: Callable[[Coroutine[Any, Any, list[int]]], list[int]]) -> None:
+def test_one_loop_after_another(
+    make: Callable[[], Any], run: Callable[[Coroutine[Any, Any, list[int]]], list[int]]
+) -> None:
     fn = make()
     for _ in range(5):
         assert run(gathered(fn)) == EXPECTED
@@ -256,14 +264,18 @@ def test_a_function_that_is_cancelled_within_harms_its_own_batch_only() -> None:
         return items
 
     async def main() -> Any:
-        return await asyncio.gather(*map(fn, ["late", "cancelled", "good", "late"]), return_exceptions=True)
+        return await asyncio.gather(
+            *map(fn, ["late", "cancelled", "good", "late"]), return_exceptions=True
+        )
 
     late, cancelled, good, later = asyncio.run(main())
     assert (late, good, later) == ("late", "good", "late")
     assert isinstance(cancelled, batched.BatchFunctionError)
 
 
-@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="eager tasks came with Python 3.12")
+@pytest.mark.skipif(
+    not hasattr(asyncio, "eager_task_factory"), reason="eager tasks came with Python 3.12"
+)
 def test_coroutines_share_the_first_batch_under_an_eager_task_factory() -> None:
     batches: list[int] = []
 
@@ -326,7 +338,9 @@ per_test = batched.aio.dynamically(coroutine)
 
 
 def test_coroutines_that_come_in_bursts_are_kept_waiting_for_nobody() -> None:
-    """All of a burst have called before the worker looks, though one after another; nobody joins them after that."""
+    """All of a burst have called before the worker looks, though one after another; nobody joins
+    them after that.
+    """
 
     @batched.aio.dynamically
     async def slow(items: list[int]) -> list[int]:
@@ -350,7 +364,11 @@ def test_a_plain_call_on_a_running_loop_is_answered_and_warned_about_once() -> N
             return items
 
     async def main() -> None:
-        with pytest.warns(RuntimeWarning, match=r"waiting for fn blocks the event loop .* use `await fn.acall\(...\)`") as caught:
+        with pytest.warns(
+            RuntimeWarning,
+            match=r"waiting for fn blocks the event loop .* use "
+            r"`await fn.acall\(...\)`",
+        ) as caught:
             assert Owner().fn(1) == 1
         assert [warning.filename for warning in caught] == [__file__]
         assert Owner().fn(2) == 2
@@ -361,7 +379,9 @@ def test_a_plain_call_on_a_running_loop_is_answered_and_warned_about_once() -> N
 
 
 @runners
-def test_other_ways_of_calling_are_not_warned_about(run: Callable[[Coroutine[Any, Any, list[int]]], list[int]]) -> None:
+def test_other_ways_of_calling_are_not_warned_about(
+    run: Callable[[Coroutine[Any, Any, list[int]]], list[int]],
+) -> None:
     @batched.dynamically
     def fn(items: list[int]) -> list[int]:
         return items
@@ -394,7 +414,9 @@ def test_trio_as_a_guest_of_asyncio_is_told_from_its_host() -> None:
     async def host() -> list[Any]:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[Any] = loop.create_future()
-        trio.lowlevel.start_guest_run(guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=over.set_result)
+        trio.lowlevel.start_guest_run(
+            guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=over.set_result
+        )
         mine = await plain.acall(4)
         answers = (await asyncio.wait_for(over, BOUND)).unwrap()
         return [mine, *answers[:2], answers[2].result(BOUND)]

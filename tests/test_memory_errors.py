@@ -1,4 +1,6 @@
-"""Running out of memory is a size signal: the batch runs again in smaller parts, and what cannot be smaller fails alone."""
+"""Running out of memory is a size signal: the batch runs again in smaller parts, and what cannot be
+smaller fails alone.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ Raise = Callable[[], BaseException]
 
 def torch_error() -> BaseException:
     torch = pytest.importorskip("torch")
-    error: BaseException = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    error: BaseException = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 20.00 MiB."
+    )
     return error
 
 
 ERRORS: list[Any] = [
     pytest.param(lambda: MemoryError(), id="MemoryError"),
-    pytest.param(lambda: RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), id="RuntimeError"),
+    pytest.param(
+        lambda: RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), id="RuntimeError"
+    ),
     pytest.param(torch_error, id="torch", marks=pytest.mark.model),
 ]
 
@@ -80,7 +86,9 @@ def test_a_call_that_is_too_large_is_served_in_parts(together: Make, error: Rais
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_calls_that_share_a_batch_that_is_too_large_are_all_served(together: Make, error: Raise) -> None:
+def test_calls_that_share_a_batch_that_is_too_large_are_all_served(
+    together: Make, error: Raise
+) -> None:
     many = together(too_large(error), batch_size=64)
     calls = [{"x": numpy.full((rows, rows), rows)} for rows in (3, 1, 12, 7, 5)]
     for rows, result in zip((3, 1, 12, 7, 5), many.results(*calls), strict=True):
@@ -103,7 +111,11 @@ def test_each_part_is_padded_only_as_far_as_it_has_to_be(together: Make) -> None
     many = together(lambda features: too_large(MemoryError, 1)({"x": features["x"]}))
     results = many.results(*({"x": numpy.ones((1, width))} for width in (2, 5, 3)))
     assert [result["x"].shape for result in results] == [(1, 2), (1, 5), (1, 3)]
-    assert sorted(features["x"].shape for features in many.seen if len(features["x"]) == 1) == [(1, 2), (1, 3), (1, 5)]
+    assert sorted(features["x"].shape for features in many.seen if len(features["x"]) == 1) == [
+        (1, 2),
+        (1, 3),
+        (1, 5),
+    ]
 
 
 def test_a_row_that_does_not_fit_fails_alone_with_the_original_error(together: Make) -> None:
@@ -118,12 +130,16 @@ def test_a_row_that_does_not_fit_fails_alone_with_the_original_error(together: M
     calls = [{"x": numpy.array([[number]])} for number in range(10)]
     answers = many.answers(*calls)
     assert answers.pop(7) is error
-    assert [answer.tolist() for answer in answers] == [[[2 * number]] for number in range(10) if number != 7]
+    assert [answer.tolist() for answer in answers] == [
+        [[2 * number]] for number in range(10) if number != 7
+    ]
     assert many.fn.stats.errors == 1
     assert many.fn({"x": numpy.array([[1]])}).tolist() == [[2]]
 
 
-def test_a_call_with_a_row_that_does_not_fit_fails_as_a_whole_and_no_other_does(together: Make) -> None:
+def test_a_call_with_a_row_that_does_not_fit_fails_as_a_whole_and_no_other_does(
+    together: Make,
+) -> None:
     error = MemoryError("this one")
 
     def compute(features: dict[str, Any]) -> Any:
@@ -132,7 +148,9 @@ def test_a_call_with_a_row_that_does_not_fit_fails_as_a_whole_and_no_other_does(
         return features["x"] * 2
 
     three = together(compute)
-    before, failed, after = three.answers({"x": numpy.ones((2, 1))}, {"x": numpy.arange(10.0)[:, None]}, {"x": numpy.ones((3, 1))})
+    before, failed, after = three.answers(
+        {"x": numpy.ones((2, 1))}, {"x": numpy.arange(10.0)[:, None]}, {"x": numpy.ones((3, 1))}
+    )
     assert failed is error
     assert (before.tolist(), after.tolist()) == ([[2.0]] * 2, [[2.0]] * 3)
 
@@ -190,7 +208,9 @@ def test_nothing_of_an_attempt_that_failed_is_alive_in_the_next(together: Make) 
     alive: list[weakref.ref[Any]] = []
 
     def compute(features: dict[str, Any]) -> Any:
-        assert [reference() is None for reference in alive] == [True] * len(alive), "the next attempt has less memory than there is"
+        assert [reference() is None for reference in alive] == [True] * len(alive), (
+            "the next attempt has less memory than there is"
+        )
         two.seen.clear()
         work = numpy.ones(1000)
         alive.extend([weakref.ref(work), weakref.ref(features["x"])])
@@ -254,14 +274,34 @@ def test_the_plain_variant_raises_if_not_asked() -> None:
 # ---------------------------------------------------------------- how it is recognised
 
 MESSAGES = [
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.09 GiB is free.",
-    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB "
+        "of "
+        "which 1.09 GiB is free."
+    ),
+    (
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some "
+        "other "
+        "API call"
+    ),
     "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 63.98 GiB",
     "HIP error: out of memory",
-    "MPS backend out of memory (MPS allocated: 17.76 GB, other allocations: 400 KB, max allowed: 18.13 GB).",
+    (
+        "MPS backend out of memory (MPS allocated: 17.76 GB, other allocations: 400 KB, max "
+        "allowed: "
+        "18.13 GB)."
+    ),
     "XPU out of memory. Tried to allocate 20.00 MiB.",
-    "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000000 bytes.",
-    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8000000000000 bytes.",
+    (
+        "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you "
+        "tried "
+        "to allocate 8000000000000 bytes."
+    ),
+    (
+        "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you "
+        "tried to "
+        "allocate 8000000000000 bytes."
+    ),
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "HIP error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
@@ -277,7 +317,10 @@ def test_messages_of_torch_about_memory_are_recognised(message: str) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("The size of tensor a (3) must match the size of tensor b (4) at non-singleton dimension 1"),
+        RuntimeError(
+            "The size of tensor a (3) must match the size of tensor b (4) at "
+            "non-singleton dimension 1"
+        ),
         RuntimeError("CUDA error: device-side assert triggered"),
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("the queue is out of memory slots"),
@@ -321,10 +364,14 @@ def test_the_error_of_torch_is_known_by_its_name() -> None:
 
 @pytest.mark.parametrize("cuda", [False, True])
 @pytest.mark.parametrize("mps", [False, True])
-def test_the_caches_that_are_in_use_are_emptied(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool) -> None:
+def test_the_caches_that_are_in_use_are_emptied(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool
+) -> None:
     emptied: list[str] = []
     torch = SimpleNamespace(
-        cuda=SimpleNamespace(is_initialized=lambda: cuda, empty_cache=lambda: emptied.append("cuda")),
+        cuda=SimpleNamespace(
+            is_initialized=lambda: cuda, empty_cache=lambda: emptied.append("cuda")
+        ),
         mps=SimpleNamespace(empty_cache=lambda: emptied.append("mps")),
         backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: mps)),
     )
@@ -360,7 +407,10 @@ def test_a_longer_probe_that_runs_out_of_memory_says_nothing_of_the_batch(togeth
         return features["x"].sum(1, keepdims=True) * numpy.ones(3)
 
     two = together(compute, pad_to_multiple_of=8)
-    assert [result.shape for result in two.results({"x": numpy.ones((1, 3), int)}, {"x": numpy.ones((2, 5), int)})] == [(1, 3), (2, 3)]
+    assert [
+        result.shape
+        for result in two.results({"x": numpy.ones((1, 3), int)}, {"x": numpy.ones((2, 5), int)})
+    ] == [(1, 3), (2, 3)]
     assert (two.fn.stats.memory_errors, two.seen[0]["x"].shape) == (0, (3, 8))
 
 

@@ -255,7 +255,10 @@ def test_a_method_looks_like_the_function_it_wraps() -> None:
         assert method.__module__ == __name__
     assert model.scaled.__wrapped__([1]) == [2]
     assert Model.scaled.__wrapped__(model, [1]) == [2]
-    assert str(inspect.signature(model.scaled)) == "(items: 'list[int]', plus: 'int' = 0) -> 'list[int]'"
+    assert (
+        str(inspect.signature(model.scaled))
+        == "(items: 'list[int]', plus: 'int' = 0) -> 'list[int]'"
+    )
     assert list(inspect.signature(Model.scaled).parameters) == ["self", "items", "plus"]
     assert inspect.iscoroutinefunction(model.awaited)
     assert inspect.iscoroutinefunction(Model.awaited)

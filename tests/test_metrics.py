@@ -65,7 +65,9 @@ def test_opentelemetry_gets_every_batch() -> None:
     data: Any = reader.get_metrics_data()
     metrics = {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
     counts = {
-        name: sum(point.value for point in metrics[name].data.data_points) for name in metrics if hasattr(points(metrics[name])[0], "value")
+        name: sum(point.value for point in metrics[name].data.data_points)
+        for name in metrics
+        if hasattr(points(metrics[name])[0], "value")
     }
     assert counts == {
         "batched.batches": 2,
@@ -74,13 +76,18 @@ def test_opentelemetry_gets_every_batch() -> None:
         "batched.tokens": 7,
         "batched.tokens.padding": 1,
     }
-    assert {(point.attributes["flush_reason"], point.attributes["outcome"]) for point in points(metrics["batched.batches"])} == {
+    assert {
+        (point.attributes["flush_reason"], point.attributes["outcome"])
+        for point in points(metrics["batched.batches"])
+    } == {
         ("eager", "ok"),
         ("eager", "failed"),
     }
     (sizes,) = points(metrics["batched.batch.size"])
     assert (sizes.sum, sizes.count, sizes.attributes["function"]) == (3, 2, "it")
-    assert [points(metrics[f"batched.batch.{name}"])[0].count for name in ("oldest_wait", "duration")] == [2, 2]
+    assert [
+        points(metrics[f"batched.batch.{name}"])[0].count for name in ("oldest_wait", "duration")
+    ] == [2, 2]
     provider.shutdown()
 
 

@@ -1,4 +1,6 @@
-"""`prefetch`: the next batch is made ready while the function runs, and the function notices nothing."""
+"""`prefetch`: the next batch is made ready while the function runs, and the function notices
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def started(model: Model, fn: Any, items: int) -> list[Future[Any]]:
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])
-def test_as_many_batches_as_asked_for_are_collated_while_one_runs(monkeypatch: pytest.MonkeyPatch, prefetch: int) -> None:
+def test_as_many_batches_as_asked_for_are_collated_while_one_runs(
+    monkeypatch: pytest.MonkeyPatch, prefetch: int
+) -> None:
     collated: list[int] = []
     collate = Items.collate
 
@@ -105,7 +109,9 @@ def test_shutdown_finishes_what_is_ready_and_what_waits() -> None:
 
 
 def test_shutdown_ends_all_its_threads() -> None:
-    fn = batched.dynamically(prefetch=1, max_concurrent_batches=3, name="transient")(lambda items: items)
+    fn = batched.dynamically(prefetch=1, max_concurrent_batches=3, name="transient")(
+        lambda items: items
+    )
     assert fn(1) == 1
     assert len([thread for thread in threading.enumerate() if "transient" in thread.name]) == 4
     fn.shutdown()
@@ -174,7 +180,9 @@ def test_a_collected_owner_ends_all_threads() -> None:
 
 
 @pytest.mark.parametrize("broken", ["run", "relieve"])
-def test_a_failure_of_the_thread_that_calls_it_ends_the_calls(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_a_failure_of_the_thread_that_calls_it_ends_the_calls(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     from batched._runtime.thread import ThreadRuntime
 
     def fail(*_: Any) -> None:
@@ -266,7 +274,9 @@ def test_a_coroutine_function_has_none(decorate: Callable[..., Any]) -> None:
     async def coroutine(items: Any) -> Any:
         return items
 
-    with pytest.raises(TypeError, match="coroutine function, whose batches are collated on the loop"):
+    with pytest.raises(
+        TypeError, match="coroutine function, whose batches are collated on the loop"
+    ):
         decorate(prefetch=1)(coroutine)
 
 

@@ -1,4 +1,6 @@
-"""The README does what it says: its Python blocks run, its commands and settings are the real ones."""
+"""The README does what it says: its Python blocks run, its commands and settings are the real
+ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize(
     "block",
     [
-        pytest.param(block, id=f"block {number}", marks=[pytest.mark.model] if "transformers" in block else [])
+        pytest.param(
+            block,
+            id=f"block {number}",
+            marks=[pytest.mark.model] if "transformers" in block else [],
+        )
         for number, block in enumerate(BLOCKS, 1)
     ],
 )
@@ -49,13 +55,21 @@ def shown(default: object) -> str:
 
 def table(after: str, before: str) -> dict[str, str]:
     """Names and defaults in the table between two headings."""
-    return dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", README.split(after)[1].split(before)[0], re.MULTILINE))
+    return dict(
+        re.findall(
+            r"^\| `(\w+)` \| `?([^|`]+)`? \|", README.split(after)[1].split(before)[0], re.MULTILINE
+        )
+    )
 
 
 def test_the_settings_table_is_true() -> None:
     given = table("## Settings", "## Questions")
     assert given.pop("name") == "the function's"
-    own = {field.name: field.default for field in fields(Options) if field.name not in ("policy", "features", "name")}
+    own = {
+        field.name: field.default
+        for field in fields(Options)
+        if field.name not in ("policy", "features", "name")
+    }
     policy = {field.name: field.default for field in fields(BatchPolicy)}
     assert given == {name: shown(default) for name, default in {**policy, **own}.items()}
 
@@ -64,5 +78,7 @@ def test_the_table_of_the_settings_for_tensors_is_true() -> None:
     given = table("## Arrays and tensors", "## Settings")
     assert given.pop("pad_token") == "0"
     assert given.pop("on_oom") == "split"
-    defaults = {field.name: field.default for field in fields(FeatureSettings) if field.name != "pad_token"}
+    defaults = {
+        field.name: field.default for field in fields(FeatureSettings) if field.name != "pad_token"
+    }
     assert given == {name: shown(default) for name, default in defaults.items()}

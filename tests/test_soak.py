@@ -1,4 +1,6 @@
-"""Everything at once: the randomized test of benchmarks/soak.py for a few seconds, and proof that it notices what it is there for."""
+"""Everything at once: the randomized test of benchmarks/soak.py for a few seconds, and proof that
+it notices what it is there for.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,20 @@ SEED = int(os.environ.get("SOAK_SEED", "3"))
 EPISODES = 64
 CALLS = 200
 """Of an ordinary episode."""
-RARE = {"interpreter exit", "source of map raised", "length= raised", "trio loop left with calls pending", "shutdown and cancel"}
+RARE = {
+    "interpreter exit",
+    "source of map raised",
+    "length= raised",
+    "trio loop left with calls pending",
+    "shutdown and cancel",
+}
 """Kinds of faults that need not come in so few episodes."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_every_accepted_call_ends_once_and_rightly_whatever_happens() -> None:
     told: list[str] = []
     report = soak(SEED, iter(range(EPISODES)), calls=CALLS, tell=told.append)
@@ -51,13 +61,26 @@ class Broken:
 
     def report(self, *ways: str) -> Report:
         rng = random.Random(1)
-        subject = Subject(rng, "broken", kind="threads", features=False, limited=False, batch_size=8, flush="eager", prefetch=0)
+        subject = Subject(
+            rng,
+            "broken",
+            kind="threads",
+            features=False,
+            limited=False,
+            batch_size=8,
+            flush="eager",
+            prefetch=0,
+        )
         caller = ThreadCaller(subject, rng, 0.0)
         crowd = Crowd(subject.books)
         for way in ways:
             crowd.start(getattr(caller, way))
             hung = not crowd.join(way)
-        report = concluded(subject) if not hung else subject.books.close(subject.fn.stats, list(subject.books.open.values()))
+        report = (
+            concluded(subject)
+            if not hung
+            else subject.books.close(subject.fn.stats, list(subject.books.open.values()))
+        )
         self.monkeypatch.undo()
         wake_all(self.dropped, None)  # so that no thread waits for ever
         subject.fn.shutdown()
@@ -107,7 +130,9 @@ def test_results_of_others_are_found_wrong(broken: Broken, monkeypatch: pytest.M
     assert broken.report(*["burst"] * 8).verdicts["wrong"]
 
 
-def test_errors_out_of_nowhere_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_out_of_nowhere_are_found_wrong(
+    broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conclude = Execution.conclude
 
     def failing(execution: Execution, ended: list[Any]) -> int:
@@ -118,7 +143,9 @@ def test_errors_out_of_nowhere_are_found_wrong(broken: Broken, monkeypatch: pyte
     assert broken.report("single").verdicts["wrong"]
 
 
-def test_items_that_are_computed_twice_are_found_duplicated(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_that_are_computed_twice_are_found_duplicated(
+    broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = Execution._answer
 
     def twice(execution: Execution, owner: Any, call: Any) -> Any:
@@ -129,7 +156,13 @@ def test_items_that_are_computed_twice_are_found_duplicated(broken: Broken, monk
     assert broken.report("single").verdicts["duplicated"]
 
 
-def test_calls_that_are_computed_although_they_were_cancelled_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runtime, "cancel", lambda runtime, request: runtime.recorder.cancelled() or request.waker is not None)
+def test_calls_that_are_computed_although_they_were_cancelled_are_found_wrong(
+    broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Runtime,
+        "cancel",
+        lambda runtime, request: runtime.recorder.cancelled() or request.waker is not None,
+    )
     verdicts = broken.report(*["burst"] * 8).verdicts
     assert verdicts["wrong"] or verdicts["duplicated"]

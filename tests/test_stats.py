@@ -20,7 +20,11 @@ DAY = 24 * 3600.0
 
 
 def ended_batch(
-    *requests: Request, started: float, ended: float, reason: FlushReason = "eager", part: tuple[int, int] | None = None
+    *requests: Request,
+    started: float,
+    ended: float,
+    reason: FlushReason = "eager",
+    part: tuple[int, int] | None = None,
 ) -> Batch:
     """A batch of whole requests, or of one part of each."""
     slices = [(request, *(part or (0, request.size))) for request in requests]
@@ -58,8 +62,12 @@ def test_percentiles_of_nothing_are_zero() -> None:
     assert recorded() == Percentiles(0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("duration", [1e-6, 1.0001e-6, 3.3e-6, 1e-5, 0.00123, 0.005, 0.999, 1.0, 60.0, 3600.0, DAY])
-def test_percentiles_of_a_single_duration_are_that_duration_within_3_percent(duration: float) -> None:
+@pytest.mark.parametrize(
+    "duration", [1e-6, 1.0001e-6, 3.3e-6, 1e-5, 0.00123, 0.005, 0.999, 1.0, 60.0, 3600.0, DAY]
+)
+def test_percentiles_of_a_single_duration_are_that_duration_within_3_percent(
+    duration: float,
+) -> None:
     single = recorded(duration)
     assert single.p50 == single.p95 == single.p99 == pytest.approx(duration, rel=0.03)
 
@@ -175,7 +183,13 @@ def test_calls_are_counted_by_what_became_of_them() -> None:
 
 def test_batches_are_counted_by_size_and_by_reason() -> None:
     recorder = Recorder()
-    batches: list[tuple[int, FlushReason]] = [(4, "full"), (4, "full"), (1, "eager"), (2, "timeout"), (1, "drain")]
+    batches: list[tuple[int, FlushReason]] = [
+        (4, "full"),
+        (4, "full"),
+        (1, "eager"),
+        (2, "timeout"),
+        (1, "drain"),
+    ]
     for size, reason in batches:
         recorder.ended(ended_batch(request(size), started=0.0, ended=0.0, reason=reason), errors=0)
     counted = snapshot(recorder)
@@ -196,7 +210,9 @@ def test_the_processing_time_is_that_of_batches() -> None:
     recorder = Recorder()
     durations = [0.5, 1.0, 3.0]
     for duration in durations:
-        recorder.ended(ended_batch(request(9), request(9), started=10.0, ended=10.0 + duration), errors=0)
+        recorder.ended(
+            ended_batch(request(9), request(9), started=10.0, ended=10.0 + duration), errors=0
+        )
     counted = snapshot(recorder)
     assert counted.avg_processing_time == statistics.mean(durations)
     assert counted.processing_time.p50 == pytest.approx(1.0, rel=0.03)
@@ -210,7 +226,9 @@ def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
     recorder.ended(ended_batch(quick, started=10.0, ended=10.5), errors=0)
     recorder.ended(ended_batch(slow, started=10.0, ended=10.5, part=(0, 4)), errors=0)
     for start in (4, 8):
-        recorder.ended(ended_batch(slow, started=500.0, ended=500.5, part=(start, min(9, start + 4))), errors=0)
+        recorder.ended(
+            ended_batch(slow, started=500.0, ended=500.5, part=(start, min(9, start + 4))), errors=0
+        )
     wait = snapshot(recorder).queue_wait
     assert wait.p50 == pytest.approx(1.0, rel=0.03)
     assert wait.p99 == pytest.approx(4.0, rel=0.03)
@@ -256,7 +274,12 @@ def busy() -> Stats:
         recorder.rejected()
     for number in range(40):
         waiting = [request(arrived=0.75) for _ in range(30)]
-        recorder.ended(ended_batch(*waiting, started=1.0, ended=1.0625, reason="full" if number else "timeout"), errors=number == 0)
+        recorder.ended(
+            ended_batch(
+                *waiting, started=1.0, ended=1.0625, reason="full" if number else "timeout"
+            ),
+            errors=number == 0,
+        )
     return recorder.snapshot(queue_size=5678, blocked=0, in_flight=32)
 
 
@@ -295,15 +318,19 @@ def test_a_snapshot_becomes_a_plain_dict(busy: Stats) -> None:
 
 def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats) -> None:
     assert repr(busy) == (
-        "Stats(1,200 items in 40 batches of 30.0 on average, 62.5 ms each; 5,678 waiting, 32 in flight; "
+        "Stats(1,200 items in 40 batches of 30.0 on average, 62.5 ms each; 5,678 waiting, 32 in "
+        "flight; "
         "calls 1,234, errors 1, cancelled 2, rejected 11; "
-        f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because timeout 1, full 39)"
+        f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because timeout 1, "
+        "full 39)"
     )
 
 
 def test_the_text_of_a_snapshot_of_nothing_is_readable_too() -> None:
     text = repr(snapshot(Recorder()))
-    assert text.startswith("Stats(0 items in 0 batches of 0.0 on average, 0 us each; 0 waiting, 0 in flight; calls 0, ")
+    assert text.startswith(
+        "Stats(0 items in 0 batches of 0.0 on average, 0 us each; 0 waiting, 0 in flight; calls 0, "
+    )
     assert text.endswith("left because none)")
 
 

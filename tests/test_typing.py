@@ -19,7 +19,15 @@ HERE = Path(__file__).parent / "typing"
 def run(command: list[str]) -> str:
     """What a checker prints. It is not to be measured along where this suite is."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent.parent, timeout=240, check=False, env=environment)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent.parent,
+        timeout=240,
+        check=False,
+        env=environment,
+    )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout
 
@@ -40,7 +48,11 @@ def pyright(path: Path) -> dict[int, str]:
         pytest.skip("pyright is not installed")
     output = run([command, "--outputjson", str(path)])
     report = json.loads(output)["generalDiagnostics"]
-    return {each["range"]["start"]["line"] + 1: each["message"] for each in report if each["severity"] == "error"}
+    return {
+        each["range"]["start"]["line"] + 1: each["message"]
+        for each in report
+        if each["severity"] == "error"
+    }
 
 
 checkers = pytest.mark.parametrize("check", [mypy, pyright])
@@ -56,6 +68,10 @@ def test_right_uses_have_their_types(check: Callable[[Path], dict[int, str]]) ->
 @pytest.mark.timeout(300)
 def test_wrong_uses_are_rejected(check: Callable[[Path], dict[int, str]]) -> None:
     path = HERE / "rejected.py"
-    wrong = [number for number, line in enumerate(path.read_text().splitlines(), 1) if line.endswith("# wrong")]
+    wrong = [
+        number
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if line.endswith("# wrong")
+    ]
     assert len(wrong) == 27
     assert sorted(check(path)) == wrong

@@ -1,1 +1,3 @@
-"""`python -m batched bench`: how fast a batch function is by size and under load, and which `batch_size` it should have."""
+"""`python -m batched bench`: how fast a batch function is by size and under load, and which
+`batch_size` it should have.
+"""

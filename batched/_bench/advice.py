@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 NEAR_BEST = 1.1
-"""Times the best time of an item: up to this, a smaller batch is as good, and its callers wait for less."""
+"""Times the best time of an item: up to this, a smaller batch is as good, and its callers wait for
+less.
+"""
 
 ROUGH = 0.25
 """Relative deviation beyond which a fit is said to be rough."""
@@ -46,7 +48,8 @@ class Fit:
     def __str__(self) -> str:
         formula = f"A batch of n takes about {ms(self.fixed)} ms + {ms(self.per_item)} ms * n"
         return (
-            f"{formula}{', but only roughly: it is' if self.off > ROUGH else ','} within {max(self.off, 0.01):.0%} of every measured time."
+            f"{formula}{', but only roughly: it is' if self.off > ROUGH else ','} within "
+            f"{max(self.off, 0.01):.0%} of every measured time."
         )
 
 
@@ -61,8 +64,13 @@ class Advice:
 
 
 def fit(times: Sequence[BatchTime]) -> Fit:
-    """The line through the times of at least two sizes, neither part below zero, that deviates least: in squares, relative to each time."""
-    sizes, seconds = (np.array(values, float) for values in zip(*[(time.size, time.seconds) for time in times], strict=True))
+    """The line through the times of at least two sizes, neither part below zero, that deviates
+    least: in squares, relative to each time.
+    """
+    sizes, seconds = (
+        np.array(values, float)
+        for values in zip(*[(time.size, time.seconds) for time in times], strict=True)
+    )
     per_item, fixed = (float(part) for part in np.polyfit(sizes, seconds, 1, w=1 / seconds))
     if fixed < 0:
         ratios = sizes / seconds
@@ -74,16 +82,27 @@ def fit(times: Sequence[BatchTime]) -> Fit:
 
 
 def advise(times: Sequence[BatchTime]) -> Advice:
-    """The smallest measured size at which an item takes about as little as at the best one; sizes ascend from 1."""
+    """The smallest measured size at which an item takes about as little as at the best one; sizes
+    ascend from 1.
+    """
     alone, largest = times[0], times[-1]
     best = min(times, key=lambda time: time.per_item)
     chosen = next(time for time in times if time.per_item <= NEAR_BEST * best.per_item)
     if chosen is alone:
-        least = f"at best {ms(best.per_item)} ms in a batch, of {best.size}" if best is not alone else "no less in any batch"
-        return Advice(1, f"Batching gains nothing here: an item takes {ms(alone.seconds)} ms alone and {least}.")
-    reason = f"In a batch of {chosen.size} an item takes {ms(chosen.per_item)} ms, alone {ms(alone.seconds)} ms"
+        least = (
+            f"at best {ms(best.per_item)} ms in a batch, of {best.size}"
+            if best is not alone
+            else "no less in any batch"
+        )
+        return Advice(
+            1,
+            f"Batching gains nothing here: an item takes {ms(alone.seconds)} ms alone and {least}.",
+        )
+    in_batch, by_itself = ms(chosen.per_item), ms(alone.seconds)
+    reason = f"In a batch of {chosen.size} an item takes {in_batch} ms, alone {by_itself} ms"
     if largest.per_item > NEAR_BEST * best.per_item:
-        more = f"in larger batches it takes longer again, {ms(largest.per_item)} ms in one of {largest.size}"
+        again = f"{ms(largest.per_item)} ms in one of {largest.size}"
+        more = f"in larger batches it takes longer again, {again}"
     elif chosen is largest:
         more = f"larger batches may be better still: try --max-batch-size {4 * largest.size}"
     else:

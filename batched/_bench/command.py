@@ -57,7 +57,8 @@ class Findings(NamedTuple):
 
 
 def bench(target: str, sample: Path, *, plan: Plan, output: Path, began: float) -> int:
-    """Shows how fast a batch function is, and what `batch_size` it should have; returns 0. `began` is of `perf_counter`.
+    """Shows how fast a batch function is, and what `batch_size` it should have; returns 0. `began`
+    is of `perf_counter`.
 
     Raises:
         argparse.ArgumentError: the function or the sample cannot be used, or the function raised.
@@ -68,22 +69,38 @@ def bench(target: str, sample: Path, *, plan: Plan, output: Path, began: float) 
         measured = subject(target, sample)
     with progress_on(console) as progress:
         found = asyncio.run(measure(measured, plan, progress))
-    title = f"{target}, {_count(len(measured.items), 'item')} from {sample.name}, {_count(cores(), 'CPU core')}"
+    items = f"{_count(len(measured.items), 'item')} from {sample.name}"
+    title = f"{target}, {items}, {_count(cores(), 'CPU core')}"
     console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     console.print(batch_table(found))
     console.print(f"{found.fit}\n", highlight=False, soft_wrap=True)
     console.print(load_table(found))
     console.print(f"{found.advice.reason}\n{outcome(found)}", highlight=False, soft_wrap=True)
-    console.print(measured.paste(found.advice.batch_size if found.gain > 1 else 1), style="bold", highlight=False, markup=False)
+    console.print(
+        measured.paste(found.advice.batch_size if found.gain > 1 else 1),
+        style="bold",
+        highlight=False,
+        markup=False,
+    )
     draw(found.timings, found.fit, found.advice, found.loads, found.batch_size, title, output)
-    console.print(f"Picture: {output}", f"Total time: {time.perf_counter() - began:.1f} s", sep="\n", soft_wrap=True, highlight=False)
+    console.print(
+        f"Picture: {output}",
+        f"Total time: {time.perf_counter() - began:.1f} s",
+        sep="\n",
+        soft_wrap=True,
+        highlight=False,
+    )
     return 0
 
 
 async def measure(measured: Subject, plan: Plan, progress: Progress) -> Findings:
-    """Everything, on one event loop: what a coroutine function keeps may belong to the one that it first ran on."""
+    """Everything, on one event loop: what a coroutine function keeps may belong to the one that it
+    first ran on.
+    """
     sizes, callers = doublings(plan.max_batch_size), doublings(plan.concurrency)
-    timings = await batch_times(measured, sizes, _bar(progress, f"batches of 1 to {sizes[-1]}", ROUNDS))
+    timings = await batch_times(
+        measured, sizes, _bar(progress, f"batches of 1 to {sizes[-1]}", ROUNDS)
+    )
     medians = [timing.median for timing in timings]
     advice = advise(medians)
     batch_size = plan.batch_size or advice.batch_size
@@ -99,14 +116,23 @@ def outcome(found: Findings) -> str:
     """What batching is worth under load, in one sentence."""
     rate, callers = f"{found.best.rate:,.0f} items a second", _count(found.best.callers, "caller")
     if found.gain <= 1:
-        return f"Through batched, calls are never faster than directly one by one: at best {fold(found.gain)}, {rate} with {callers}."
-    return f"With batch_size={found.batch_size} and {callers} it is {rate}, {fold(found.gain)} as many as directly one by one."
+        best = f"at best {fold(found.gain)}, {rate} with {callers}"
+        return f"Through batched, calls are never faster than directly one by one: {best}."
+    more = f"{fold(found.gain)} as many as directly one by one"
+    return f"With batch_size={found.batch_size} and {callers} it is {rate}, {more}."
 
 
 def batch_table(found: Findings) -> Table:
     """The times of batches by size."""
     made = blank_table("Direct calls")
-    for head in ("Batch\nsize", "Calls", "A batch\nms", "An item\nms", "Items\na second", "a + b n\nms"):
+    for head in (
+        "Batch\nsize",
+        "Calls",
+        "A batch\nms",
+        "An item\nms",
+        "Items\na second",
+        "a + b n\nms",
+    ):
         made.add_column(head, justify="right", no_wrap=True)
     for timing in found.timings:
         median = timing.median
@@ -128,10 +154,22 @@ def load_table(found: Findings) -> Table:
     for head in ("Callers", "Items\na second", "Speed-up", "p50\nms", "p99\nms", "Mean\nbatch"):
         made.add_column(head, justify="right", no_wrap=True)
     alone = found.timings[0]
-    one_by_one = "one by one", f"{alone.rate:,.0f}", "1.0x", ms(alone.percentile(50)), ms(alone.percentile(99)), "1.0"
+    one_by_one = (
+        "one by one",
+        f"{alone.rate:,.0f}",
+        "1.0x",
+        ms(alone.percentile(50)),
+        ms(alone.percentile(99)),
+        "1.0",
+    )
     made.add_row(*one_by_one, end_section=True)
     for each in found.loads:
-        figures = f"{each.rate:,.0f}", fold(found.speed_up(each)), ms(each.latency(50) / 1e3), ms(each.latency(99) / 1e3)
+        figures = (
+            f"{each.rate:,.0f}",
+            fold(found.speed_up(each)),
+            ms(each.latency(50) / 1e3),
+            ms(each.latency(99) / 1e3),
+        )
         made.add_row(f"{each.callers:,}", *figures, f"{each.mean_batch:.1f}", style="bold")
     return made
 

@@ -1,4 +1,6 @@
-"""What a batch function comes to: the times of batches by size, and what closed-loop callers get."""
+"""What a batch function comes to: the times of batches by size, and what closed-loop callers
+get.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ROUNDS_SECONDS = 6.0
 TURN = 0.1
 """Seconds after which no more batches are begun in a turn."""
 QUICK = 1e-3
-"""A batch that takes less than this (s) is run several times in a row, to show how fast it is when all it needs is in the caches."""
+"""A batch that takes less than this (s) is run several times in a row, to show how fast it is when
+all it needs is in the caches.
+"""
 MOST_CALLS = 20
 """With one batch."""
 LEAST_TIME = 1e-9
@@ -43,7 +47,9 @@ def doublings(most: int) -> list[int]:
 
 
 class Watch:
-    """A batch function, `func`, that is called several times for each batch, and the times that this took."""
+    """A batch function, `func`, that is called several times for each batch, and the times that
+    this took.
+    """
 
     def __init__(self, face: Face) -> None:
         func: Callable[..., Any] = face._function.func
@@ -108,11 +114,14 @@ class Timing:
         return float(np.percentile(self.seconds, percent))
 
 
-async def batch_times(subject: Subject, sizes: list[int], advance: Callable[[], object]) -> list[Timing]:
-    """How long the function takes for batches of each size, called where it will run, and not timed with anything around it.
+async def batch_times(
+    subject: Subject, sizes: list[int], advance: Callable[[], object]
+) -> list[Timing]:
+    """How long the function takes for batches of each size, called where it will run, and not timed
+    with anything around it.
 
-    Each batch goes through a batcher, which makes the arguments and checks what the function returns; the first of each size does not
-    count.
+    Each batch goes through a batcher, which makes the arguments and checks what the function
+    returns; the first of each size does not count.
 
     Raises:
         argparse.ArgumentError: the function raised, or did not return one result per item.
@@ -120,11 +129,18 @@ async def batch_times(subject: Subject, sizes: list[int], advance: Callable[[], 
     watch = Watch(subject.face)
     function = dataclasses.replace(subject.face._function, func=watch.func)
     plain: Face = type(subject.face)(function, owner=subject.face._owner)
-    settings: Any = {"length": None}  # a batch of items of different length might be cut short; rows of features are padded before
+    # a batch of items of different length might be cut short; rows of features are padded before
+    settings: Any = {"length": None}
     if subject.takes_features:
         settings["unpad"] = False  # learning how to would take calls, too
     face = plain.with_options(
-        batch_size=sizes[-1], max_batch_tokens=None, flush="eager", isolate_errors=False, on_oom="raise", on_batch=None, **settings
+        batch_size=sizes[-1],
+        max_batch_tokens=None,
+        flush="eager",
+        isolate_errors=False,
+        on_oom="raise",
+        on_batch=None,
+        **settings,
     )
     batches = {size: subject.batches(size) for size in sizes}
     timings = {size: Timing(size, []) for size in sizes}
@@ -181,13 +197,16 @@ class Until:
 
 
 async def load(subject: Subject, callers: int, batch_size: int, seconds: float) -> Load:
-    """What that many callers get, after a warm-up; coroutines if they await the function, else threads.
+    """What that many callers get, after a warm-up; coroutines if they await the function, else
+    threads.
 
     Raises:
         argparse.ArgumentError: the function raised, or did not return one result per item.
     """
     # As the user has it, but for what turns callers away: that would count as answers here.
-    face: Face = subject.face.with_options(batch_size=batch_size, max_queue_size=None, queue_timeout_ms=None)
+    face: Face = subject.face.with_options(
+        batch_size=batch_size, max_queue_size=None, queue_timeout_ms=None
+    )
     arguments = subject.arguments()
 
     async def calls(seconds: float) -> Load:

@@ -1,4 +1,6 @@
-"""The picture: what an item takes by the size of its batch, and what callers get by their number."""
+"""The picture: what an item takes by the size of its batch, and what callers get by their
+number.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,20 @@ SPREAD = (10, 90)
 """Percentiles between which the bars reach."""
 
 
-def draw(timings: list[Timing], fit: Fit, advice: Advice, loads: list[Load], batch_size: int, title: str, output: Path) -> None:
+def draw(
+    timings: list[Timing],
+    fit: Fit,
+    advice: Advice,
+    loads: list[Load],
+    batch_size: int,
+    title: str,
+    output: Path,
+) -> None:
     """Writes a PNG."""
     spread = f"left: medians of direct calls, with bars from p{SPREAD[0]} to p{SPREAD[1]}"
-    figure = blank_figure(title, f"{spread}; right: batch_size={batch_size}, each caller with one call at a time")
+    figure = blank_figure(
+        title, f"{spread}; right: batch_size={batch_size}, each caller with one call at a time"
+    )
     figure.subplots_adjust(left=0.06, right=0.95, top=0.82, bottom=0.16, wspace=0.16)
     halves = figure.add_gridspec(1, 2)
     _draw_items(figure.add_subplot(halves[0]), timings, fit, advice)
@@ -33,26 +45,57 @@ def draw(timings: list[Timing], fit: Fit, advice: Advice, loads: list[Load], bat
 def _draw_items(axes: Axes, timings: list[Timing], fit: Fit, advice: Advice) -> None:
     sizes = [timing.size for timing in timings]
     medians = [timing.median.per_item * 1e3 for timing in timings]
-    ends = [[timing.percentile(percent) / timing.size * 1e3 for timing in timings] for percent in SPREAD]
+    ends = [
+        [timing.percentile(percent) / timing.size * 1e3 for timing in timings] for percent in SPREAD
+    ]
     bars = np.abs(np.array(ends) - medians)
     curve = np.geomspace(sizes[0], sizes[-1], 200)
     fitted = f"{ms(fit.fixed)} / n + {ms(fit.per_item)}"
-    axes.plot(curve, [fit.at(size) / size * 1e3 for size in curve], color=COLOURS["unbatched"], linewidth=2, label=fitted)
-    axes.errorbar(sizes, medians, bars, fmt="o", color=COLOURS["batched"], elinewidth=1.5, label="measured")
+    axes.plot(
+        curve,
+        [fit.at(size) / size * 1e3 for size in curve],
+        color=COLOURS["unbatched"],
+        linewidth=2,
+        label=fitted,
+    )
+    axes.errorbar(
+        sizes, medians, bars, fmt="o", color=COLOURS["batched"], elinewidth=1.5, label="measured"
+    )
     for size, median in zip(sizes, medians, strict=True):
         weight = "bold" if size == advice.batch_size else "normal"
-        axes.annotate(ms(median / 1e3), (size, median), (4, 5), textcoords="offset points", fontsize=9, fontweight=weight)
-    axes.axvline(advice.batch_size, color=COLOURS["batched"], linewidth=1, linestyle=":", zorder=0, label=f"batch_size={advice.batch_size}")
+        axes.annotate(
+            ms(median / 1e3),
+            (size, median),
+            (4, 5),
+            textcoords="offset points",
+            fontsize=9,
+            fontweight=weight,
+        )
+    axes.axvline(
+        advice.batch_size,
+        color=COLOURS["batched"],
+        linewidth=1,
+        linestyle=":",
+        zorder=0,
+        label=f"batch_size={advice.batch_size}",
+    )
     axes.margins(x=0.07, y=0.1)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    _style_doublings(axes, "Time of an item in ms, by size of the batch (less is better)", "items in a batch (n)", sizes)
+    _style_doublings(
+        axes,
+        "Time of an item in ms, by size of the batch (less is better)",
+        "items in a batch (n)",
+        sizes,
+    )
 
 
 def _draw_rates(axes: Axes, loads: list[Load], one_by_one: float) -> None:
     callers = [load.callers for load in loads]
     axes.axhline(one_by_one, color=COLOURS["unbatched"], linewidth=2, label="one by one")
-    axes.plot(callers, [load.rate for load in loads], "o-", color=COLOURS["batched"], label="batched")
+    axes.plot(
+        callers, [load.rate for load in loads], "o-", color=COLOURS["batched"], label="batched"
+    )
     axes.annotate(
         fold(loads[-1].rate / one_by_one),
         (callers[-1], loads[-1].rate),
@@ -72,7 +115,13 @@ def _draw_rates(axes: Axes, loads: list[Load], one_by_one: float) -> None:
 def _draw_latencies(axes: Axes, loads: list[Load]) -> None:
     callers = [load.callers for load in loads]
     for percent, colour in ((50, COLOURS["batched"]), (99, P99_COLOUR)):
-        axes.plot(callers, [load.latency(percent) for load in loads], "o-", color=colour, label=f"p{percent}")
+        axes.plot(
+            callers,
+            [load.latency(percent) for load in loads],
+            "o-",
+            color=colour,
+            label=f"p{percent}",
+        )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -25,7 +25,9 @@ from .._batcher import BatchFunction, Options
 Face = Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]
 
 SEED = 0
-"""Of the order of the items, which is the same each time: a file sorted by length would have small batches of short items only."""
+"""Of the order of the items, which is the same each time: a file sorted by length would have small
+batches of short items only.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +55,18 @@ class Subject:
         items = cycle(self.items)
         while True:
             batch = list(islice(items, size))
-            yield {name: [row[name] for row in batch] for name in batch[0]} if self.takes_features else batch
+            yield (
+                {name: [row[name] for row in batch] for name in batch[0]}
+                if self.takes_features
+                else batch
+            )
 
     def arguments(self) -> list[Any]:
         """One for each item, with which a call is a call of that item."""
         if self.takes_features:
             return [{name: row[None] for name, row in item.items()} for item in self.items]
-        return [[item] if isinstance(item, list) else item for item in self.items]  # a list itself would be many items
+        # a list itself would be many items
+        return [[item] if isinstance(item, list) else item for item in self.items]
 
     @contextlib.contextmanager
     def blamed(self, when: str) -> Iterator[None]:
@@ -73,20 +80,24 @@ class Subject:
         except BatchedError as error:  # whose message names the function
             raise argparse.ArgumentError(None, _first_line(error)) from error
         except Exception as error:
-            raise argparse.ArgumentError(None, f"{self.name} raised {_told(error)}, {when}") from error
+            raise argparse.ArgumentError(
+                None, f"{self.name} raised {_told(error)}, {when}"
+            ) from error
 
     def paste(self, batch_size: int) -> str:
         """What is to be written into the source."""
         if batch_size == 1:
             return "It needs no decorator."
         if self.decorated:
-            return f"In its decorator: batch_size={batch_size} (now {self.face._function.options.policy.batch_size})"
+            now = self.face._function.options.policy.batch_size
+            return f"In its decorator: batch_size={batch_size} (now {now})"
         where = "batched.aio" if isinstance(self.face, AsyncBatched) else "batched"
         return f"Decorator: @{where}.dynamically(batch_size={batch_size})"
 
 
 def subject(target: str, sample: Path) -> Subject:
-    """The function `module:function`, imported as `python -m` would, with the items of a JSON Lines file.
+    """The function `module:function`, imported as `python -m` would, with the items of a JSON Lines
+    file.
 
     Raises:
         argparse.ArgumentError: one of them is not there or cannot be used.
@@ -98,12 +109,17 @@ def subject(target: str, sample: Path) -> Subject:
         face: Face = found
     else:
         if isinstance(found, BatchedMethod):
-            raise argparse.ArgumentError(None, f"{target} is a method; name that of an instance, such as module:instance.method")
+            raise argparse.ArgumentError(
+                None,
+                f"{target} is a method; name that of an instance, such as module:instance.method",
+            )
         try:
             function = BatchFunction.of(found, Options(), coroutines=True)
             face = (AsyncBatched if function.coroutine else Batched)(function)
         except TypeError as error:
-            raise argparse.ArgumentError(None, f"cannot batch {target}: {str(error).partition(';')[0]}") from error
+            raise argparse.ArgumentError(
+                None, f"cannot batch {target}: {str(error).partition(';')[0]}"
+            ) from error
     made = Subject(target, face, decorated, [value for _, value in values])
     items = _features(values, sample) if made.takes_features else made.items
     return dataclasses.replace(made, items=random.Random(SEED).sample(items, len(items)))
@@ -123,9 +139,13 @@ def _lines(sample: Path) -> list[tuple[int, Any]]:
             if line.strip():
                 values.append((number, json.loads(line)))
         except json.JSONDecodeError as error:
-            raise argparse.ArgumentError(None, f"{sample}, line {number}: not JSON: {error.msg} at column {error.colno}") from error
+            raise argparse.ArgumentError(
+                None, f"{sample}, line {number}: not JSON: {error.msg} at column {error.colno}"
+            ) from error
     if not values:
-        raise argparse.ArgumentError(None, f"{sample} is empty; it must have one JSON value per line, each an item")
+        raise argparse.ArgumentError(
+            None, f"{sample} is empty; it must have one JSON value per line, each an item"
+        )
     return values
 
 
@@ -151,16 +171,23 @@ def _found(target: str) -> Any:
 
 
 def _features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any]]:
-    """Each value as features of one row: tensors if the user's module has imported torch, else arrays.
+    """Each value as features of one row: tensors if the user's module has imported torch, else
+    arrays.
 
-    A feature with a fraction anywhere is float32 everywhere, as models have it and because some write 1.0 as 1.
+    A feature with a fraction anywhere is float32 everywhere, as models have it and because some
+    write 1.0 as 1.
     """
     items = []
-    first, names = next(((number, list(value)) for number, value in values if isinstance(value, dict) and value), (0, []))
+    first, names = next(
+        ((number, list(value)) for number, value in values if isinstance(value, dict) and value),
+        (0, []),
+    )
     for number, value in values:
         if not isinstance(value, dict) or not value or set(value) != set(names):
             wanted = f"the features {', '.join(names)}, as line {first} is" if names else "features"
-            raise argparse.ArgumentError(None, f"{sample}, line {number}: must be an object of {wanted}")
+            raise argparse.ArgumentError(
+                None, f"{sample}, line {number}: must be an object of {wanted}"
+            )
         rows: dict[str, Any] = {}
         for name in names:
             try:
@@ -168,7 +195,9 @@ def _features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any
             except ValueError:  # lists of different lengths
                 array = np.asarray(None)
             if array.dtype.kind not in "biuf":
-                raise argparse.ArgumentError(None, f"{sample}, line {number}: {name} must be a number or lists of numbers")
+                raise argparse.ArgumentError(
+                    None, f"{sample}, line {number}: {name} must be a number or lists of numbers"
+                )
             rows[name] = array
         items.append(rows)
     fractions = {name for rows in items for name, array in rows.items() if array.dtype.kind == "f"}

@@ -1,8 +1,9 @@
 """Extra arguments of a call, and the key by which calls with the same ones share a batch.
 
-Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`; a list, dict or set counts as what
-it holds, in its order if it has one. An argument left out equals its default passed explicitly. Containers are copied when a call
-comes in, and for each batch: neither a caller that changes its own nor a function that changes what it gets is seen by others.
+Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`; a
+list, dict or set counts as what it holds, in its order if it has one. An argument left out equals
+its default passed explicitly. Containers are copied when a call comes in, and for each batch:
+neither a caller that changes its own nor a function that changes what it gets is seen by others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable, Hashable
 from itertools import chain
 from typing import Any, Final
 
-_PLACE: Final = object()  # stands for the instance, the items and the features when a signature is bound
+# stands for the instance, the items and the features when a signature is bound
+_PLACE: Final = object()
 
 LIGHT: Final = 256
 """Characters, bytes or entries of an argument up to which keys may keep it."""
@@ -23,7 +25,9 @@ REMEMBERED: Final = 64
 
 
 class Arguments:
-    """The extra arguments of a call. Calls with equal ones have the same object, as long as any of them waits or runs."""
+    """The extra arguments of a call. Calls with equal ones have the same object, as long as any of
+    them waits or runs.
+    """
 
     __slots__ = ("__weakref__", "_args", "_kwargs", "_light")
 
@@ -34,13 +38,17 @@ class Arguments:
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same arguments, as long as they are used; keeps none alive but small plain values, which it always knows again."""
+        """Equal for the same arguments, as long as they are used; keeps none alive but small plain
+        values, which it always knows again.
+        """
         if self._light is None:
             self._light = _is_light(self._args) and _is_light(self._kwargs)
         return self if self._light else weakref.ref(self)
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of one batch, whose containers the function may change."""
+        """Positional and keyword arguments of one batch, whose containers the function may
+        change.
+        """
         if not self._args and not self._kwargs:
             return (), {}
         return _fresh(self._args), _fresh(self._kwargs)
@@ -65,22 +73,37 @@ class Binder:
         if self._signature and not self._binds(self._leading):
             raise TypeError(f"{name} takes no argument for the list of items")
         first = parameters[leading - 1] if 0 < leading <= len(parameters) else None
-        self.items_name = first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
+        self.items_name = (
+            first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
+        )
         """The keyword by which the items may be passed, if any."""
-        self._gathered = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
-        self._defaults = {parameter.name: _default_key(parameter) for parameter in parameters if parameter.name != self._gathered}
-        self._known: weakref.WeakValueDictionary[Hashable, Arguments] = weakref.WeakValueDictionary()
-        self._bare: dict[tuple[str, ...], Arguments] = {}  # no extra arguments, by the names of features; found without a look at any
+        self._gathered = next(
+            (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD),
+            "",
+        )
+        self._defaults = {
+            parameter.name: _default_key(parameter)
+            for parameter in parameters
+            if parameter.name != self._gathered
+        }
+        self._known: weakref.WeakValueDictionary[Hashable, Arguments] = (
+            weakref.WeakValueDictionary()
+        )
+        # no extra arguments, by the names of features; found without a look at any
+        self._bare: dict[tuple[str, ...], Arguments] = {}
         self.bare: Arguments | None = None
         """Those of a call that passes none; None if it must."""
         if not self._required(parameters[leading:]):
             self.bare = self._bare[()] = self._known[self._key((), {}, ())] = Arguments((), {})
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...] = ()) -> Arguments:
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...] = ()
+    ) -> Arguments:
         """The extra arguments of one call, in which `features` are passed by keyword too.
 
         Raises:
-            TypeError: they do not fit the function's signature, or one of them has no content to compare (it is unhashable).
+            TypeError: they do not fit the function's signature, or one of them has no content to
+                compare (it is unhashable).
         """
         if not args and not kwargs:
             bare = self._bare.get(features)
@@ -96,19 +119,29 @@ class Binder:
             self._bare[features] = arguments
         return arguments
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]) -> Hashable:
+    def _key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
+    ) -> Hashable:
         if self._signature is None:
             return self._frozen("arguments", [args, kwargs])
         places = dict.fromkeys(features, _PLACE)
         try:
             if twice := places.keys() & kwargs.keys():
-                raise TypeError(f"got {', '.join(sorted(twice))} both as a feature and as a further argument")
+                raise TypeError(
+                    f"got {', '.join(sorted(twice))} both as a feature and as a further argument"
+                )
             bound = self._signature.bind(*self._leading, *args, **places, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self._name}: {error}") from None
         gathered = bound.pop(self._gathered, {})  # which have no order
-        given = {name: self._frozen(name, value) for name, value in bound.items() if value is not _PLACE}
-        others = [(name, None, self._frozen(name, value)) for name, value in gathered.items() if value is not _PLACE]
+        given = {
+            name: self._frozen(name, value) for name, value in bound.items() if value is not _PLACE
+        }
+        others = [
+            (name, None, self._frozen(name, value))
+            for name, value in gathered.items()
+            if value is not _PLACE
+        ]
         return frozenset([*{**self._defaults, **given}.items(), *others])
 
     def _frozen(self, name: str, value: Any) -> Hashable:
@@ -117,7 +150,8 @@ class Binder:
             hash(key)
         except TypeError as error:
             raise TypeError(
-                f"{self._name}: calls are grouped by the values of their extra arguments, and {name}={value!r} cannot be compared: {error}"
+                f"{self._name}: calls are grouped by the values of their extra arguments, and "
+                f"{name}={value!r} cannot be compared: {error}"
             ) from None
         return key
 
@@ -131,11 +165,16 @@ class Binder:
 
     @staticmethod
     def _required(parameters: list[inspect.Parameter]) -> bool:
-        return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+        return any(
+            p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            for p in parameters
+        )
 
 
 def _default_key(parameter: inspect.Parameter) -> Hashable:
-    """The key of a parameter left out: that of its default, or, where that has none, a key of its own."""
+    """The key of a parameter left out: that of its default, or, where that has none, a key of its
+    own.
+    """
     if parameter.kind is parameter.VAR_POSITIONAL:
         return _frozen(())
     try:
@@ -147,7 +186,9 @@ def _default_key(parameter: inspect.Parameter) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """A hashable key that equals another one only if type and content do, as far as they can be told."""
+    """A hashable key that equals another one only if type and content do, as far as they can be
+    told.
+    """
     kind = type(value)
     if value is None or kind in (str, bytes, int, bool):
         return kind, value

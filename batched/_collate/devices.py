@@ -1,4 +1,6 @@
-"""Where features go and where outputs come from: one transfer per feature, one per output, none where all is there already."""
+"""Where features go and where outputs come from: one transfer per feature, one per output, none
+where all is there already.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ class Devices:
         self._staging = _Staging() if device is not None and device.type == "cuda" else None
 
     def blank(self, field: Field, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """A fresh array for features of `field`, and the view that it is written through; it goes `inward` next."""
+        """A fresh array for features of `field`, and the view that it is written through; it goes
+        `inward` next.
+        """
         if self._staging is None or (field.device is not None and field.device.type != "cpu"):
             return field.blank(shape)
         return self._staging.blank(field, shape) or field.blank(shape)
 
     def inward(self, array: Array) -> Array:
-        """The array where the function wants it; arrays of numpy as tensors, but for those that have no numbers in them."""
+        """The array where the function wants it; arrays of numpy as tensors, but for those that
+        have no numbers in them.
+        """
         if self._device is None:
             return array
         if self._staging is not None:
@@ -40,8 +46,11 @@ class Devices:
                 return sent
         torch = sys.modules["torch"]
         if not isinstance(array, torch.Tensor):
-            strides_fit = all(stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides)
-            if not (array.flags.writeable and array.dtype.isnative and strides_fit):  # what torch cannot share
+            strides_fit = all(
+                stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides
+            )
+            # what torch cannot share
+            if not (array.flags.writeable and array.dtype.isnative and strides_fit):
                 array = array.astype(array.dtype.newbyteorder("="))
             try:
                 array = torch.from_numpy(array)
@@ -50,7 +59,9 @@ class Devices:
         return array.to(self._device)
 
     def outward(self, arrays: Iterable[Array]) -> list[Array]:
-        """The outputs where callers want them, without the graph of their gradients, which would keep the whole batch alive."""
+        """The outputs where callers want them, without the graph of their gradients, which would
+        keep the whole batch alive.
+        """
         torch = sys.modules.get("torch")
         if torch is None:
             return list(arrays)
@@ -67,17 +78,23 @@ class Devices:
 
 
 class _Staging:
-    """Pinned memory of each thread, by feature, used again once what was sent from it has arrived."""
+    """Pinned memory of each thread, by feature, used again once what was sent from it has
+    arrived.
+    """
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
 
     def blank(self, field: Field, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-        """A pinned tensor of that shape, and the view it is written through; None for what no tensor can hold."""
+        """A pinned tensor of that shape, and the view it is written through; None for what no
+        tensor can hold.
+        """
         torch = sys.modules["torch"]
         if isinstance(field, NumpyField):
             try:
-                dtype = torch.from_numpy(sys.modules["numpy"].empty(0, field.dtype.newbyteorder("="))).dtype
+                dtype = torch.from_numpy(
+                    sys.modules["numpy"].empty(0, field.dtype.newbyteorder("="))
+                ).dtype
             except TypeError:
                 return None
         else:
@@ -95,7 +112,9 @@ class _Staging:
         return array, array.numpy() if isinstance(field, NumpyField) else field.view(array)
 
     def sent(self, array: Array, device: Any) -> Array | None:
-        """The array on the device, if it is the one that was made last; its memory waits for the transfer."""
+        """The array on the device, if it is the one that was made last; its memory waits for the
+        transfer.
+        """
         name, staged = getattr(self._of_thread, "staged", ("", None))
         if staged is None or staged is not array:
             return None
@@ -115,11 +134,15 @@ class _Staging:
 
 
 def made(tensors: Iterable[Array]) -> list[Any]:
-    """Events of the moment when all of `tensors` that are on a GPU will have been computed, by the streams of this thread."""
+    """Events of the moment when all of `tensors` that are on a GPU will have been computed, by the
+    streams of this thread.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_cuda}
+    devices = {
+        tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_cuda
+    }
     events = []
     for device in devices:
         event = torch.cuda.Event(blocking=True)

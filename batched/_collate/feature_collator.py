@@ -1,4 +1,6 @@
-"""Arrays and tensors: a batch is a dict of features, padded to one length each, and each caller gets its own rows of the output."""
+"""Arrays and tensors: a batch is a dict of features, padded to one length each, and each caller
+gets its own rows of the output.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ from .settings import FeatureSettings
 from .unpadding import Ambiguous, Cuts, Unpadding, Widths
 
 IMAGE_AXES: Final = 2
-"""Axes behind the length of rows from which on they are taken for images: channels, height and width, in any order."""
+"""Axes behind the length of rows from which on they are taken for images: channels, height and
+width, in any order.
+"""
 
 PROBES: Final = 3
-"""Rows of one length that are run alone for one batch: one tells, unless another thread has just forgotten what was known."""
+"""Rows of one length that are run alone for one batch: one tells, unless another thread has just
+forgotten what was known.
+"""
 
 
 class Group(NamedTuple):
@@ -38,9 +44,12 @@ class Padded:
 
     def __init__(self, widths: Widths) -> None:
         self.widths = widths  # the length of the rows of each feature
-        self.probed: list[Widths] = []  # callers with rows of these lengths had one of them run alone
-        self.refused: dict[Widths, BaseException] = {}  # what these callers are told instead of their part of the output
-        self.unclear: dict[Widths, BaseException] = {}  # what the function raised where it was to tell how to cut it for these callers
+        # callers with rows of these lengths had one of them run alone
+        self.probed: list[Widths] = []
+        # what these callers are told instead of their part of the output
+        self.refused: dict[Widths, BaseException] = {}
+        # what the function raised where it was to tell how to cut it for these callers
+        self.unclear: dict[Widths, BaseException] = {}
 
 
 class FeatureCollator:
@@ -55,7 +64,8 @@ class FeatureCollator:
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
         calls: list[Features] = [request.items for request, _, _ in slices]
-        group: Group = slices[0][0].group  # type: ignore[assignment]  # what the request was made with
+        # what the request was made with
+        group: Group = slices[0][0].group  # type: ignore[assignment]
         every = list(zip(*[call.widths for call in calls], strict=True))
         padded = self._padded(group.fields, every)
         self._count(slices, padded, batch)
@@ -65,7 +75,12 @@ class FeatureCollator:
         request, start, stop = slices[0]
         group: Any = request.group
         arrays = self._leaves(output, sum([stop - start for _, start, stop in slices]))
-        if len(slices) == 1 and stop - start == request.size and note.widths == request.items.widths:  # what it gets alone
+        # what it gets alone
+        if (
+            len(slices) == 1
+            and stop - start == request.size
+            and note.widths == request.items.widths
+        ):
             self._unpadding.learn(group, arrays, note.widths)
             whole = self._devices.outward([array for _, array in arrays])
             wait_for(whole)
@@ -82,31 +97,51 @@ class FeatureCollator:
             except Ambiguous as ambiguous:
                 own = ambiguous.widths
             if own not in note.unclear:
-                raise self._probe(rows[own], note, output, arrays)  # out here, where it holds no other error and so no frames
+                # out here, where it holds no other error and so no frames
+                raise self._probe(rows[own], note, output, arrays)
             note.refused[own] = self._unpadding.unclear(group, note.widths, note.unclear[own])
         moved = self._devices.outward([array for _, array in arrays])
         columns = [self._shares(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)]
         wait_for([column[-1] for column in columns])
         parts = [rebuilt(output, iter(share)) for share in zip(*columns, strict=True)]
-        return [note.refused.get(request.items.widths, part) for part, (request, _, _) in zip(parts, slices, strict=True)]
+        return [
+            note.refused.get(request.items.widths, part)
+            for part, (request, _, _) in zip(parts, slices, strict=True)
+        ]
 
     def joined(self, _: Request, parts: list[Any]) -> Any:
         arrays = [leaves(part) for part in parts]
         if len({tuple([path for path, _ in each]) for each in arrays}) > 1:
-            raise BatchFunctionError(f"{self._name} returned outputs of different structure for parts of one call, which cannot be joined")
+            raise BatchFunctionError(
+                f"{self._name} returned outputs of different structure for "
+                "parts of one call, which cannot be joined"
+            )
         try:
-            return rebuilt(parts[0], iter([_joined([array for _, array in part]) for part in zip(*arrays, strict=True)]))
+            return rebuilt(
+                parts[0],
+                iter([_joined([array for _, array in part]) for part in zip(*arrays, strict=True)]),
+            )
         except (TypeError, ValueError, RuntimeError) as error:
-            raise BatchFunctionError(f"{self._name} returned outputs for parts of one call that cannot be joined: {error}") from error
+            raise BatchFunctionError(
+                f"{self._name} returned outputs for parts of one call that "
+                f"cannot be joined: {error}"
+            ) from error
 
-    def _probe(self, row: Slice, note: Padded, output: Any, arrays: list[tuple[Path, Array]]) -> ProbeNeeded:
-        """What shows how `arrays`, which are of a batch padded so, would look for the caller of `row` alone."""
+    def _probe(
+        self, row: Slice, note: Padded, output: Any, arrays: list[tuple[Path, Array]]
+    ) -> ProbeNeeded:
+        """What shows how `arrays`, which are of a batch padded so, would look for the caller of
+        `row` alone.
+        """
         request = row[0]
         group: Any = request.group
         own: Widths = request.items.widths
         tried = note.probed.count(own)
         if tried == PROBES:
-            raise BatchFunctionError(f"{self._name}: what its output has to do with the length of rows changes from call to call")
+            raise BatchFunctionError(
+                f"{self._name}: what its output has to do with the length of "
+                "rows changes from call to call"
+            )
         note.probed.append(own)
         others = self._settings.other_lengths(own, note.widths, apart=tried > 0)
         alone = self._padded(group.fields, [(width,) for width in own])
@@ -115,8 +150,13 @@ class FeatureCollator:
 
         def learn(output: Any, call: Call) -> None:
             probed = self._leaves(output, 1)
-            if [(path, array.ndim) for path, array in probed] != [(path, array.ndim) for path, array in arrays]:
-                raise BatchFunctionError(f"{self._name} returned an output of another structure for one row than for several")
+            if [(path, array.ndim) for path, array in probed] != [
+                (path, array.ndim) for path, array in arrays
+            ]:
+                raise BatchFunctionError(
+                    f"{self._name} returned an output of another structure "
+                    "for one row than for several"
+                )
             self._unpadding.learn(group, probed, call[2].widths)
 
         def failed(error: BaseException, call: Call) -> bool:
@@ -124,35 +164,51 @@ class FeatureCollator:
             (note.refused if refused else note.unclear)[own] = error
             return refused
 
-        return ProbeNeeded(rebuilt(output, iter([_copied(array) for _, array in arrays])), calls, learn, failed)
+        return ProbeNeeded(
+            rebuilt(output, iter([_copied(array) for _, array in arrays])), calls, learn, failed
+        )
 
     def _padded(self, fields: tuple[Field, ...], every: list[Widths]) -> Widths:
-        """To what length the rows of each feature are padded, for calls with rows of `every` of these lengths.
+        """To what length the rows of each feature are padded, for calls with rows of `every` of
+        these lengths.
 
-        Rounded up are tokens, what is padded anyway, and what is as long as tokens are in every call (boxes, embeddings), unless it
-        looks like images.
+        Rounded up are tokens, what is padded anyway, and what is as long as tokens are in every
+        call (boxes, embeddings), unless it looks like images.
         """
         tokens = {widths for field, widths in zip(fields, every, strict=True) if field.is_token}
         padded: list[int] = []
         for field, widths in zip(fields, every, strict=True):
             longest = max(widths)
             beside = widths in tokens and len(field.trailing) < IMAGE_AXES
-            padded.append(self._settings.rounded(longest) if field.is_sequence and (beside or min(widths) < longest) else longest)
+            padded.append(
+                self._settings.rounded(longest)
+                if field.is_sequence and (beside or min(widths) < longest)
+                else longest
+            )
         return tuple(padded)
 
-    def _call(self, slices: list[Slice], group: Group, padded: Widths, *, probe: bool = False) -> Call:
+    def _call(
+        self, slices: list[Slice], group: Group, padded: Widths, *, probe: bool = False
+    ) -> Call:
         for request, _, _ in slices:
             wait_here(request.items.made)
         request, start, stop = slices[0]
         features: dict[str, Array] = {}
-        if len(slices) == 1 and stop - start == request.size and padded == request.items.widths and not probe:
+        if (
+            len(slices) == 1
+            and stop - start == request.size
+            and padded == request.items.widths
+            and not probe
+        ):
             for field, array in zip(group.fields, request.items.arrays, strict=True):
                 features[field.name] = self._devices.inward(array)
         else:
             rows = sum([stop - start for _, start, stop in slices])
             for number, (field, width) in enumerate(zip(group.fields, padded, strict=True)):
                 blocks = [
-                    request.items.views[number] if stop - start == request.size else request.items.views[number][start:stop]
+                    request.items.views[number]
+                    if stop - start == request.size
+                    else request.items.views[number][start:stop]
                     for request, start, stop in slices
                 ]
                 array, out = self._devices.blank(field, field.shape(rows, width))
@@ -165,12 +221,15 @@ class FeatureCollator:
 
     def _count(self, slices: list[Slice], padded: Widths, batch: Batch) -> None:
         """Adds to `batch` how many positions its rows have, and how many of them are padding."""
-        sequences = [number for number, field in enumerate(slices[0][0].group.fields) if field.is_sequence]  # type: ignore[attr-defined]
+        group: Any = slices[0][0].group
+        sequences = [number for number, field in enumerate(group.fields) if field.is_sequence]
         widest = sum([padded[number] for number in sequences])
         for request, start, stop in slices:
             features: Features = request.items
             batch.cells += widest * (stop - start)
-            batch.padding += (widest - sum([features.widths[number] for number in sequences])) * (stop - start)
+            batch.padding += (widest - sum([features.widths[number] for number in sequences])) * (
+                stop - start
+            )
             if features.padding:
                 batch.padding += sum(features.padding[start:stop])
 
@@ -217,6 +276,7 @@ def _joined(arrays: list[Array]) -> Array:
     first, others = arrays[0], arrays[1:]
     if isinstance(first, loaded("numpy.ma", "MaskedArray")):
         return sys.modules["numpy.ma"].concatenate(arrays)
-    same = all(other.dtype == first.dtype for other in others)  # then it is kept, to the order of its bytes
+    # then it is kept, to the order of its bytes
+    same = all(other.dtype == first.dtype for other in others)
     joined = sys.modules["numpy"].concatenate(arrays, dtype=first.dtype if same else None)
     return joined if type(joined) is type(first) else joined.view(type(first))

@@ -14,7 +14,9 @@ from .outputs import is_array, is_dense, is_scalar
 from .settings import FeatureSettings
 
 REMEMBERED: Final = 1024
-"""Kinds of features that are known again; only shapes of rows can be more, in images of all sizes."""
+"""Kinds of features that are known again; only shapes of rows can be more, in images of all
+sizes.
+"""
 
 if TYPE_CHECKING:
     import numpy
@@ -26,19 +28,29 @@ else:
 
 
 class Features:
-    """The features of one call, all with the same number of rows, and each with rows of one length."""
+    """The features of one call, all with the same number of rows, and each with rows of one
+    length.
+    """
 
     __slots__ = ("arrays", "fields", "longest", "made", "padding", "rows", "views", "widths")
 
-    def __init__(self, fields: tuple[Field, ...], arrays: tuple[Array, ...], views: tuple[Array, ...], widths: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        fields: tuple[Field, ...],
+        arrays: tuple[Array, ...],
+        views: tuple[Array, ...],
+        widths: tuple[int, ...],
+    ) -> None:
         self.fields = fields
         self.arrays = arrays  # as the function gets them, if no other call is with this one
         self.views = views  # of the arrays, as blocks of rows are read from
         self.widths = widths  # the length of the rows of each; 1 if they have none
         self.rows = len(views[0])
-        self.padding: list[int] = []  # padded positions of each row, if rows came with lengths of their own
+        # padded positions of each row, if rows came with lengths of their own
+        self.padding: list[int] = []
         self.longest = 1  # what the batch function will see as the length of the rows
-        self.made = made(arrays) if TensorField in map(type, fields) else []  # when those on a GPU will have been computed
+        # when those on a GPU will have been computed
+        self.made = made(arrays) if TensorField in map(type, fields) else []
 
 
 class Reader:
@@ -60,7 +72,8 @@ class Reader:
         """The features of one call.
 
         Raises:
-            CollationError: they are none, of an unknown type, or have no rows or different numbers of them.
+            CollationError: they are none, of an unknown type, or have no rows or different numbers
+                of them.
         """
         fields: list[Field] = []
         arrays: list[Array] = []
@@ -88,7 +101,9 @@ class Reader:
         return found
 
     def _described(self, name: str, array: Any) -> tuple[Field, Array, Array]:
-        """The field of `array`, the plain array without the graph of its gradients, and a view of it."""
+        """The field of `array`, the plain array without the graph of its gradients, and a view of
+        it.
+        """
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         kind: type[Field]
         if torch is not None and isinstance(array, torch.Tensor) and is_dense(array):
@@ -104,11 +119,15 @@ class Reader:
                 array = array.view(numpy.ndarray)
         else:
             raise CollationError(
-                f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for each row, "
+                f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for "
+                "each row, "
                 f"got {_said(array)}{_hint(array)}"
             )
         if not array.ndim:
-            raise CollationError(f"{self._name}: {name} must have one row per item on its first axis, got a single value of {array.dtype}")
+            raise CollationError(
+                f"{self._name}: {name} must have one row per item on its first "
+                f"axis, got a single value of {array.dtype}"
+            )
         shape = array.shape
         rank = len(shape)
         key = name, array.dtype, device, rank, shape[2:] if rank > 2 else ()
@@ -118,8 +137,11 @@ class Reader:
                 self._fields.clear()
             try:
                 field = self._fields.setdefault(key, kind(name, array, self._pads.get(name)))
-            except (RuntimeError, TypeError):  # of torch, for numbers of less than a byte or quantized ones
-                raise CollationError(f"{self._name}: {name} is of {array.dtype}, of which no batch can be made") from None
+            # of torch, for numbers of less than a byte or quantized ones
+            except (RuntimeError, TypeError):
+                raise CollationError(
+                    f"{self._name}: {name} is of {array.dtype}, of which no batch can be made"
+                ) from None
             except CollationError as error:
                 raise CollationError(f"{self._name}: {error}") from None
         return field, array, field.view(array)
@@ -127,13 +149,21 @@ class Reader:
     def _stacked(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
         """`rows` as one array, and how much each was padded."""
         if not rows:
-            raise CollationError(f"{self._name}: {name} is an empty list; a feature has one row per item")
-        described = [self._described(name, row[None] if is_scalar(row) or (is_array(row) and is_dense(row)) else row) for row in rows]
+            raise CollationError(
+                f"{self._name}: {name} is an empty list; a feature has one row per item"
+            )
+        described = [
+            self._described(
+                name, row[None] if is_scalar(row) or (is_array(row) and is_dense(row)) else row
+            )
+            for row in rows
+        ]
         field = described[0][0]
         for number, (other, _, _) in enumerate(described):
             if other != field:
                 raise CollationError(
-                    f"{self._name}: the rows of {name} must agree in dtype, device and all axes but the first, "
+                    f"{self._name}: the rows of {name} must agree in dtype, device and all axes "
+                    "but the first, "
                     f"got {_said(rows[0])} and, as row {number}, {_said(rows[number])}"
                 )
         blocks = [view for _, _, view in described]
@@ -146,9 +176,15 @@ class Reader:
     def _longest(self, features: Features) -> int:
         if self._length is not None:
             names = [field.name for field in features.fields]
-            rows = (dict(zip(names, row, strict=True)) for row in zip(*features.arrays, strict=True))
+            rows = (
+                dict(zip(names, row, strict=True)) for row in zip(*features.arrays, strict=True)
+            )
             return max(whole_length(self._name, self._length(row)) for row in rows)
-        tokens = [width for field, width in zip(features.fields, features.widths, strict=True) if field.is_token]
+        tokens = [
+            width
+            for field, width in zip(features.fields, features.widths, strict=True)
+            if field.is_token
+        ]
         return self._settings.rounded(max(tokens or features.widths))
 
     def _complaint(self, given: Mapping[str, Any], views: list[Array]) -> str:
@@ -157,7 +193,8 @@ class Reader:
         shapes = ", ".join(f"{name} {_said(value)}" for name, value in given.items())
         if all(len(view) == 0 for view in views):
             return f"{self._name} needs at least one row, got {shapes}"
-        return f"{self._name}: all features need the same number of rows on their first axis, got {shapes}"
+        need = "all features need the same number of rows on their first axis"
+        return f"{self._name}: {need}, got {shapes}"
 
 
 def whole_length(name: str, length: Any) -> int:
@@ -169,18 +206,27 @@ def whole_length(name: str, length: Any) -> int:
     try:
         whole = length if type(length) is int else math.ceil(length)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}: length must return a number of at least 0, got {length!r}") from None
+        raise TypeError(
+            f"{name}: length must return a number of at least 0, got {length!r}"
+        ) from None
     if whole < 0:
         raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
     if whole > sys.maxsize:
-        raise ValueError(f"{name}: length must return a number of at most {sys.maxsize}, got one of {whole.bit_length()} bits")
+        raise ValueError(
+            f"{name}: length must return a number of at most {sys.maxsize}, got one "
+            f"of {whole.bit_length()} bits"
+        )
     return whole
 
 
 def _hint(value: Any) -> str:
     if value is None:
         return "; leave it out"
-    return '; tokenizers return arrays if told return_tensors="np" or "pt"' if isinstance(value, (list, int)) else ""
+    return (
+        '; tokenizers return arrays if told return_tensors="np" or "pt"'
+        if isinstance(value, (list, int))
+        else ""
+    )
 
 
 def _said(value: Any) -> str:
@@ -202,9 +248,13 @@ def _said(value: Any) -> str:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether an array of numpy can be joined with others as what it is: not if some are masked, or its type has rules of its own."""
+    """Whether an array of numpy can be joined with others as what it is: not if some are masked, or
+    its type has rules of its own.
+    """
     numpy = sys.modules["numpy"]
     if type(array) is numpy.ndarray:
         return True
     special = (numpy.matrix, *loaded("numpy.ma", "MaskedArray"))
-    return type(array).__array_function__ is numpy.ndarray.__array_function__ and not isinstance(array, special)
+    return type(array).__array_function__ is numpy.ndarray.__array_function__ and not isinstance(
+        array, special
+    )

@@ -1,7 +1,7 @@
 """What the calls of one group agree on in one feature, and how blocks of its rows become one array.
 
-Tensors on the CPU are read and written through numpy: a slice costs a third of what one of a tensor costs. What numpy has no
-dtype for (bfloat16) passes as integers of its size.
+Tensors on the CPU are read and written through numpy: a slice costs a third of what one of a tensor
+costs. What numpy has no dtype for (bfloat16) passes as integers of its size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Array = Any
 
 
 def loaded(module: str, name: str) -> tuple[Any, ...]:
-    """The class of that name, if the module has been imported: a function that returns its instances has done so."""
+    """The class of that name, if the module has been imported: a function that returns its
+    instances has done so.
+    """
     found = getattr(sys.modules.get(module), name, None)
     return (found,) if isinstance(found, type) else ()
 
@@ -37,9 +39,11 @@ class Field(ABC):
         """
         self.name = name
         self.dtype = array.dtype
-        self.device = getattr(array, "device", None) if type(self) is not NumpyField else None  # of a tensor
+        # of a tensor
+        self.device = getattr(array, "device", None) if type(self) is not NumpyField else None
         self.is_sequence = array.ndim > 1  # rows have a length
-        self.is_token = array.ndim == 2 and self._is_whole  # a row is one integer or bool after another
+        # a row is one integer or bool after another
+        self.is_token = array.ndim == 2 and self._is_whole
         self.trailing = tuple(array.shape[2:])  # the shape of rows behind their length
         self._key = name, self.dtype, self.device, array.ndim, self.trailing
         self.pad = self._stored(self._checked(pad))  # what fills short rows, as views hold it
@@ -51,7 +55,9 @@ class Field(ABC):
 
     @abstractmethod
     def _limits(self) -> tuple[float, float] | None:
-        """The least and the greatest real number that an element can be; None if elements are none."""
+        """The least and the greatest real number that an element can be; None if elements are
+        none.
+        """
 
     @abstractmethod
     def _stored(self, pad: Any) -> Any: ...
@@ -73,7 +79,9 @@ class Field(ABC):
         return (rows, width, *self.trailing) if self.is_sequence else (rows,)
 
     def fill(self, out: Array, blocks: list[Array], width: int, *, left: bool) -> None:
-        """Writes the views `blocks` to the view `out`, short rows padded to `width`, on the `left` or on the right."""
+        """Writes the views `blocks` to the view `out`, short rows padded to `width`, on the `left`
+        or on the right.
+        """
         if not self.is_sequence or all(block.shape[1] == width for block in blocks):
             self.join(blocks, out)
             return
@@ -133,9 +141,15 @@ class NumpyField(Field):
     def _stored(self, pad: Any) -> Any:
         numpy = sys.modules["numpy"]
         try:
-            return numpy.zeros((), self.dtype)[()] if pad is None else numpy.asarray(pad, self.dtype)[()]
+            return (
+                numpy.zeros((), self.dtype)[()]
+                if pad is None
+                else numpy.asarray(pad, self.dtype)[()]
+            )
         except (TypeError, ValueError) as error:
-            raise CollationError(f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}: {error}") from None
+            raise CollationError(
+                f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}: {error}"
+            ) from None
 
     def view(self, array: Array) -> Array:
         return array
@@ -191,7 +205,9 @@ class CpuTensorField(TensorField):
             torch.empty(0, dtype=array.dtype, device="cpu").numpy()
             self._carrier = None
         except TypeError:
-            self._carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[array.dtype.itemsize]
+            self._carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
+                array.dtype.itemsize
+            ]
         super().__init__(name, array, pad)
 
     def _stored(self, pad: Any) -> Any:

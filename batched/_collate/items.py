@@ -20,7 +20,9 @@ class Items:
         self._name = name  # of the batch function, for error messages
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
-        """The call with the items of all slices in order, in a list that belongs to the batch function."""
+        """The call with the items of all slices in order, in a list that belongs to the batch
+        function.
+        """
         leader, start, stop = slices[0]
         if leader.listed and len(slices) == 1:
             items: list[Any] = leader.items[start:stop]
@@ -33,17 +35,20 @@ class Items:
                     items.append(request.items)
         if leader.lengths is not None:
             _count(slices, len(items), batch)
-        args, kwargs = leader.group.fresh()  # type: ignore[attr-defined]  # the `Arguments` that the request was made with
+        # the `Arguments` that the request was made with
+        args, kwargs = leader.group.fresh()  # type: ignore[attr-defined]
         return (items, *args), kwargs, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
-        """One part per slice: its results in order or the first exception among them; for one item that is no list, its result.
+        """One part per slice: its results in order or the first exception among them; for one item
+        that is no list, its result.
 
         Raises:
             BatchSizeMismatch: there is not one result per item.
             BatchFunctionError: `output` is not a list, tuple, array or tensor.
         """
-        rows = output.copy() if type(output) is list else self._listed(output)  # the function may keep its own
+        # the function may keep its own
+        rows = output.copy() if type(output) is list else self._listed(output)
         if len(rows) == len(slices):
             for each, row in zip(slices, rows, strict=True):
                 if each[0].listed or type(row) not in _PLAIN:
@@ -56,10 +61,12 @@ class Items:
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))
         kind = type(rows[0])
-        alike = list(map(type, rows)).count(kind) == size  # where they are, twice as fast as a set of the types
+        # where they are, twice as fast as a set of the types
+        alike = list(map(type, rows)).count(kind) == size
         kinds = {kind} if alike else set(map(type, rows))
         plain = kind in _PLAIN if alike else kinds <= _PLAIN
-        if not plain and not (alone and size == request.size):  # what lies beside a row is none of its caller's business
+        # what lies beside a row is none of its caller's business
+        if not plain and not (alone and size == request.size):
             rows = _owned(rows)
         if len(slices) == size and not [True for request, _, _ in slices if request.listed]:
             return rows
@@ -86,17 +93,22 @@ class Items:
             isinstance(output, Sequence) or hasattr(output, "__dlpack__")
         ):
             raise BatchFunctionError(
-                f"{self._name} returned {type(output).__name__}; it must return a list, tuple, array or tensor with one entry per item"
+                f"{self._name} returned {type(output).__name__}; it must return a list, tuple, "
+                "array or tensor with one entry per item"
             )
         if getattr(output, "ndim", 1) == 0:
-            raise BatchFunctionError(f"{self._name} returned a single value; it must return one per item")
+            raise BatchFunctionError(
+                f"{self._name} returned a single value; it must return one per item"
+            )
         return list(output)
 
 
 def _with_errors(part: list[Any], of: Slice) -> list[Any] | BaseException:
     """`part` or, if there are exceptions in it, the one whose item stands first in the call."""
     request, start, _ = of
-    failed = [position for position, row in enumerate(part, start) if issubclass(type(row), BaseException)]
+    failed = [
+        position for position, row in enumerate(part, start) if issubclass(type(row), BaseException)
+    ]
     if not failed:
         return part
     first = failed[0] if request.order is None else min(failed, key=request.order.__getitem__)
@@ -123,8 +135,14 @@ def _reordered(results: list[Any], order: list[int]) -> list[Any]:
 
 
 def _count(slices: list[Slice], size: int, batch: Batch) -> None:
-    """Adds to `batch` how much the function will see if it pads its items, and how much of that is padding."""
-    lengths = [request.lengths[start:stop] for request, start, stop in slices if request.lengths is not None]
+    """Adds to `batch` how much the function will see if it pads its items, and how much of that is
+    padding.
+    """
+    lengths = [
+        request.lengths[start:stop]
+        for request, start, stop in slices
+        if request.lengths is not None
+    ]
     cells = size * max(map(max, lengths))
     batch.cells += cells
     batch.padding += cells - sum(map(sum, lengths))
@@ -135,8 +153,11 @@ _PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
 
 
 def _owned(rows: list[Any]) -> list[Any]:
-    """`rows` with every array or tensor that shares its memory with more than itself replaced by a copy."""
-    arrays = (*loaded("numpy", "ndarray"), *loaded("numpy", "void"))  # the latter are records of structured arrays
+    """`rows` with every array or tensor that shares its memory with more than itself replaced by a
+    copy.
+    """
+    # the latter are records of structured arrays
+    arrays = (*loaded("numpy", "ndarray"), *loaded("numpy", "void"))
     tensors = loaded("torch", "Tensor")
     owned: list[Any] = []
     memories: set[int] = set()
@@ -146,8 +167,16 @@ def _owned(rows: list[Any]) -> list[Any]:
             memories.add(id(row))
             owned.append(row if own else row.copy())
         elif issubclass(type(row), tensors):
-            memory = row.untyped_storage() if row.layout is getattr(sys.modules["torch"], "strided", None) else None
-            own = memory is not None and memory.nbytes() == row.nbytes and memory.data_ptr() not in memories
+            memory = (
+                row.untyped_storage()
+                if row.layout is getattr(sys.modules["torch"], "strided", None)
+                else None
+            )
+            own = (
+                memory is not None
+                and memory.nbytes() == row.nbytes
+                and memory.data_ptr() not in memories
+            )
             if memory is not None:
                 memories.add(memory.data_ptr())
             owned.append(row if own else row.clone())

@@ -1,4 +1,6 @@
-"""Outputs of a batch function: arrays or tensors with one row per item, in whatever holds them, nested as deep as it goes."""
+"""Outputs of a batch function: arrays or tensors with one row per item, in whatever holds them,
+nested as deep as it goes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def leaves(output: Any) -> list[tuple[Path, Array]]:
     """
     found = list(_leaves(output, ()))
     if not found:
-        raise BatchFunctionError(f"the output is {type(output).__name__} and holds no array or tensor; it must have one row per item")
+        raise BatchFunctionError(
+            f"the output is {type(output).__name__} and holds no array or "
+            "tensor; it must have one row per item"
+        )
     return found
 
 
@@ -40,10 +45,14 @@ def rebuilt(output: Any, arrays: Iterator[Array]) -> Any:
     if isinstance(output, (list, tuple)):
         sequence = [rebuilt(value, arrays) for value in output]
         return kind._make(sequence) if hasattr(kind, "_make") else kind(sequence)
-    twin = object.__new__(kind)  # a dataclass: its constructor may take other arguments than it has fields
+    # a dataclass: its constructor may take other arguments than it has fields
+    twin = object.__new__(kind)
     vars_of = getattr(output, "__dict__", None)
-    if vars_of is not None:  # what has arrays beside the fields, such as a cached property, is of the whole batch
-        twin.__dict__.update({name: value for name, value in vars_of.items() if next(_arrays(value), None) is None})
+    # what has arrays beside the fields, such as a cached property, is of the whole batch
+    if vars_of is not None:
+        twin.__dict__.update(
+            {name: value for name, value in vars_of.items() if next(_arrays(value), None) is None}
+        )
     for field in dataclasses.fields(output):
         object.__setattr__(twin, field.name, rebuilt(getattr(output, field.name), arrays))
     return twin
@@ -52,7 +61,9 @@ def rebuilt(output: Any, arrays: Iterator[Array]) -> Any:
 def is_array(value: Any) -> bool:
     """Whether `value` is an array of numpy or a tensor of torch."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    return (torch is not None and isinstance(value, torch.Tensor)) or (numpy is not None and isinstance(value, numpy.ndarray))
+    return (torch is not None and isinstance(value, torch.Tensor)) or (
+        numpy is not None and isinstance(value, numpy.ndarray)
+    )
 
 
 def is_scalar(value: Any) -> bool:
@@ -62,12 +73,18 @@ def is_scalar(value: Any) -> bool:
 
 
 def is_dense(array: Array) -> bool:
-    """Whether rows of it are slices: of all arrays of numpy, and of tensors that are neither sparse nor nested."""
-    return not hasattr(array, "layout") or (array.layout is sys.modules["torch"].strided and not array.is_nested)
+    """Whether rows of it are slices: of all arrays of numpy, and of tensors that are neither sparse
+    nor nested.
+    """
+    return not hasattr(array, "layout") or (
+        array.layout is sys.modules["torch"].strided and not array.is_nested
+    )
 
 
 def said(path: Path) -> str:
-    """The path as messages and the setting `unpad` have it: `hidden_states.3`; empty for an output that is itself an array."""
+    """The path as messages and the setting `unpad` have it: `hidden_states.3`; empty for an output
+    that is itself an array.
+    """
     return ".".join(map(str, path))
 
 
@@ -81,10 +98,15 @@ def _leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
         return
     if is_array(output):
         if not output.ndim:
-            raise BatchFunctionError(f"{named(path)} is a single value and cannot be split; it must have one row per item")
+            raise BatchFunctionError(
+                f"{named(path)} is a single value and cannot be split; it "
+                "must have one row per item"
+            )
         if not is_dense(output):
             raise BatchFunctionError(
-                f"{named(path)} is a {'nested tensor' if output.is_nested else f'tensor of layout {output.layout}'}, which cannot be "
+                f"{named(path)} is a "
+                f"{'nested tensor' if output.is_nested else f'tensor of layout {output.layout}'}, "
+                "which cannot be "
                 "split into rows; return a dense one"
             )
         yield path, output
@@ -100,7 +122,9 @@ def _leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
     else:
         kind = type(output).__name__
         hint = "; call the model with use_cache=False" if kind.endswith("Cache") else ""
-        raise BatchFunctionError(f"{named(path)} is of type {kind}, which cannot be split into rows{hint}")
+        raise BatchFunctionError(
+            f"{named(path)} is of type {kind}, which cannot be split into rows{hint}"
+        )
 
 
 def _arrays(value: Any) -> Iterator[Array]:
@@ -113,7 +137,9 @@ def _arrays(value: Any) -> Iterator[Array]:
 
 
 def _mapping_like(output: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """`parts` in a mapping of the type of `output`; in a dict, if that is one that cannot be changed."""
+    """`parts` in a mapping of the type of `output`; in a dict, if that is one that cannot be
+    changed.
+    """
     kind = type(output)
     twin: Any
     try:
@@ -123,7 +149,8 @@ def _mapping_like(output: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
         else:
             twin = copy.copy(output)
             for name, value in getattr(twin, "__dict__", {}).items():
-                if isinstance(value, (dict, list, set)):  # where it may keep its entries, which are not to be shared
+                # where it may keep its entries, which are not to be shared
+                if isinstance(value, (dict, list, set)):
                     twin.__dict__[name] = copy.copy(value)
         for key, part in parts.items():
             whole = output[key]

@@ -20,7 +20,8 @@ Unpad = Literal["auto", False] | Mapping[str, Mapping[int, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """Valid settings, or an error whose one sentence names the setting, the value and what is allowed.
+    """Valid settings, or an error whose one sentence names the setting, the value and what is
+    allowed.
 
     Raises:
         TypeError: a setting is of the wrong type.
@@ -28,13 +29,19 @@ class FeatureSettings:
     """
 
     pad_token: Mapping[str, Any] = field(default_factory=dict)
-    """What fills short rows, by the name of the feature; 0 for those not named. `pad_tokens` is another spelling."""
+    """What fills short rows, by the name of the feature; 0 for those not named. `pad_tokens` is
+    another spelling.
+    """
     padding_side: PaddingSide = "right"
     """The side on which short rows are filled."""
     pad_to_multiple_of: int = 1
-    """Rows of tokens, what is as long as they are, and all rows that are padded, get a length that is a multiple of this."""
+    """Rows of tokens, what is as long as they are, and all rows that are padded, get a length that
+    is a multiple of this.
+    """
     unpad: Unpad = "auto"
-    """How outputs are cut to the caller's own length: by what is learned, not at all, or as declared."""
+    """How outputs are cut to the caller's own length: by what is learned, not at all, or as
+    declared.
+    """
     spread_kwargs: bool = False
     """Whether the function is called `func(**features)` instead of `func(features)`."""
     device: Device | None = None
@@ -45,16 +52,22 @@ class FeatureSettings:
     def __post_init__(self) -> None:
         pads = self.pad_token
         if not isinstance(pads, Mapping) or not all(isinstance(name, str) for name in pads):
-            raise TypeError(f"pad_token must map names of features to what fills them, got {pads!r}")
+            raise TypeError(
+                f"pad_token must map names of features to what fills them, got {pads!r}"
+            )
         for name, pad in pads.items():
             if not isinstance(pad, Number):
-                raise TypeError(f"pad_token must map names of features to numbers, got {pad!r} for {name!r}")
+                raise TypeError(
+                    f"pad_token must map names of features to numbers, got {pad!r} for {name!r}"
+                )
         object.__setattr__(self, "pad_token", dict(pads))
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}")
         multiple = self.pad_to_multiple_of
         if not isinstance(multiple, Integral) or isinstance(multiple, bool):
-            raise TypeError(f"pad_to_multiple_of must be an integer of at least 1, got {multiple!r}")
+            raise TypeError(
+                f"pad_to_multiple_of must be an integer of at least 1, got {multiple!r}"
+            )
         if multiple < 1:
             raise ValueError(f"pad_to_multiple_of must be at least 1, got {multiple!r}")
         if not isinstance(self.spread_kwargs, bool):
@@ -67,10 +80,14 @@ class FeatureSettings:
         """`width` rounded up to `pad_to_multiple_of`."""
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def other_lengths(self, own: tuple[int, ...], padded: tuple[int, ...], *, apart: bool) -> tuple[int, ...]:
-        """To what to pad features whose rows are that long `own`, so that it shows in what they differ from a batch `padded` so.
+    def other_lengths(
+        self, own: tuple[int, ...], padded: tuple[int, ...], *, apart: bool
+    ) -> tuple[int, ...]:
+        """To what to pad features whose rows are that long `own`, so that it shows in what they
+        differ from a batch `padded` so.
 
-        To the next multiple; to a further one if the batch was, or if they are to be told `apart` and another feature is.
+        To the next multiple; to a further one if the batch was, or if they are to be told `apart`
+        and another feature is.
         """
         chosen: dict[int, tuple[int, int]] = {}  # what is padded to each length
         widths: list[int] = []
@@ -87,15 +104,28 @@ class FeatureSettings:
         unpad = self.unpad
         if unpad is False or unpad == "auto":
             return
-        allowed = "unpad must be 'auto', False, or map paths in the output to axes and the features they follow"
+        allowed = (
+            "unpad must be 'auto', False, or map paths in the output to axes and the features they "
+            "follow"
+        )
         if not isinstance(unpad, Mapping):
             raise TypeError(f"{allowed}, got {unpad!r}")
         for path, axes in unpad.items():
             if not isinstance(path, str) or not isinstance(axes, Mapping):
-                raise TypeError(f"{allowed}, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, got {path!r}: {axes!r}")
+                raise TypeError(
+                    f"{allowed}, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, "
+                    f"got {path!r}: {axes!r}"
+                )
             for axis, feature in axes.items():
-                if not isinstance(axis, int) or isinstance(axis, bool) or not isinstance(feature, str):
-                    raise TypeError(f"{allowed}, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, got {path!r}: {axes!r}")
+                if (
+                    not isinstance(axis, int)
+                    or isinstance(axis, bool)
+                    or not isinstance(feature, str)
+                ):
+                    raise TypeError(
+                        f"{allowed}, such as {{'last_hidden_state': {{1: "
+                        f"'input_ids'}}}}, got {path!r}: {axes!r}"
+                    )
                 if axis == 0:
                     raise ValueError(f"unpad cannot cut axis 0 of {path!r}, which has the rows")
         object.__setattr__(self, "unpad", {path: dict(axes) for path, axes in unpad.items()})
@@ -111,7 +141,13 @@ class FeatureSettings:
         try:
             kind = torch.device(device).type
         except (RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}") from None
-        built = {"cuda": torch.backends.cuda, "mps": torch.backends.mps}.get(kind)  # asking whether one is there would break forks
+            raise ValueError(
+                f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}"
+            ) from None
+        # asking whether one is there would break forks
+        built = {"cuda": torch.backends.cuda, "mps": torch.backends.mps}.get(kind)
         if built is not None and not built.is_built():
-            raise ValueError(f"{name}={device!r}, but this build of torch, {torch.__version__}, has no {kind.upper()}")
+            raise ValueError(
+                f"{name}={device!r}, but this build of torch, {torch.__version__}, "
+                f"has no {kind.upper()}"
+            )

@@ -1,14 +1,17 @@
-"""Which axes of an output follow which feature, so that each caller gets them as long as its own rows were.
+"""Which axes of an output follow which feature, so that each caller gets them as long as its own
+rows were.
 
-An axis either has always the same size (that of hidden states) or follows a feature (as long as its rows were padded). Each batch rules
-out what it contradicts. An output is split among callers with rows of different lengths once
+An axis either has always the same size (that of hidden states) or follows a feature (as long as its
+rows were padded). Each batch rules out what it contradicts. An output is split among callers with
+rows of different lengths once
 
-1. batches have been padded to different lengths, one of them as short as the shortest caller's: what always had one size then has it
-   for all of them, and what changes, be it in steps or up to some length only, has shown it. The same goes for the number of rows,
-   if an axis is as large;
+1. batches have been padded to different lengths, one of them as short as the shortest caller's:
+   what always had one size then has it for all of them, and what changes, be it in steps or up to
+   some length only, has shown it. The same goes for the number of rows, if an axis is as large;
 2. all that is still possible of an axis comes to the same size for every caller.
 
-Where that is not so, a row of such a caller is run alone: what the function makes of it is what the caller would have got.
+Where that is not so, a row of such a caller is run alone: what the function makes of it is what the
+caller would have got.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ REMEMBERED: Final = 256
 
 
 class Ambiguous(Exception):
-    """More than one thing is possible; a row of a caller whose rows are of these lengths tells them apart."""
+    """More than one thing is possible; a row of a caller whose rows are of these lengths tells them
+    apart.
+    """
 
     def __init__(self, widths: Widths) -> None:
         super().__init__(widths)
@@ -55,7 +60,11 @@ class _Axis:
         follows = self.follows
         if follows and any(padded[number] != size for number in follows):
             follows = frozenset(number for number in follows if padded[number] == size)
-        return self if fixed is self.fixed and follows is self.follows else _Axis(self.size, fixed, follows)
+        return (
+            self
+            if fixed is self.fixed and follows is self.follows
+            else _Axis(self.size, fixed, follows)
+        )
 
     def follower(self, size: int, callers: Sequence[Widths]) -> int | None:
         """The feature to cut it by, for all these callers; None: it is not to be cut.
@@ -84,26 +93,33 @@ class _Known:
     __slots__ = ("_latest", "_longest", "_rows", "_shortest", "axes")
 
     def __init__(self, shapes: list[Shape], padded: Widths, features: frozenset[int]) -> None:
-        self.axes = [[_Axis(size, True, features) for size in shape] for shape in shapes]  # those of each array behind the first
-        self._shortest = self._longest = padded  # to what each feature was padded at least and at most
+        # those of each array behind the first
+        self.axes = [[_Axis(size, True, features) for size in shape] for shape in shapes]
+        # to what each feature was padded at least and at most
+        self._shortest = self._longest = padded
         self._rows: set[int] = set()  # how many rows batches had: two numbers are enough
         self._latest: Any = None  # what was seen last
 
     def see(self, rows: int, shapes: list[Shape], padded: Widths) -> None:
-        """Rules out what a batch contradicts that was padded to these lengths and gave arrays of these shapes behind the first axis."""
+        """Rules out what a batch contradicts that was padded to these lengths and gave arrays of
+        these shapes behind the first axis.
+        """
         latest = rows, shapes, padded
         if latest == self._latest:
             return
         if len(self._rows) < 2:
             self._rows = {*self._rows, rows}
         self.axes = [
-            [axis.seen(size, padded) for axis, size in zip(axes, shape, strict=True)] for axes, shape in zip(self.axes, shapes, strict=True)
+            [axis.seen(size, padded) for axis, size in zip(axes, shape, strict=True)]
+            for axes, shape in zip(self.axes, shapes, strict=True)
         ]
         self._shortest = tuple(map(min, self._shortest, padded))
         self._longest = tuple(map(max, self._longest, padded))
         self._latest = latest
 
-    def check(self, padded: Widths, callers: Sequence[Widths], rounded: Callable[[int], int]) -> None:
+    def check(
+        self, padded: Widths, callers: Sequence[Widths], rounded: Callable[[int], int]
+    ) -> None:
         """Passes if batches have told what becomes of the lengths in which these callers differ.
 
         Raises:
@@ -115,7 +131,9 @@ class _Known:
         if rows > 1 and len(self._rows) < 2 and any(rows in shape for shape in shapes):
             raise Ambiguous(callers[0])
         for widths in callers:
-            for own, long, least, most in zip(widths, padded, self._shortest, self._longest, strict=True):
+            for own, long, least, most in zip(
+                widths, padded, self._shortest, self._longest, strict=True
+            ):
                 if own != long and (least == most or least > rounded(own)):
                     raise Ambiguous(widths)
 
@@ -137,13 +155,16 @@ class Unpadding:
         callers: Sequence[Widths],
         unclear: Container[Widths] = (),
     ) -> list[Cuts]:
-        """For each array of an output, what is to be cut of it, for callers with rows of these lengths.
+        """For each array of an output, what is to be cut of it, for callers with rows of these
+        lengths.
 
-        For those that are `unclear`, no probe can tell: an axis that is as long as no feature was padded is taken for fixed.
+        For those that are `unclear`, no probe can tell: an axis that is as long as no feature was
+        padded is taken for fixed.
 
         Raises:
             Ambiguous: a probe has to tell.
-            BatchFunctionError: an axis depends on the batch in a way that no feature explains, or not as declared.
+            BatchFunctionError: an axis depends on the batch in a way that no feature explains, or
+                not as declared.
         """
         if self._unpad is False:
             return [()] * len(arrays)
@@ -159,8 +180,10 @@ class Unpadding:
                     feature = axis.follower(array.shape[number], callers)
                 except LookupError:
                     raise BatchFunctionError(
-                        f"{self._name}: axis {number} of {named(path)} varies but follows no feature: it has {array.shape[number]} entries "
-                        f"where rows were padded, {_lengths(group, padded)}; so no caller's share of it can be told. unpad={{...}} "
+                        f"{self._name}: axis {number} of {named(path)} varies but follows no "
+                        f"feature: it has {array.shape[number]} entries "
+                        f"where rows were padded, {_lengths(group, padded)}; so no caller's share "
+                        f"of it can be told. unpad={{...}} "
                         "declares what an axis follows, unpad=False keeps all axes whole"
                     ) from None
                 if feature is not None:
@@ -176,20 +199,30 @@ class Unpadding:
             self._declared(group, arrays, padded)
 
     def unclear(self, group: Any, padded: Widths, error: BaseException) -> BatchFunctionError:
-        """What callers are told of whom no probe can tell, because of `error`, how to cut an output padded to these lengths."""
+        """What callers are told of whom no probe can tell, because of `error`, how to cut an output
+        padded to these lengths.
+        """
         found = BatchFunctionError(
-            f"{self._name}: what its output has to do with the length of rows, {_lengths(group, padded)}, cannot be told: for a row of "
-            f"another length it raised {error!r}. unpad={{...}} declares what an axis follows, unpad=False keeps all axes whole"
+            f"{self._name}: what its output has to do with the length of rows, "
+            f"{_lengths(group, padded)}, cannot be told: for a row of "
+            f"another length it raised {error!r}. unpad={{...}} declares what an axis follows, "
+            "unpad=False keeps all axes whole"
         )
         found.__cause__ = error
         return found
 
     def _seen(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Known:
-        key = group.arguments.key, group.fields, tuple([(path, len(array.shape)) for path, array in arrays])
+        key = (
+            group.arguments.key,
+            group.fields,
+            tuple([(path, len(array.shape)) for path, array in arrays]),
+        )
         shapes = [tuple(array.shape[1:]) for _, array in arrays]
         known = self._known.get(key)
         if known is None:
-            features = frozenset([number for number, field in enumerate(group.fields) if field.is_sequence])
+            features = frozenset(
+                [number for number, field in enumerate(group.fields) if field.is_sequence]
+            )
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             known = self._known.setdefault(key, _Known(shapes, padded, features))
@@ -201,19 +234,30 @@ class Unpadding:
         names = [field.name for field in group.fields]
         found: list[dict[int, int]] = [{} for _ in arrays]
         for place, axes in self._unpad.items():
-            under = [number for number, (path, _) in enumerate(arrays) if not place or f"{said(path)}.".startswith(f"{place}.")]
+            under = [
+                number
+                for number, (path, _) in enumerate(arrays)
+                if not place or f"{said(path)}.".startswith(f"{place}.")
+            ]
             if not under:
-                raise BatchFunctionError(f"{self._name}: unpad speaks of {place!r}, which is not in the output: {_paths(arrays)}")
+                raise BatchFunctionError(
+                    f"{self._name}: unpad speaks of {place!r}, which is not "
+                    f"in the output: {_paths(arrays)}"
+                )
             for number in under:
                 path, array = arrays[number]
                 for declared, name in axes.items():
                     axis = declared if declared >= 0 else declared + array.ndim
                     if name not in names:
-                        raise BatchFunctionError(f"{self._name}: unpad speaks of a feature {name!r}; there are {', '.join(names)}")
+                        raise BatchFunctionError(
+                            f"{self._name}: unpad speaks of a feature "
+                            f"{name!r}; there are {', '.join(names)}"
+                        )
                     feature = names.index(name)
                     if not 0 < axis < array.ndim or array.shape[axis] != padded[feature]:
                         raise BatchFunctionError(
-                            f"{self._name}: unpad says that axis {declared} of {named(path)} follows {name}, which was padded to "
+                            f"{self._name}: unpad says that axis {declared} of {named(path)} "
+                            f"follows {name}, which was padded to "
                             f"{padded[feature]}, but its shape is {tuple(array.shape)}"
                         )
                     found[number][axis] = feature
@@ -221,7 +265,11 @@ class Unpadding:
 
 
 def _lengths(group: Any, padded: Widths) -> str:
-    return ", ".join(f"{field.name} to {width}" for field, width in zip(group.fields, padded, strict=True) if field.is_sequence)
+    return ", ".join(
+        f"{field.name} to {width}"
+        for field, width in zip(group.fields, padded, strict=True)
+        if field.is_sequence
+    )
 
 
 def _paths(arrays: list[tuple[Path, Any]]) -> str:

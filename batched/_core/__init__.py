@@ -1,1 +1,3 @@
-"""What to run next, and when: pure decisions. Nothing here can tell the time, wait, or call user code."""
+"""What to run next, and when: pure decisions. Nothing here can tell the time, wait, or call user
+code.
+"""

@@ -9,7 +9,9 @@ from typing import Final
 from .cost import Cost
 
 PATIENCE: Final = 128
-"""Batches that must reach a ceiling before it is raised a little: at most one batch in so many runs out of memory for it."""
+"""Batches that must reach a ceiling before it is raised a little: at most one batch in so many runs
+out of memory for it.
+"""
 LONGEST_PATIENCE: Final = 2**14
 """Where the patience with a ceiling that fails whenever it is raised stops doubling."""
 STEP: Final = 8
@@ -27,14 +29,18 @@ class Ceiling:
 
 
 class Fits:
-    """The batches known to have fitted, only those that no other one says more than: with fewer items the longer they are."""
+    """The batches known to have fitted, only those that no other one says more than: with fewer
+    items the longer they are.
+    """
 
     def __init__(self) -> None:
         self._lengths: list[int] = []  # ascending
         self._items: list[int] = []  # descending
 
     def most(self, longest: int) -> int:
-        """The most items known to have fitted with one of that length or a longer one; 0 if none are."""
+        """The most items known to have fitted with one of that length or a longer one; 0 if none
+        are.
+        """
         at = bisect_left(self._lengths, longest)
         return self._items[at] if at < len(self._items) else 0
 
@@ -55,19 +61,23 @@ class Fits:
 class Capacity:
     """The size of a full batch, which depends on the longest item in it.
 
-    A batch holds at most `batch_size` items, and at most `max_batch_tokens` when all are padded to the longest. Below these
-    lie ceilings that memory errors teach, by these rules:
+    A batch holds at most `batch_size` items, and at most `max_batch_tokens` when all are padded to
+    the longest. Below these lie ceilings that memory errors teach, by these rules:
 
-    1. Memory grows with items and with length. A batch that ran out of memory sets a ceiling for its length and all longer
-       ones: half its items, or more if more is known to have fitted there. Ceilings that this one makes useless are dropped.
-       So no ceiling is below half of what fits, and short items do not pay for long ones.
-    2. Memory may be freed by others. A ceiling that `PATIENCE` batches have reached is raised by an eighth, at most to the next
-       one of shorter items; having been reached so often there, it is dropped. A raise that holds resets the patience.
-    3. A raise that fails is taken back, and the patience doubles. If as many items have fitted at a shorter length, length is
-       what matters, and it is taken back from the length on that failed; otherwise all of it is, and only what is shorter
-       than what failed is raised the next time. So a function that never fits more than so many items runs out of memory
-       once in 128 full batches at most, then in 256, 512 and so on.
-    4. A failure of what was known to fit means that memory has become scarcer: what was known from that length on is forgotten.
+    1. Memory grows with items and with length. A batch that ran out of memory sets a ceiling for
+       its length and all longer ones: half its items, or more if more is known to have fitted
+       there. Ceilings that this one makes useless are dropped. So no ceiling is below half of what
+       fits, and short items do not pay for long ones.
+    2. Memory may be freed by others. A ceiling that `PATIENCE` batches have reached is raised by an
+       eighth, at most to the next one of shorter items; having been reached so often there, it is
+       dropped. A raise that holds resets the patience.
+    3. A raise that fails is taken back, and the patience doubles. If as many items have fitted at a
+       shorter length, length is what matters, and it is taken back from the length on that failed;
+       otherwise all of it is, and only what is shorter than what failed is raised the next time. So
+       a function that never fits more than so many items runs out of memory once in 128 full
+       batches at most, then in 256, 512 and so on.
+    4. A failure of what was known to fit means that memory has become scarcer: what was known from
+       that length on is forgotten.
     """
 
     def __init__(self, batch_size: int, max_batch_tokens: int | None = None) -> None:
@@ -90,7 +100,9 @@ class Capacity:
         self._cost.add(cells, seconds)
 
     def most(self, longest: int) -> int:
-        """The most items, none of them longer than `longest`, that fit one batch: at least 1, and never more for a longer one."""
+        """The most items, none of them longer than `longest`, that fit one batch: at least 1, and
+        never more for a longer one.
+        """
         most = self.batch_size
         if self.varies:
             if self._tokens is not None:
@@ -127,7 +139,11 @@ class Capacity:
             if most < ceiling.items:
                 self._set(longest, Ceiling(most))
             return
-        back, patience, start = max(ceiling.safe, known), min(2 * ceiling.patience, LONGEST_PATIENCE), self._lengths[at]
+        back, patience, start = (
+            max(ceiling.safe, known),
+            min(2 * ceiling.patience, LONGEST_PATIENCE),
+            self._lengths[at],
+        )
         if self._fits.most(start) < items:
             self._set(start, Ceiling(back, patience))
         if start < longest:
@@ -150,7 +166,9 @@ class Capacity:
             self.varies = self._tokens is not None or bool(self._lengths)
 
     def _set(self, longest: int, ceiling: Ceiling) -> None:
-        """Puts `ceiling` in force from the length `longest` on, in place of those that are no lower from there on."""
+        """Puts `ceiling` in force from the length `longest` on, in place of those that are no lower
+        from there on.
+        """
         low = high = bisect_left(self._lengths, longest)
         while high < len(self._lengths) and self._ceilings[high].items >= ceiling.items:
             high += 1

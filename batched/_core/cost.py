@@ -8,7 +8,9 @@ from typing import Final
 LAST: Final = 50
 """Batches that count in what is known of their cost."""
 KNOWN: Final = 10
-"""Times the square of the mean size: what is remembered of how sizes differed, from which the slope is known."""
+"""Times the square of the mean size: what is remembered of how sizes differed, from which the slope
+is known.
+"""
 
 
 ENOUGH: Final = 8
@@ -20,7 +22,9 @@ LEAST_FIXED: Final = 0.05
 
 
 class Cost:
-    """What a batch takes, by its size: a straight line through those so far, the latest counting most."""
+    """What a batch takes, by its size: a straight line through those so far, the latest counting
+    most.
+    """
 
     __slots__ = ("_batches", "_known", "_missed", "_new", "_size", "_slope", "_spread", "_time")
 
@@ -29,7 +33,8 @@ class Cost:
         self._size = self._time = 0.0  # means of sizes and times (s)
         self._slope = 0.0  # time per item (s)
         self._known = 0.0  # how well: the sum of squares of what sizes differed by
-        self._spread = self._missed = 0.0  # mean squares of what times differed by, and of what the line was wrong by (s2)
+        # mean squares of what times differed by, and of what the line was wrong by (s2)
+        self._spread = self._missed = 0.0
         self._new: list[tuple[int, float]] = []  # not counted yet
 
     def add(self, size: int, seconds: float) -> None:
@@ -38,7 +43,9 @@ class Cost:
             self._digest()
 
     def _digest(self) -> None:
-        """Recursive least squares: batches of one size say nothing about the slope, and so make nothing forgotten either."""
+        """Recursive least squares: batches of one size say nothing about the slope, and so make
+        nothing forgotten either.
+        """
         for size, seconds in self._new:
             self._batches = min(self._batches + 1, LAST)
             if self._batches > 1:
@@ -55,14 +62,18 @@ class Cost:
         self._new.clear()
 
     def estimate(self) -> tuple[float, float, float]:
-        """The mean time of a batch, the part of it that does not depend on its size, and what an item adds (s)."""
+        """The mean time of a batch, the part of it that does not depend on its size, and what an
+        item adds (s).
+        """
         self._digest()
         fixed = min(max(self._time - self._slope * self._size, 0.0), self._time)
         return self._time, fixed, (self._time - fixed) / self._size if self._size else 0.0
 
     @property
     def fixed_size(self) -> float:
-        """The size that takes as long as the fixed part of a batch; infinite as long as sizes do not explain the time well."""
+        """The size that takes as long as the fixed part of a batch; infinite as long as sizes do
+        not explain the time well.
+        """
         seconds, fixed, each = self.estimate()
         if self._batches < ENOUGH or self._missed * EXPLAINED > self._spread or not each:
             return math.inf

@@ -13,20 +13,32 @@ from .request import Request, Slice
 from .shelf import Shelf
 
 
-def chosen(leader: Request, group: Group, capacity: Capacity, *, small: bool) -> tuple[list[Slice], int, int]:
-    """The slices of a batch, how many items they hold, and the length of the longest; `small`: that is what the leader is."""
+def chosen(
+    leader: Request, group: Group, capacity: Capacity, *, small: bool
+) -> tuple[list[Slice], int, int]:
+    """The slices of a batch, how many items they hold, and the length of the longest; `small`: that
+    is what the leader is.
+    """
     if leader.lengths is None:
-        return *in_order(leader, group, capacity.most(0) if capacity.varies else capacity.batch_size), 0
+        return *in_order(
+            leader, group, capacity.most(0) if capacity.varies else capacity.batch_size
+        ), 0
     longest, size = group.longest, group.waiting
     group.shrunk()
-    if size <= capacity.batch_size and size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
+    if (
+        size <= capacity.batch_size
+        and size <= capacity.most(longest)
+        and longest * (size - 1) <= capacity.batch_in_cells
+    ):
         return everything(leader, group), size, longest
     draft = alike(leader, group, capacity, small=small)
     return draft.slices, draft.size, draft.longest
 
 
 def in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int]:
-    """At most `room` items, and how many: the leader, the group's small calls, its large ones, each class first come, first served."""
+    """At most `room` items, and how many: the leader, the group's small calls, its large ones, each
+    class first come, first served.
+    """
     stop = min(leader.size, leader.taken + room)
     slices = [(leader, leader.taken, stop)]
     left = room - (stop - leader.taken)
@@ -46,7 +58,9 @@ def in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int
 def everything(leader: Request, group: Group) -> list[Slice]:
     """All that waits in the group, in the same order."""
     others = [request for request in group if request is not leader]
-    return [(request, start, stop) for request in (leader, *others) for start, stop in request.spans]
+    return [
+        (request, start, stop) for request in (leader, *others) for start, stop in request.spans
+    ]
 
 
 def alike(leader: Request, group: Group, capacity: Capacity, *, small: bool) -> Draft:
@@ -54,15 +68,18 @@ def alike(leader: Request, group: Group, capacity: Capacity, *, small: bool) -> 
 
     A cell is what an item takes for each unit of the batch's longest one, padding included.
 
-    1. A small leader takes what waits of it, as far as that fits. The rest of the room goes to the run in which its longest
-       item stands: the items of the small calls next in line are cut from the long end into runs, each as large as its first
-       item allows. The last run, if it is not full, begins as much earlier as all of it still fits.
+    1. A small leader takes what waits of it, as far as that fits. The rest of the room goes to the
+       run in which its longest item stands: the items of the small calls next in line are cut from
+       the long end into runs, each as large as its first item allows. The last run, if it is not
+       full, begins as much earlier as all of it still fits.
     2. A large leader takes its longest items, as many as the first of them allows.
-    3. Room that small calls can not use goes to large ones, the oldest first; room that a large leader does not need goes to
-       small calls and then to other large ones. Each gives its items nearest in length: those not longer than the batch is
-       already, longest first, then longer ones, shortest first, as long as they fit.
-    4. A batch is cut short where that saves more cells of padding than another batch costs (`batch_in_cells`); it
-       keeps the part with the leader's longest item, and gets nothing of 3. No more padding than that comes with 3, either.
+    3. Room that small calls can not use goes to large ones, the oldest first; room that a large
+       leader does not need goes to small calls and then to other large ones. Each gives its items
+       nearest in length: those not longer than the batch is already, longest first, then longer
+       ones, shortest first, as long as they fit.
+    4. A batch is cut short where that saves more cells of padding than another batch costs
+       (`batch_in_cells`); it keeps the part with the leader's longest item, and gets nothing of 3.
+       No more padding than that comes with 3, either.
     """
     draft = Draft(leader, capacity)
     if small:
@@ -84,14 +101,18 @@ def alike(leader: Request, group: Group, capacity: Capacity, *, small: bool) -> 
 
 
 def part(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
-    """Where that part of `lengths`, longest first, begins and ends that holds the one at `at`, if cut as long as a cut pays.
+    """Where that part of `lengths`, longest first, begins and ends that holds the one at `at`, if
+    cut as long as a cut pays.
 
-    A cut before place k of n saves (longest - lengths[k]) * (n - k) cells: what is behind it is padded to its own longest.
+    A cut before place k of n saves (longest - lengths[k]) * (n - k) cells: what is behind it is
+    padded to its own longest.
     """
     low, high = 0, len(lengths)
     while lengths[low] * (high - low - 1) > batch_in_cells:
         longest = lengths[low]
-        saved, cut = max([((longest - lengths[place]) * (high - place), place) for place in range(low + 1, high)])
+        saved, cut = max(
+            [((longest - lengths[place]) * (high - place), place) for place in range(low + 1, high)]
+        )
         if saved <= batch_in_cells:
             break
         if at < cut:
@@ -174,7 +195,9 @@ class Draft:
             self.add(request, low, high)
 
     def _affordable(self, lengths: list[int]) -> int:
-        """How many of the first of `lengths`, longest first and none longer than the batch, may be padded to it."""
+        """How many of the first of `lengths`, longest first and none longer than the batch, may be
+        padded to it.
+        """
         for number, length in enumerate(lengths):
             if self.longest - length > self._cells:
                 return number
@@ -182,7 +205,9 @@ class Draft:
         return len(lengths)
 
     def _stretches(self, length: int, more: int) -> bool:
-        """Whether so many more items fit of which the longest is longer than the batch is now, so that all are padded to it."""
+        """Whether so many more items fit of which the longest is longer than the batch is now, so
+        that all are padded to it.
+        """
         padding = (length - self.longest) * (self.size + more - 1)
         if padding > self._cells or not self.fits(length, more):
             return False
@@ -191,7 +216,8 @@ class Draft:
 
     def _take_down(self, shelf: Shelf, low: int, high: int) -> None:
         """Adds the items that stand on the shelf from `low` up to, not including, `high`."""
-        several: dict[Request, list[int]] = {}  # for calls of more than one item: where the first of those is, and how many
+        # for calls of more than one item: where the first of those is, and how many
+        several: dict[Request, list[int]] = {}
         for _, _, position, request in shelf.take(low, high):
             if request.size == 1:
                 self.slices.append((request, 0, 1))

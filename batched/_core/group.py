@@ -10,7 +10,9 @@ from .request import Request
 from .shelf import Shelf
 
 Queue = deque[Request]
-"""First come, first served. Its first one waits; of the others some may have left (their `queues` is None), until `tidy` drops them."""
+"""First come, first served. Its first one waits; of the others some may have left (their `queues`
+is None), until `tidy` drops them.
+"""
 
 
 class Group:
@@ -41,7 +43,9 @@ class Group:
 
     @property
     def longest(self) -> int:
-        """The length of the longest item that waits. Looks at all requests, once after each batch."""
+        """The length of the longest item that waits. Looks at all requests, once after each
+        batch.
+        """
         if self._longest is None:
             self._longest = max([request.longest for request in self])
         return self._longest
@@ -66,13 +70,16 @@ class Group:
     def shelf(self, batch_size: int) -> Shelf:
         """Its small calls next in line, sorted."""
         if self._shelf is None:
-            self._shelf = Shelf([request for request in self.small if request.queues is not None], batch_size)
+            self._shelf = Shelf(
+                [request for request in self.small if request.queues is not None], batch_size
+            )
         self._shelf.fill()
         return self._shelf
 
 
 def tidy(queue: Queue, waiting: int) -> None:
-    """Drops requests that have left: those before the first that waits, and all once they are more than the items that wait.
+    """Drops requests that have left: those before the first that waits, and all once they are more
+    than the items that wait.
 
     Dropping each at once would take a search; this takes a few steps for each.
     """
@@ -81,7 +88,8 @@ def tidy(queue: Queue, waiting: int) -> None:
     while queue and queue[0].queues is None:
         queue.popleft()
     if len(queue) > 2 * waiting:
-        for _ in range(len(queue)):  # never out of the queue while they wait, for a signal may break in
+        # never out of the queue while they wait, for a signal may break in
+        for _ in range(len(queue)):
             if queue[0].queues is None:
                 queue.popleft()
             else:

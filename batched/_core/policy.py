@@ -14,7 +14,8 @@ OnFull = Literal["wait", "raise"]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPolicy:
-    """Valid settings, or an error whose one sentence names the setting, the value and what is allowed.
+    """Valid settings, or an error whose one sentence names the setting, the value and what is
+    allowed.
 
     Raises:
         TypeError: a setting is of the wrong type.
@@ -34,26 +35,44 @@ class BatchPolicy:
     max_concurrent_batches: int = 1
     """Batches running at once; at least 1."""
     prefetch: int = 0
-    """Batches that are formed and collated while others run, to be ready when a worker is free; at least 0."""
+    """Batches that are formed and collated while others run, to be ready when a worker is free; at
+    least 0.
+    """
     max_queue_size: int | None = None
-    """Most items that wait in the queue; at least 1. A larger call enters an empty queue alone. None: no limit."""
+    """Most items that wait in the queue; at least 1. A larger call enters an empty queue alone.
+    None: no limit.
+    """
     on_full: OnFull = "wait"
     """What becomes of a call for which the queue has no room: it waits for room, or is refused."""
     queue_timeout_ms: float | None = None
-    """Longest a call waits before any of it runs, in milliseconds; finite, above 0. None: no limit."""
+    """Longest a call waits before any of it runs, in milliseconds; finite, above 0. None: no
+    limit.
+    """
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("small_batch_threshold", 0), ("max_concurrent_batches", 1), ("prefetch", 0)):
+        for name, least in (
+            ("batch_size", 1),
+            ("small_batch_threshold", 0),
+            ("max_concurrent_batches", 1),
+            ("prefetch", 0),
+        ):
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
         for name in ("max_batch_tokens", "max_queue_size"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _whole(name, getattr(self, name), 1))
         object.__setattr__(self, "timeout_ms", _duration("timeout_ms", self.timeout_ms))
         if self.queue_timeout_ms is not None:
-            object.__setattr__(self, "queue_timeout_ms", _duration("queue_timeout_ms", self.queue_timeout_ms, above=True))
+            object.__setattr__(
+                self,
+                "queue_timeout_ms",
+                _duration("queue_timeout_ms", self.queue_timeout_ms, above=True),
+            )
         for name, allowed in (("flush", get_args(Flush)), ("on_full", get_args(OnFull))):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, got "
+                    f"{getattr(self, name)!r}"
+                )
 
     @property
     def timeout(self) -> float:

@@ -1,4 +1,6 @@
-"""What is queued and what is handed out: plain data that the scheduler fills in and the runtimes read."""
+"""What is queued and what is handed out: plain data that the scheduler fills in and the runtimes
+read.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Request:
     )
 
     lengths: list[int] | None = None
-    """Of the items, longest first, as the batch function will see them; None where lengths do not matter."""
+    """Of the items, longest first, as the batch function will see them; None where lengths do not
+    matter.
+    """
     order: list[int] | None = None
     """Where each item stood in the call, if they were sorted."""
     rest: Rest | None = None
@@ -42,18 +46,30 @@ class Request:
     number: int = 0
     """In the order in which the small calls of its group came onto the shelf."""
 
-    def __init__(self, items: Any, size: int, group: Hashable, waker: Any, listed: bool = False, owner: object = None) -> None:
-        self.items = items  # the call's items, as the collator knows them: a list if `listed`, else the one item, or features
+    def __init__(
+        self,
+        items: Any,
+        size: int,
+        group: Hashable,
+        waker: Any,
+        listed: bool = False,
+        owner: object = None,
+    ) -> None:
+        # the call's items, as the collator knows them: a list if `listed`, else the one item, or
+        # features
+        self.items = items
         self.size = size  # how many items
         self.group = group  # key of the requests that may share a batch with this one
-        self.waker = waker  # tells the caller that the answer is there; None once nobody waits for it any more
+        # tells the caller that the answer is there; None once nobody waits for it any more
+        self.waker = waker
         self.listed = listed  # a list call, answered with a list
         self.owner = owner  # the instance whose method was called, alive until the answer
         self.arrived = 0.0  # when the scheduler got it (s)
         self.taken = 0  # items handed out in batches so far
         self.unanswered = size  # items without a result so far
         self.waited = False  # whether its wait has been counted, when the first batch of it ended
-        self.parts: list[tuple[int, Any]] | None = None  # results so far, if it was split, each with the position of its first item
+        # results so far, if it was split, each with the position of its first item
+        self.parts: list[tuple[int, Any]] | None = None
         self.result: Any = None  # the answer, once all of it is there
         self.error: BaseException | None = None  # the answer, if the call failed
         self.queues: Group | None = None  # where it waits; None before and after
@@ -71,21 +87,28 @@ class Request:
     def waiting_lengths(self, count: int) -> list[int]:
         """Of the longest `count` items that wait; only where lengths matter."""
         assert self.lengths is not None
-        return [self.lengths[position] for position in islice(chain.from_iterable(starmap(range, self.spans)), count)]
+        return [
+            self.lengths[position]
+            for position in islice(chain.from_iterable(starmap(range, self.spans)), count)
+        ]
 
     def rank(self, position: int) -> int:
         """How many of its items wait before the one at `position`; only where lengths matter."""
         return position if self.rest is None else self.rest.rank(position)
 
     def cut(self, low: int, high: int) -> list[Span]:
-        """Takes the waiting items ranked from `low` up to, not including, `high` out of its rest; only where lengths matter."""
+        """Takes the waiting items ranked from `low` up to, not including, `high` out of its rest;
+        only where lengths matter.
+        """
         if self.rest is None:
             self.rest = Rest(self.size)  # type: ignore[misc]  # a slot of those that have lengths
         return self.rest.cut(low, high)
 
     def before(self, position: int) -> Iterator[int]:
         """The waiting positions before `position`, nearest first."""
-        return iter(range(position - 1, -1, -1)) if self.rest is None else self.rest.before(position)
+        return (
+            iter(range(position - 1, -1, -1)) if self.rest is None else self.rest.before(position)
+        )
 
     def outcome(self) -> Any:
         """The result, or raises the error; to be called once, by the caller who was woken."""
@@ -123,23 +146,43 @@ class MeasuredRequest(Request):
 
 
 Slice = tuple[Request, int, int]
-"""A request, and the positions of the first and after the last of the items meant. Plain, for there is one per call in each batch."""
+"""A request, and the positions of the first and after the last of the items meant. Plain, for there
+is one per call in each batch.
+"""
 
 
 class Batch:
     """Slices of requests that are to run together."""
 
-    __slots__ = ("attempts", "begun", "cells", "ended", "longest", "padding", "probes", "reason", "size", "slices", "started", "too_big")
+    __slots__ = (
+        "attempts",
+        "begun",
+        "cells",
+        "ended",
+        "longest",
+        "padding",
+        "probes",
+        "reason",
+        "size",
+        "slices",
+        "started",
+        "too_big",
+    )
 
-    def __init__(self, slices: list[Slice], size: int, reason: FlushReason, started: float, longest: int = 0) -> None:
-        self.slices = slices  # in the order the batch function sees them; where lengths matter, a request may have several
+    def __init__(
+        self, slices: list[Slice], size: int, reason: FlushReason, started: float, longest: int = 0
+    ) -> None:
+        # in the order the batch function sees them; where lengths matter, a request may have
+        # several
+        self.slices = slices
         self.size = size  # items in all slices
         self.longest = longest  # the length of the longest item; 0 where lengths do not matter
         self.reason: FlushReason = reason  # why it left
         self.started = started  # when it was formed (s)
         self.ended = started  # when its function had returned (s)
         # filled in by the execution:
-        self.too_big: list[tuple[int, int]] = []  # (items, longest) of each attempt to run it or a part that ran out of memory
+        # (items, longest) of each attempt to run it or a part that ran out of memory
+        self.too_big: list[tuple[int, int]] = []
         self.begun = False  # the function has been, or is about to be, called for it
         self.attempts = 0  # calls of the function, of any part of it
         self.probes = 0  # extra runs of the function to learn its output

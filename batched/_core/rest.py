@@ -9,7 +9,9 @@ Span = tuple[int, int]
 
 
 class Rest:
-    """The positions of a call's items that wait, as few spans; what leaves is cut out by rank: how many wait before it."""
+    """The positions of a call's items that wait, as few spans; what leaves is cut out by rank: how
+    many wait before it.
+    """
 
     __slots__ = ("spans",)
 
@@ -31,7 +33,9 @@ class Rest:
             yield from range(min(stop, position) - 1, start - 1, -1)
 
     def cut(self, low: int, high: int) -> list[Span]:
-        """Takes out those of rank `low` up to, not including, `high`, at least one, and returns them in order."""
+        """Takes out those of rank `low` up to, not including, `high`, at least one, and returns
+        them in order.
+        """
         spans = self.spans
         at, left = 0, high - low
         while low >= (count := spans[at][1] - spans[at][0]):

@@ -2,27 +2,37 @@
 
 The rules, in the order they are applied:
 
-1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once, and `prefetch` more are ready.
-2. Requests that may share a batch form a group. A group may leave when it fills a batch, when a call of it has already begun, when the
-   scheduler drains, or when the linger rule lets it go. A held group never keeps a worker from another group. How many items fill a batch
-   depends on the longest of them (`Capacity`).
-3. One request leads, and the batch is filled from its group: the oldest small call of all groups that may leave, or, when its share is
-   due, the oldest large one. A call is small if it has at most `small_batch_threshold` items.
-4. The batch takes the leader, then the group's small calls, then its large ones, each class first come, first served. A call that does
-   not fit is split, and its rest goes first in its class next time. Where lengths matter and more waits in the group than fits, like
-   lengths go together instead (`alike`): the leader still takes as much as fits of what waits of it, and large calls still get only the
-   room that small ones can not use. Where, by the times of batches so far, padding would take longer than another batch, it is cut short.
-5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch, of any group, after which some of it
-   still waits; its share is due once it has earned a whole batch or all that it still needs. Leading spends all it has earned, filling
-   room that small calls leave spends nothing. So a call of m items is finished within ceil(4 * m / batch_size) + 1 batches once it is the
-   heir, however many small calls arrive, and where lengths limit batches, within 4 * r + 1 if it would need r batches alone. A new heir
-   has earned nothing, so small calls never wait for more than two batches in a row that large ones lead.
-6. No order of lengths makes a small call wait for long: every batch that a small call leads is led by the oldest one that may leave. So
-   behind k older small calls, each of which fits one batch, a call that may leave has begun within k + 1 batches led by small calls, and
-   within 3 * (k + 1) batches in all. (Older calls count as often as the batches that each would need alone.)
-7. With `max_queue_size` the queue has an entrance, where calls stand in line for room, first come, first served. The first one enters as
-   soon as all its items fit or, however many they are, the queue is empty. A full queue holds nothing back.
-8. A call of which nothing has left `queue_timeout_ms` after its arrival, in the queue or in line for it, expires.
+1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once, and
+   `prefetch` more are ready.
+2. Requests that may share a batch form a group. A group may leave when it fills a batch, when a
+   call of it has already begun, when the scheduler drains, or when the linger rule lets it go. A
+   held group never keeps a worker from another group. How many items fill a batch depends on the
+   longest of them (`Capacity`).
+3. One request leads, and the batch is filled from its group: the oldest small call of all groups
+   that may leave, or, when its share is due, the oldest large one. A call is small if it has at
+   most `small_batch_threshold` items.
+4. The batch takes the leader, then the group's small calls, then its large ones, each class first
+   come, first served. A call that does not fit is split, and its rest goes first in its class next
+   time. Where lengths matter and more waits in the group than fits, like lengths go together
+   instead (`alike`): the leader still takes as much as fits of what waits of it, and large calls
+   still get only the room that small ones can not use. Where, by the times of batches so far,
+   padding would take longer than another batch, it is cut short.
+5. The heir is the oldest large call that may leave. It earns a quarter of a batch with every batch,
+   of any group, after which some of it still waits; its share is due once it has earned a whole
+   batch or all that it still needs. Leading spends all it has earned, filling room that small calls
+   leave spends nothing. So a call of m items is finished within ceil(4 * m / batch_size) + 1
+   batches once it is the heir, however many small calls arrive, and where lengths limit batches,
+   within 4 * r + 1 if it would need r batches alone. A new heir has earned nothing, so small calls
+   never wait for more than two batches in a row that large ones lead.
+6. No order of lengths makes a small call wait for long: every batch that a small call leads is led
+   by the oldest one that may leave. So behind k older small calls, each of which fits one batch, a
+   call that may leave has begun within k + 1 batches led by small calls, and within 3 * (k + 1)
+   batches in all. (Older calls count as often as the batches that each would need alone.)
+7. With `max_queue_size` the queue has an entrance, where calls stand in line for room, first come,
+   first served. The first one enters as soon as all its items fit or, however many they are, the
+   queue is empty. A full queue holds nothing back.
+8. A call of which nothing has left `queue_timeout_ms` after its arrival, in the queue or in line
+   for it, expires.
 
 Times are seconds on whichever clock the caller passes as `now`.
 """
@@ -51,7 +61,9 @@ TOGETHER: Final = 8
 
 
 class Scheduler:
-    """Hands out batches when asked; the caller provides time, exclusion from other threads, and workers whose waits take a `tick` (s)."""
+    """Hands out batches when asked; the caller provides time, exclusion from other threads, and
+    workers whose waits take a `tick` (s).
+    """
 
     def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
@@ -66,22 +78,30 @@ class Scheduler:
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self.has_room = True  # for one more batch to run, or to be made ready
         self._linger = linger(policy, tick)
-        self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None  # which learns from what happens
+        # which learns from what happens
+        self._hindsight = self._linger if isinstance(self._linger, Hindsight) else None
         self._ready = AT_ONCE  # since when a batch may run (s)
         self._unnoted = False  # `hindsight` does not know yet that what waits might leave
-        self._ended: list[tuple[int, float, int]] = []  # of each batch that `hindsight` does not know of yet: size, time (s), items left
+        # of each batch that `hindsight` does not know of yet: size, time (s), items left
+        self._ended: list[tuple[int, float, int]] = []
         self._groups: dict[Hashable, Group] = {}  # never an empty one
         self._small: Queue = deque()  # small requests of all groups
         self._large: Queue = deque()  # large requests of all groups
-        self._line: OrderedDict[Request, None] = OrderedDict()  # requests that are not in the queue yet, in the order in which they will be
-        self.entered: dict[Request, None] = {}  # requests that have left the line for the queue; taken out by whoever tells them
-        self._expiring: OrderedDict[Request, None] = OrderedDict()  # those of which nothing has left, oldest first, if that can expire
+        # requests that are not in the queue yet, in the order in which they will be
+        self._line: OrderedDict[Request, None] = OrderedDict()
+        # requests that have left the line for the queue; taken out by whoever tells them
+        self.entered: dict[Request, None] = {}
+        # those of which nothing has left, oldest first, if that can expire
+        self._expiring: OrderedDict[Request, None] = OrderedDict()
         self._heir: Request | None = None  # the large request that leads when its share is due
         self._earned = 0  # by the heir so far, in batches / SHARE
 
     def __iter__(self) -> Iterator[Request]:
         """The requests of which anything still waits."""
-        return chain((request for request in chain(self._small, self._large) if request.queues is not None), self._line)
+        return chain(
+            (request for request in chain(self._small, self._large) if request.queues is not None),
+            self._line,
+        )
 
     @property
     def in_line(self) -> int:
@@ -90,10 +110,14 @@ class Scheduler:
 
     def admits(self, request: Request) -> bool:
         """Whether `request` would enter the queue at once."""
-        return not self._line and (not self.waiting or self.waiting + request.size <= self._most_waiting)
+        return not self._line and (
+            not self.waiting or self.waiting + request.size <= self._most_waiting
+        )
 
     def submit(self, request: Request, now: float, *, in_turn: bool = False) -> None:
-        """Queues `request`, or puts it in line. `in_turn`: a task of a loop called; others that are ready do before a worker looks."""
+        """Queues `request`, or puts it in line. `in_turn`: a task of a loop called; others that are
+        ready do before a worker looks.
+        """
         request.arrived = now
         if self._patience is not None:
             self._expiring[request] = None
@@ -104,7 +128,11 @@ class Scheduler:
         if (hindsight := self._hindsight) is not None:
             if hindsight.expected > 0:
                 hindsight.arrived(group.key, request.size, now)
-            if group.waiting == request.size < self.capacity.batch_size and self.has_room and not self._ended:
+            if (
+                group.waiting == request.size < self.capacity.batch_size
+                and self.has_room
+                and not self._ended
+            ):
                 if in_turn:
                     self._unnoted = True
                 else:
@@ -141,7 +169,9 @@ class Scheduler:
             del self._line[request]  # last, so that it is somewhere if a signal breaks in
 
     def cancel(self, request: Request) -> bool:
-        """Takes what still waits of `request` out of the queue, or out of the line; True if none of it was ever handed out."""
+        """Takes what still waits of `request` out of the queue, or out of the line; True if none of
+        it was ever handed out.
+        """
         group = request.queues
         if group is not None:
             if request.lengths is not None:
@@ -163,8 +193,14 @@ class Scheduler:
         return request.taken == 0
 
     def next_expiry(self) -> float:
-        """The moment from which `expire` finds something; infinite if time alone changes nothing."""
-        return next(iter(self._expiring)).arrived + self._patience if self._expiring and self._patience is not None else NEVER
+        """The moment from which `expire` finds something; infinite if time alone changes
+        nothing.
+        """
+        return (
+            next(iter(self._expiring)).arrived + self._patience
+            if self._expiring and self._patience is not None
+            else NEVER
+        )
 
     def expire(self, now: float) -> list[Request]:
         """Takes the requests that have waited too long out of the queue and the line."""
@@ -182,7 +218,9 @@ class Scheduler:
         large = self._first(self._large, now) if self._large else None
         if large is not self._heir:
             self._heir, self._earned = large, 0
-        leader = small if large is None or (small is not None and not self._is_due(large)) else large
+        leader = (
+            small if large is None or (small is not None and not self._is_due(large)) else large
+        )
         if leader is None:
             return None
         batch = self._formed(leader, now)
@@ -195,7 +233,9 @@ class Scheduler:
         return batch
 
     def next_deadline(self) -> float:
-        """The moment from which `take` can succeed: at most now if it can already, infinite if time alone changes nothing."""
+        """The moment from which `take` can succeed: at most now if it can already, infinite if time
+        alone changes nothing.
+        """
         if not self.has_room:
             return NEVER
         earliest = NEVER
@@ -204,18 +244,24 @@ class Scheduler:
         return earliest
 
     def return_time(self, now: float) -> float:
-        """Until when what comes after a batch is held, if it comes soon; infinite if that is over, or nothing is held."""
+        """Until when what comes after a batch is held, if it comes soon; infinite if that is over,
+        or nothing is held.
+        """
         if self._hindsight is None or self.draining or not self._hindsight.holds:
             return NEVER
         until = self._hindsight.until(AT_ONCE, self._ready)
         return until if until > now else NEVER
 
     def finished(self, batch: Batch, now: float) -> None:
-        """Frees the worker that ran `batch`, which ended at `now`. Then come its callers, who wait to be told, and then `learn`."""
+        """Frees the worker that ran `batch`, which ended at `now`. Then come its callers, who wait
+        to be told, and then `learn`.
+        """
         batch.ended = now
         if self._hindsight is not None:
             self._hindsight.present(self.waiting + self.in_flight)
-            self._ended.append((batch.size, now - batch.started, self.waiting + self.in_flight - batch.size))
+            self._ended.append(
+                (batch.size, now - batch.started, self.waiting + self.in_flight - batch.size)
+            )
         if not self.has_room:
             self._ready = now
             self._unnoted = True
@@ -226,17 +272,23 @@ class Scheduler:
             self.capacity.fitted(batch.size, batch.longest)
         for items, longest in batch.too_big:
             self.capacity.too_big(items, longest)
-        if batch.longest and batch.attempts == 1 and not self.policy.prefetch:  # where the time is that of the function
+        # where the time is that of the function
+        if batch.longest and batch.attempts == 1 and not self.policy.prefetch:
             self.capacity.took(batch.size * batch.longest, now - batch.started)
 
     def learn(self, now: float) -> None:
-        """Notes what the batches that have finished since the last time show; to be called before the next `take`."""
+        """Notes what the batches that have finished since the last time show; to be called before
+        the next `take`.
+        """
         hindsight = self._hindsight
         if hindsight is None or not (self._ended or self._unnoted):
             return
         group = (self._small or self._large)[0].queues if self.waiting else None
-        leaves = group is not None and (group.begun > 0 or group.waiting >= self.capacity.batch_size)
-        if leaves and len(self._groups) == 1 and len(self._ended) < TOGETHER:  # it does so whatever they show
+        leaves = group is not None and (
+            group.begun > 0 or group.waiting >= self.capacity.batch_size
+        )
+        # it does so whatever they show
+        if leaves and len(self._groups) == 1 and len(self._ended) < TOGETHER:
             return
         for size, seconds, left in self._ended:
             hindsight.finished(size, seconds, left)
@@ -247,14 +299,18 @@ class Scheduler:
         hindsight.look_back()
 
     def close(self) -> None:
-        """Holds nothing back from now on, until it is opened again, so that what waits leaves as fast as workers get free."""
+        """Holds nothing back from now on, until it is opened again, so that what waits leaves as
+        fast as workers get free.
+        """
         self.draining = True
 
     def reopen(self) -> None:
         self.draining = False
 
     def departure(self, group: Group | None) -> float:
-        """The moment from which `group` may leave; while requests stand in line (which are in none) any may."""
+        """The moment from which `group` may leave; while requests stand in line (which are in none)
+        any may.
+        """
         rule = self._linger
         if group is None or group.begun or self.draining or not rule.holds:
             return AT_ONCE
@@ -265,7 +321,9 @@ class Scheduler:
     def _is_full(self, group: Group) -> bool:
         """Whether it would fill a batch, or nothing can join it."""
         capacity, waiting = self.capacity, group.waiting
-        if waiting >= capacity.batch_size or (capacity.varies and waiting >= capacity.most(group.longest)):
+        if waiting >= capacity.batch_size or (
+            capacity.varies and waiting >= capacity.most(group.longest)
+        ):
             return True
         return self.waiting >= self._most_waiting or bool(self._line)
 
@@ -294,11 +352,16 @@ class Scheduler:
         """The batch that `leader` leads; what is handed out whole leaves the queues."""
         group = leader.queues
         assert group is not None
-        held: FlushReason = "drain" if self.draining else "eager" if group.begun else self._linger.reason
+        held: FlushReason = (
+            "drain" if self.draining else "eager" if group.begun else self._linger.reason
+        )
         reason = "full" if self._is_full(group) else held
-        slices, size, longest = chosen(leader, group, self.capacity, small=leader.size <= self._small_size)
+        slices, size, longest = chosen(
+            leader, group, self.capacity, small=leader.size <= self._small_size
+        )
         batch = Batch(slices, size, reason, now, longest)
-        self.running[batch] = None  # first, so that what is handed out is somewhere if a signal breaks in
+        # first, so that what is handed out is somewhere if a signal breaks in
+        self.running[batch] = None
         self.has_room = len(self.running) < self._most_running
         self.in_flight += size
         self.waiting -= size

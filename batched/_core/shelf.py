@@ -1,4 +1,6 @@
-"""The small calls next in line, item by item and longest first, from which runs of like lengths are cut."""
+"""The small calls next in line, item by item and longest first, from which runs of like lengths are
+cut.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,22 @@ from .capacity import Capacity
 from .request import Request
 
 LOOK_AHEAD: Final = 32
-"""Full batches that the shelf holds: enough for like lengths to meet (a backlog of so many is as good as sorted)."""
+"""Full batches that the shelf holds: enough for like lengths to meet (a backlog of so many is as
+good as sorted).
+"""
 FEW: Final = 8
-"""Putting new items in their places one by one beats sorting anew if at most one part in this many is new (measured)."""
+"""Putting new items in their places one by one beats sorting anew if at most one part in this many
+is new (measured).
+"""
 
 Entry = tuple[int, int, int, Request]
 """Minus the length of an item, the number of its request, its position there, and the request."""
 
 
 class Shelf:
-    """The items of small calls in the order of their lengths; calls beyond the look-ahead wait in order of arrival."""
+    """The items of small calls in the order of their lengths; calls beyond the look-ahead wait in
+    order of arrival.
+    """
 
     __slots__ = ("_beyond", "_entries", "_limit", "_number")
 
@@ -43,11 +51,14 @@ class Shelf:
             request, _ = beyond.popitem(last=False)
             lengths = request.lengths
             assert lengths is not None
-            request.number = number = number + 1  # type: ignore[misc]  # a slot of those that have lengths
+            # a slot of those that have lengths
+            request.number = number = number + 1  # type: ignore[misc]
             if request.size == 1:
                 new.append((-lengths[0], number, 0, request))
             else:
-                new += [(-length, number, position, request) for position, length in enumerate(lengths)]
+                new += [
+                    (-length, number, position, request) for position, length in enumerate(lengths)
+                ]
         self._number = number
         if FEW * len(new) > len(self._entries):
             self._entries += new
@@ -78,7 +89,9 @@ class Shelf:
         return bisect_left(self._entries, (-length,))
 
     def run(self, at: int, capacity: Capacity) -> int:
-        """Where the run begins that holds the item at `at`; it is as large as its first item allows."""
+        """Where the run begins that holds the item at `at`; it is as large as its first item
+        allows.
+        """
         entries, low, high = self._entries, 0, 0
         while high <= at:
             low, high = high, high + capacity.most(-entries[high][0])
@@ -96,7 +109,9 @@ class Shelf:
     def take_of(self, request: Request, first: int, last: int) -> None:
         """Takes down the items of `request` from position `first` to `last`."""
         low, high = self.index(request, first), self.index(request, last) + 1
-        self._entries[low:high] = [entry for entry in self._entries[low:high] if entry[3] is not request]
+        self._entries[low:high] = [
+            entry for entry in self._entries[low:high] if entry[3] is not request
+        ]
 
     def discard(self, request: Request) -> None:
         """Takes down all items of a call, or takes it out of those that wait beyond the shelf."""

@@ -1,4 +1,5 @@
-"""Calls that have ended, until their callers have been woken: none is forgotten whatever breaks in, a signal, a full stack or a fork.
+"""Calls that have ended, until their callers have been woken: none is forgotten whatever breaks in,
+a signal, a full stack or a fork.
 
 Wakers may be woken twice, and do not mind.
 """
@@ -17,11 +18,15 @@ Ended = tuple[list[Request], list[Any]]
 
 
 class Answers:
-    """Those of one runtime, by a key that whoever ends calls makes up: the batch, if it was one that ended them."""
+    """Those of one runtime, by a key that whoever ends calls makes up: the batch, if it was one
+    that ended them.
+    """
 
     def __init__(self) -> None:
-        self.open: dict[object, Ended] = {}  # while whoever ended them is about to wake their wakers
-        self.left: dict[object, Ended] = {}  # the same, if something broke in on that: left to whoever comes next
+        # while whoever ended them is about to wake their wakers
+        self.open: dict[object, Ended] = {}
+        # the same, if something broke in on that: left to whoever comes next
+        self.left: dict[object, Ended] = {}
 
     @property
     def of_batches(self) -> bool:
@@ -29,7 +34,9 @@ class Answers:
         return any(isinstance(key, Batch) for key in list(self.open))
 
     def end(self, key: object, ended: list[Request]) -> None:
-        """Takes the wakers of `ended`, whom nobody else can end from now on; to be called under the lock of the runtime."""
+        """Takes the wakers of `ended`, whom nobody else can end from now on; to be called under the
+        lock of the runtime.
+        """
         wakers: list[Any] = []
         self.open[key] = ended, wakers
         for request in ended:
@@ -55,7 +62,9 @@ class Answers:
             self.left.pop(key, None)
 
     def take_all(self) -> Iterator[tuple[Request, Any]]:
-        """All that were not told, in a forked process, where whoever was about to tell them is gone."""
+        """All that were not told, in a forked process, where whoever was about to tell them is
+        gone.
+        """
         for pending in (self.open, self.left):
             for requests, wakers in list(pending.values()):
                 yield from zip(requests, wakers, strict=True)

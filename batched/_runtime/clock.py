@@ -1,4 +1,6 @@
-"""Calls back at a given moment: one thread for all batchers of the process, started when the first of them needs it."""
+"""Calls back at a given moment: one thread for all batchers of the process, started when the first
+of them needs it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from typing import Final
 from .wakers import logger
 
 _Appointment = tuple[float, int, Callable[[], Callable[[], object] | None]]
-"""When (s), a number that makes it unique, and what returns what to call then, if that still exists."""
+"""When (s), a number that makes it unique, and what returns what to call then, if that still
+exists.
+"""
 
 
 MANY: Final = 64
@@ -43,12 +47,16 @@ class Clock:
         """
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(target=_run, args=(self._appointments,), name="batched-clock", daemon=True)
+                thread = threading.Thread(
+                    target=_run, args=(self._appointments,), name="batched-clock", daemon=True
+                )
                 thread.start()
                 self._thread = thread
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
-        """Has `method`, whose object this does not keep alive, called at `when` on the monotonic clock (s). It must be quick."""
+        """Has `method`, whose object this does not keep alive, called at `when` on the monotonic
+        clock (s). It must be quick.
+        """
         self._appointments.put((when, next(self._numbers), weakref.WeakMethod(method)))
 
     def call_soon(self, act: Callable[[], object]) -> None:
@@ -70,7 +78,8 @@ def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
             heapq.heappush(pending, appointments.get(timeout=seconds))
         except queue.Empty:
             continue
-        if len(pending) > most:  # those of batchers that are gone are kept no longer than others need room
+        # those of batchers that are gone are kept no longer than others need room
+        if len(pending) > most:
             pending = [appointment for appointment in pending if appointment[2]() is not None]
             heapq.heapify(pending)
             most = max(MANY, 2 * len(pending))

@@ -1,4 +1,6 @@
-"""The event-loop runtime: coroutine batch functions run on the loop of their callers, one scheduler per loop, gone with it."""
+"""The event-loop runtime: coroutine batch functions run on the loop of their callers, one scheduler
+per loop, gone with it.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,34 @@ from .wakers import GLANCE, AsyncWaker, async_waker, blocking_waker, glance, log
 
 
 class EventLoopRuntime(Runtime):
-    """Serves the callers of one loop. Its workers are tasks there, at most `max_concurrent_batches`, and end when nothing waits."""
+    """Serves the callers of one loop. Its workers are tasks there, at most
+    `max_concurrent_batches`, and end when nothing waits.
+    """
 
     workers_stay = False
     tick = 1e-3  # timers of loops end on full milliseconds
 
     def _reset(self) -> None:
         super()._reset()
-        self._tasks: set[asyncio.Task[None]] = set()  # those of the workers: asyncio does not keep them alive
+        # those of the workers: asyncio does not keep them alive
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def _new_bell(self) -> _Bell:
         return _Bell(self._scheduler)
 
     def _start_worker(self, bell: _Bell) -> None:
         loop = current_loop()
-        if isinstance(loop, asyncio.AbstractEventLoop):  # in a context of its own: a worker serves many callers
-            task = contextvars.Context().run(_WorkerTask, self._work(bell), loop=loop, name=f"batched-{self.name}")
+        # in a context of its own: a worker serves many callers
+        if isinstance(loop, asyncio.AbstractEventLoop):
+            task = contextvars.Context().run(
+                asyncio.Task, self._work(bell), loop=loop, name=f"batched-{self.name}"
+            )
             self._tasks.add(task)
             task.add_done_callback(functools.partial(self._left, bell))
         else:
-            sys.modules["trio"].lowlevel.spawn_system_task(self._work, bell, name=f"batched-{self.name}")
+            sys.modules["trio"].lowlevel.spawn_system_task(
+                self._work, bell, name=f"batched-{self.name}"
+            )
 
     def _left(self, bell: _Bell, task: asyncio.Task[None]) -> None:
         """Forgets the task of a worker that has ended."""
@@ -80,7 +90,8 @@ class EventLoopRuntime(Runtime):
                 else:
                     await bell.nap(max(found - time.monotonic(), 0.0))
         except BaseException as error:
-            if not ends_task(error, task):  # ours; let out of a system task, it would end trio itself
+            # ours; let out of a system task, it would end trio itself
+            if not ends_task(error, task):
                 logger.exception("the worker of %s failed", self.name)
                 self.forsake(f"its worker failed with a {type(error).__name__}")
                 if isinstance(error, Exception):
@@ -88,20 +99,6 @@ class EventLoopRuntime(Runtime):
                 raise
             self.forsake("its event loop has ended, or cancelled the task that ran it")
             raise
-
-
-class _WorkerTask(asyncio.Task[None]):
-    """A task that starts in its turn, whatever the loop's task factory does, and counts its cancellations on Python 3.10 too."""
-
-    if sys.version_info < (3, 11):
-        _cancellations = 0
-
-        def cancel(self, msg: Any | None = None) -> bool:
-            self._cancellations += 1
-            return super().cancel(msg)
-
-        def cancelling(self) -> int:
-            return self._cancellations
 
 
 class _Bell:
@@ -119,7 +116,9 @@ class _Bell:
         wake_all([self._waker], current_loop())
 
     async def nap(self, seconds: float) -> None:
-        """Rests until rung, but not longer than `seconds`; for 0 seconds, lets every other task that is ready run once."""
+        """Rests until rung, but not longer than `seconds`; for 0 seconds, lets every other task
+        that is ready run once.
+        """
         if seconds:
             await wait(self._waker, seconds)
         elif isinstance(self._waker.get_loop(), asyncio.AbstractEventLoop):
@@ -134,8 +133,11 @@ class EventLoops:
     def __init__(self, make: Callable[[], EventLoopRuntime], name: str) -> None:
         self._make = make
         self._name = name  # of the batch function, for messages
-        self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = weakref.WeakKeyDictionary()
-        self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None  # the last one found: a look-up less
+        self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = (
+            weakref.WeakKeyDictionary()
+        )
+        # the last one found: a look-up less
+        self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None
         self._closed = False
 
     def here(self, loop: object) -> EventLoopRuntime:
@@ -146,7 +148,8 @@ class EventLoops:
         """
         if loop is None:
             raise RuntimeError(
-                f"{self._name} is a coroutine function and runs on the event loop of its callers, but none is running here; "
+                f"{self._name} is a coroutine function and runs on the event loop of its callers, "
+                "but none is running here; "
                 "use asyncio.run, or asyncio.run_coroutine_threadsafe with a loop of another thread"
             )
         latest, runtime = self._latest
@@ -196,11 +199,16 @@ class EventLoops:
         own = self._runtimes.get(here) if here is not None else None
         if wait and own is not None and own.pending(running_only=cancel) and not own.within:
             raise RuntimeError(
-                f"waiting here would block the event loop that has to finish the calls of {self._name}; "
+                "waiting here would block the event loop that has to finish the calls of "
+                f"{self._name}; "
                 "use `await aclose()`, `async with`, or shutdown(wait=False)"
             )
         for loop, runtime in self._close(cancel):
-            if wait and runtime is not own and (waiting := self._waiting_for(loop, runtime)) is not None:
+            if (
+                wait
+                and runtime is not own
+                and (waiting := self._waiting_for(loop, runtime)) is not None
+            ):
                 with waiting:
                     drained = blocking_waker()
                     runtime.when_drained(drained)
@@ -226,12 +234,19 @@ class EventLoops:
             runtime.close(cancel)
         return runtimes
 
-    def _waiting_for(self, loop: object, runtime: EventLoopRuntime) -> AbstractContextManager[None] | None:
-        """As `runtime.waiting_for` all calls; None also if it has no calls to finish, or lives on a loop that has stopped."""
+    def _waiting_for(
+        self, loop: object, runtime: EventLoopRuntime
+    ) -> AbstractContextManager[None] | None:
+        """As `runtime.waiting_for` all calls; None also if it has no calls to finish, or lives on a
+        loop that has stopped.
+        """
         if is_over(loop):
             runtime.forsake("the event loop that was to run it has stopped")
         return runtime.waiting_for(None) if runtime.busy else None
 
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
         loops = [loop for ref in self._runtimes.keyrefs() if (loop := ref()) is not None]
-        return [(loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None]  # others come and go meanwhile
+        # others come and go meanwhile
+        return [
+            (loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None
+        ]

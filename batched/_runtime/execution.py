@@ -1,4 +1,6 @@
-"""Runs one batch and deals out what comes of it. One logic for functions that return and for those that are awaited."""
+"""Runs one batch and deals out what comes of it. One logic for functions that return and for those
+that are awaited.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ Begun = tuple[Call | None, BaseException | None]
 class Execution:
     """One batch function and its collator."""
 
-    def __init__(self, func: Callable[..., Any], collator: Collator, name: str, *, splits: bool, isolates: bool) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        collator: Collator,
+        name: str,
+        *,
+        splits: bool,
+        isolates: bool,
+    ) -> None:
         self._func = func
         self._collator = collator
         self._name = name  # of the batch function, for error messages
@@ -59,11 +69,14 @@ class Execution:
             call = next(attempts)
             while True:
                 call = attempts.send(self._answer(owner, call))
-        except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
+        # an error among these holds the frame of this call, which must not hold it
+        except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # of a generator
 
     async def run_async(self, batch: Batch) -> Outcomes:
-        """What each slice of `batch` came to, by awaiting the function here. Raises only what ends the task it runs in."""
+        """What each slice of `batch` came to, by awaiting the function here. Raises only what ends
+        the task it runs in.
+        """
         call, error = self.begin(batch)
         owner = batch.slices[0][0].owner
         note = None
@@ -82,40 +95,53 @@ class Execution:
             call = next(attempts)
             while True:
                 call = attempts.send(await self._answer_async(owner, call))
-        except StopIteration as end:  # an error among these holds the frame of this call, which must not hold it
+        # an error among these holds the frame of this call, which must not hold it
+        except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # of a generator
 
     def _answer(self, owner: object, call: Call) -> Answer:
         args, kwargs, _ = call
         try:
-            return (self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)), None
+            return (
+                self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)
+            ), None
         except BaseException as raised:
             return None, _as_raised(raised)
 
     async def _answer_async(self, owner: object, call: Call) -> Answer:
         args, kwargs, _ = call
         try:
-            return await (self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)), None
+            return await (
+                self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)
+            ), None
         except BaseException as raised:
             if ends_task(raised, current_task()):
                 raise
             return None, _as_raised(raised)
 
-    def _dealt_out(self, batch: Batch, output: Any, note: Any) -> tuple[Sequence[Any], BaseException | None]:
-        """What each slice of `batch` came to by this output of the function, or why that cannot be told."""
+    def _dealt_out(
+        self, batch: Batch, output: Any, note: Any
+    ) -> tuple[Sequence[Any], BaseException | None]:
+        """What each slice of `batch` came to by this output of the function, or why that cannot be
+        told.
+        """
         try:
             return self._collator.split(output, batch.slices, note), None
         except BaseException as raised:
             return [], _as_raised(raised)
 
-    def _attempts(self, batch: Batch, note: Any, error: BaseException | None) -> Generator[Call, Answer, Outcomes]:
-        """Yields each call that is to be made after the first came to `error`, and is sent what it came to; returns the outcomes.
+    def _attempts(
+        self, batch: Batch, note: Any, error: BaseException | None
+    ) -> Generator[Call, Answer, Outcomes]:
+        """Yields each call that is to be made after the first came to `error`, and is sent what it
+        came to; returns the outcomes.
 
-        What runs out of memory is cut in halves, and these again, until they fit or are one item. So is what fails, if it
-        is to be found out which items fail alone.
+        What runs out of memory is cut in halves, and these again, until they fit or are one item.
+        So is what fails, if it is to be found out which items fail alone.
         """
         outcomes: list[tuple[Slice, Any]] = []
-        lost: dict[Request, BaseException] = {}  # calls that fail whatever becomes of the rest of them
+        # calls that fail whatever becomes of the rest of them
+        lost: dict[Request, BaseException] = {}
         todo = [batch.slices]
         while todo:
             slices = todo.pop()
@@ -125,7 +151,14 @@ class Execution:
                 if not slices:
                     continue
             if batch.too_big:
-                room = min([(items + 1) // 2 for items, longest in batch.too_big if longest <= _longest(slices)], default=batch.size)
+                room = min(
+                    [
+                        (items + 1) // 2
+                        for items, longest in batch.too_big
+                        if longest <= _longest(slices)
+                    ],
+                    default=batch.size,
+                )
                 if _size(slices) > room:
                     todo += reversed(_cut(slices, room))
                     continue
@@ -155,13 +188,19 @@ class Execution:
             else:
                 outcomes += [(each, failed) for each in slices]
                 if todo:
-                    lost.update({request: failed for request, _, _ in slices if request.order is None})
+                    lost.update(
+                        {request: failed for request, _, _ in slices if request.order is None}
+                    )
         if self._isolates:  # a call is told of that one of its failed items that stood first in it
             outcomes.sort(key=_place)
         return [each for each, _ in outcomes], [outcome for _, outcome in outcomes]
 
-    def _attempt(self, slices: list[Slice], batch: Batch) -> Generator[Call, Answer, tuple[Any, BaseException | None]]:
-        """Yields what is to be called for `slices`; returns their parts of the output, or the error of a call."""
+    def _attempt(
+        self, slices: list[Slice], batch: Batch
+    ) -> Generator[Call, Answer, tuple[Any, BaseException | None]]:
+        """Yields what is to be called for `slices`; returns their parts of the output, or the error
+        of a call.
+        """
         call = self._collator.collate(slices, batch)
         note = call[2]
         batch.attempts += 1
@@ -197,13 +236,17 @@ class Execution:
                 probe = needed
 
     def conclude(self, ended: list[Request]) -> int:
-        """Gives each of `ended` that came in parts its result, or its own error, and returns how many have an error."""
+        """Gives each of `ended` that came in parts its result, or its own error, and returns how
+        many have an error.
+        """
         failed: list[Request] = []
         for request in ended:
             if request.parts is not None and request.error is None:
                 try:
                     request.parts.sort(key=_position)
-                    request.result = self._collator.joined(request, [part for _, part in request.parts])
+                    request.result = self._collator.joined(
+                        request, [part for _, part in request.parts]
+                    )
                 except BaseException as raised:
                     request.error = raised
             if request.error is not None:
@@ -212,7 +255,9 @@ class Execution:
             sharers = Counter(id(request.error) for request in failed)
             for request in failed:
                 assert request.error is not None
-                request.error = told(self._name, request.error, alone=sharers[id(request.error)] == 1)
+                request.error = told(
+                    self._name, request.error, alone=sharers[id(request.error)] == 1
+                )
         return len(failed)
 
 
@@ -236,7 +281,8 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> list[Request]:
     ended: list[Request] = []
     slices, parts = outcomes
     for (request, start, stop), outcome in zip(slices, parts, strict=True):
-        if request.waker is None or request.error is not None:  # its caller has gone, or another part of it failed
+        # its caller has gone, or another part of it failed
+        if request.waker is None or request.error is not None:
             continue
         if issubclass(type(outcome), BaseException):  # its `__class__` may be code of the user's
             request.error = outcome
@@ -260,7 +306,12 @@ def _size(slices: list[Slice]) -> int:
 
 
 def _longest(slices: list[Slice]) -> int:
-    return max([request.lengths[start] if request.lengths is not None else 0 for request, start, _ in slices])
+    return max(
+        [
+            request.lengths[start] if request.lengths is not None else 0
+            for request, start, _ in slices
+        ]
+    )
 
 
 def _cut(slices: list[Slice], room: int) -> tuple[list[Slice], list[Slice]]:

@@ -1,4 +1,6 @@
-"""Keeps callers of a runtime from waiting for themselves: for a lock that their own thread has, or for a batch that they are part of."""
+"""Keeps callers of a runtime from waiting for themselves: for a lock that their own thread has, or
+for a batch that they are part of.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +16,58 @@ from .shift import Badge, Wait, wait_for
 
 
 class Guard:
-    """Owns the lock of a runtime. Finalizers and signal handlers break in anywhere, also on a thread that has it."""
+    """Owns the lock of a runtime. Finalizers and signal handlers break in anywhere, also on a
+    thread that has it.
+    """
 
     def __init__(self, badge: Badge) -> None:
         self.badge = badge  # what runs carry instead of a reference to this
         self._renew_lock()
 
     def _renew_lock(self) -> None:
-        self._lock: Any = threading.RLock()  # never held while user code is called or callers are woken; reentrant, to know who has it
+        # never held while user code is called or callers are woken; reentrant, to know who has it
+        self._lock: Any = threading.RLock()
 
     def _later(self, method: Callable[..., object], *args: Any) -> bool:
-        """Whether this thread has the lock, and is to change nothing now; then `method` is called when it has not."""
+        """Whether this thread has the lock, and is to change nothing now; then `method` is called
+        when it has not.
+        """
         if not self._lock._is_owned():
             return False
         self._soon(functools.partial(method, *args))
         return True
 
     def _soon(self, act: Callable[[], object]) -> None:
-        """Has `act` called a moment later, in a thread of its own: callbacks of futures may block."""
+        """Has `act` called a moment later, in a thread of its own: callbacks of futures may
+        block.
+        """
         clock.start()
-        clock.call_soon(threading.Thread(target=act, name=f"batched-{self.badge.name}-later", daemon=True).start)
+        clock.call_soon(
+            threading.Thread(target=act, name=f"batched-{self.badge.name}-later", daemon=True).start
+        )
 
-    def wait_for(self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
-        """Notes that this code is about to wait for `request`, or for the end of all, or only for `room`; None outside any batch.
+    def wait_for(
+        self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None
+    ) -> Wait | None:
+        """Notes that this code is about to wait for `request`, or for the end of all, or only for
+        `room`; None outside any batch.
 
         Raises:
             RuntimeError: it would wait for itself, and so for ever.
         """
         if self._lock._is_owned():
             raise RuntimeError(
-                f"{self.badge.name} is called by a finalizer or a signal handler that broke in on it, and would wait for itself"
+                f"{self.badge.name} is called by a finalizer or a signal handler that broke in on "
+                "it, and would wait for itself"
             )
         return wait_for(self.badge, request, room=room, done=done)
 
-    def waiting_for(self, request: Request | None, *, room: bool = False) -> AbstractContextManager[None] | None:
-        """As `wait_for`, for a `with` statement around the wait; None if it would wait for itself."""
+    def waiting_for(
+        self, request: Request | None, *, room: bool = False
+    ) -> AbstractContextManager[None] | None:
+        """As `wait_for`, for a `with` statement around the wait; None if it would wait for
+        itself.
+        """
         try:
             return self.wait_for(request, room=room) or nullcontext()
         except RuntimeError:

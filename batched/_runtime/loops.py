@@ -1,4 +1,6 @@
-"""Which event loop runs this code, and what becomes of it: asyncio's (uvloop's among them) or trio's, told apart here."""
+"""Which event loop runs this code, and what becomes of it: asyncio's (uvloop's among them) or
+trio's, told apart here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _modules = sys.modules
 
 
 def _trio(name: str) -> Any:
-    """What trio calls `name` at its low level; None while nobody has imported it, or somebody is just doing so."""
+    """What trio calls `name` at its low level; None while nobody has imported it, or somebody is
+    just doing so.
+    """
     return getattr(getattr(sys.modules.get("trio"), "lowlevel", None), name, None)
 
 
@@ -46,11 +50,13 @@ def current_task() -> object:
 
 
 def ends_task(error: BaseException, task: Any) -> bool:
-    """Whether `error`, raised where `task` awaited something, was sent to end the task, and not raised by what it awaited."""
+    """Whether `error`, raised where `task` awaited something, was sent to end the task, and not
+    raised by what it awaited.
+    """
     if isinstance(error, GeneratorExit):
         return current_task() is not task  # closed from outside: its loop is gone
     if isinstance(error, asyncio.CancelledError) and isinstance(task, asyncio.Task):
-        return task.cancelling() > 0  # type: ignore[attr-defined, no-any-return]  # a worker's has it on Python 3.10 too
+        return task.cancelling() > 0
     return isinstance(error, getattr(sys.modules.get("trio"), "Cancelled", ()))
 
 

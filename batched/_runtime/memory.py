@@ -1,4 +1,6 @@
-"""Running out of memory: how it is told from other failures, and what makes room for another attempt."""
+"""Running out of memory: how it is told from other failures, and what makes room for another
+attempt.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ _TYPES: Final = {"OutOfMemoryError"}
 """What torch raises on CUDA, HIP and XPU; the name is all that its versions have in common."""
 
 _MESSAGES: Final = re.compile(
-    r"(CUDA|HIP|MPS|XPU)( error: | backend | )out of memory"  # torch before 2.5, asynchronous errors, Apple's GPUs
+    # torch before 2.5, asynchronous errors, Apple's GPUs
+    r"(CUDA|HIP|MPS|XPU)( error: | backend | )out of memory"
     r"|DefaultCPUAllocator: (can't allocate|not enough) memory"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
     r"|RESOURCE_EXHAUSTED",  # jax
@@ -19,7 +22,9 @@ _MESSAGES: Final = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch might have fitted: by the type of `error` or, where that says little, by its message."""
+    """Whether a smaller batch might have fitted: by the type of `error` or, where that says little,
+    by its message.
+    """
     if isinstance(error, MemoryError):  # numpy's is one
         return True
     if any(kind.__name__ in _TYPES for kind in type(error).__mro__):
@@ -41,7 +46,9 @@ def without_frames(error: BaseException) -> None:
 
 
 def free_cache() -> None:
-    """Gives memory that torch keeps for later back to where the next attempt can have it as one piece."""
+    """Gives memory that torch keeps for later back to where the next attempt can have it as one
+    piece.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         return

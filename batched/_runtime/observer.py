@@ -19,17 +19,23 @@ class Observer:
         self._failed = False  # a failure has been logged; one is enough
 
     def observe(self, batch: Batch, outcomes: Outcomes) -> None:
-        """Calls the hook with a record of `batch`, whose callers have been answered. Never raises."""
+        """Calls the hook with a record of `batch`, whose callers have been answered. Never
+        raises.
+        """
         try:
             self._hook(self._record(batch, outcomes))
         except BaseException:
             if not self._failed:
                 self._failed = True
-                logger.exception("on_batch of %s raised; further failures of it are not logged", self._name)
+                logger.exception(
+                    "on_batch of %s raised; further failures of it are not logged", self._name
+                )
 
     def _record(self, batch: Batch, outcomes: Outcomes) -> BatchRecord:
         errors = [
-            (request, outcome) for (request, _, _), outcome in zip(*outcomes, strict=True) if issubclass(type(outcome), BaseException)
+            (request, outcome)
+            for (request, _, _), outcome in zip(*outcomes, strict=True)
+            if issubclass(type(outcome), BaseException)
         ]
         lost = {id(request) for request, _ in errors}
         failed = sum([stop - start for request, start, stop in batch.slices if id(request) in lost])

@@ -1,4 +1,6 @@
-"""What callers do to a runtime: queue a call, give it up, close and open it; `Runtime` adds what workers do to the state declared here."""
+"""What callers do to a runtime: queue a call, give it up, close and open it; `Runtime` adds what
+workers do to the state declared here.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ AWAKE: Final = -math.inf
 
 
 class Reception(Guard, ABC):
-    """Takes calls for one scheduler, and gives them up; knows of workers only that they can be called."""
+    """Takes calls for one scheduler, and gives them up; knows of workers only that they can be
+    called.
+    """
 
     tick = 0.0  # the shortest time for which workers can wait (s)
-    exiting = False  # the interpreter is; batches may still wait for functions that are closed to everybody else
+    # the interpreter is; batches may still wait for functions that are closed to everybody else
+    exiting = False
 
     def __init__(self, policy: BatchPolicy, recorder: Recorder, name: str) -> None:
-        super().__init__(Badge(name, policy.max_concurrent_batches))  # with a lock that guards what follows
+        # with a lock that guards what follows
+        super().__init__(Badge(name, policy.max_concurrent_batches))
         self.policy = policy
         self.recorder = recorder
         self.name = name  # of the batch function, for messages and thread names
@@ -49,7 +55,9 @@ class Reception(Guard, ABC):
         self._expiry = NEVER  # when the clock looks for calls that have waited too long (s)
         self._workers = 0  # started and not ended
         self._resting: list[Any] = []  # what rings each worker that rests
-        self._torn = False  # this is being changed or, if nobody has the lock, was left half changed by a signal or a full stack
+        # this is being changed or, if nobody has the lock, was left half changed by a signal or a
+        # full stack
+        self._torn = False
         self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
 
     @property
@@ -73,11 +81,14 @@ class Reception(Guard, ABC):
         return self._workers > 0
 
     def pending(self, *, running_only: bool) -> bool:
-        """Whether accepted calls have not been answered; with `running_only`, of those that have begun to run."""
+        """Whether accepted calls have not been answered; with `running_only`, of those that have
+        begun to run.
+        """
         return bool(self._scheduler.running) or (self._scheduler.waiting > 0 and not running_only)
 
     def submit(self, request: Request, *, in_turn: bool) -> bool:
-        """Accepts `request`, whose waker will be woken once; False if it waits for room first. `in_turn`: see `Scheduler.submit`.
+        """Accepts `request`, whose waker will be woken once; False if it waits for room first.
+        `in_turn`: see `Scheduler.submit`.
 
         Raises:
             BatcherClosed: after `close`.
@@ -96,24 +107,33 @@ class Reception(Guard, ABC):
                 clock.start()
             with self._lock:
                 scheduler = self._scheduler
-                taken = not self._closed or (self.exiting and is_running() and not isinstance(request.waker, Future))
+                taken = not self._closed or (
+                    self.exiting and is_running() and not isinstance(request.waker, Future)
+                )
                 if not taken or (self._raises and not scheduler.admits(request)):
                     raise self._refused()
                 self._torn = True
                 now = request.arrived = time.monotonic()
                 self.recorder.accepted()
                 scheduler.submit(request, now, in_turn=in_turn)
-                if self._alarm > AWAKE and scheduler.has_room and scheduler.departure(request.queues) < self._alarm:
+                if (
+                    self._alarm > AWAKE
+                    and scheduler.has_room
+                    and scheduler.departure(request.queues) < self._alarm
+                ):
                     call = True
                     self._alarm = AWAKE
-                if self._may_expire and (self._expiry == NEVER or self._expiry < now):  # not set, or a signal broke in on setting it
+                # not set, or a signal broke in on setting it
+                if self._may_expire and (self._expiry == NEVER or self._expiry < now):
                     expiry = self._expiry = scheduler.next_expiry()
                 queued = request.queues is not None
                 self._torn = False
         except BaseException:
             self._mend()
             raise
-        finally:  # also if a signal handler raises just here: everyone relies on that worker, and on the clock, now
+        # also if a signal handler raises just here: everyone relies on that worker, and on the
+        # clock, now
+        finally:
             try:
                 if call:
                     self._call_worker()
@@ -126,7 +146,9 @@ class Reception(Guard, ABC):
         return queued
 
     def _mend(self) -> None:
-        """Starts afresh if a change was left half made, by a signal or a full stack; and wakes whoever was left untold by one."""
+        """Starts afresh if a change was left half made, by a signal or a full stack; and wakes
+        whoever was left untold by one.
+        """
         with self._lock:
             torn = self._torn
         if torn:
@@ -137,9 +159,12 @@ class Reception(Guard, ABC):
         """What a caller is told who cannot be served."""
         self.recorder.rejected()
         if self._closed:
-            return BatcherClosed(f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again")
+            return BatcherClosed(
+                f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
+            )
         return QueueFull(
-            f"{self.name} has {self._scheduler.waiting} items waiting, of at most {self.policy.max_queue_size} (max_queue_size)"
+            f"{self.name} has {self._scheduler.waiting} items waiting, of at most "
+            f"{self.policy.max_queue_size} (max_queue_size)"
         )
 
     def _submit_late(self, request: Request, in_turn: bool) -> None:
@@ -151,7 +176,9 @@ class Reception(Guard, ABC):
             wake_all([request.waker], current_loop())
 
     def cancel(self, request: Request) -> bool:
-        """Takes a request out of the queue, never to be computed; False if any of it runs or has run, or it has ended."""
+        """Takes a request out of the queue, never to be computed; False if any of it runs or has
+        run, or it has ended.
+        """
         if self._later(self.cancel, request):
             return False
         key = object()
@@ -196,13 +223,18 @@ class Reception(Guard, ABC):
             raise
 
     def expire(self) -> None:
-        """Ends the calls that have waited too long. Called by the clock, where no signal is handled."""
+        """Ends the calls that have waited too long. Called by the clock, where no signal is
+        handled.
+        """
         key = object()
         with self._lock:
             ended = self._scheduler.expire(time.monotonic())
             expiry = self._expiry = self._scheduler.next_expiry()
             for request in ended:
-                request.error = QueueTimeout(f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms (queue_timeout_ms)")
+                request.error = QueueTimeout(
+                    f"{self.name}: the call had waited for "
+                    f"{self.policy.queue_timeout_ms} ms (queue_timeout_ms)"
+                )
                 self.recorder.timed_out()
             futures = any(isinstance(request.waker, Future) for request in ended)
             self._answers.end(key, ended)
@@ -213,7 +245,12 @@ class Reception(Guard, ABC):
         self._let_in()
         if futures:  # whose callbacks may block, and the clock is everybody's
             try:
-                threading.Thread(target=self._answers.tell, args=(key,), name=f"batched-{self.name}-callbacks", daemon=True).start()
+                threading.Thread(
+                    target=self._answers.tell,
+                    args=(key,),
+                    name=f"batched-{self.name}-callbacks",
+                    daemon=True,
+                ).start()
             except RuntimeError:  # no more threads
                 self._answers.tell(key)
         else:
@@ -222,7 +259,8 @@ class Reception(Guard, ABC):
     def _let_in(self) -> None:
         """Tells the callers that have got room in the queue; to be asked after whatever made room.
 
-        No worker needs to be called: while anybody stands in line, nothing is held back, so that all of them work.
+        No worker needs to be called: while anybody stands in line, nothing is held back, so that
+        all of them work.
         """
         entered = self._scheduler.entered
         for request in list(entered):
@@ -232,7 +270,9 @@ class Reception(Guard, ABC):
             entered.pop(request, None)
 
     def close(self, cancel: bool) -> None:
-        """Takes no more calls; what waits is run without being held back or, with `cancel`, ends now."""
+        """Takes no more calls; what waits is run without being held back or, with `cancel`, ends
+        now.
+        """
         if self._later(self.close, cancel):
             return
         self._mend()
@@ -256,7 +296,8 @@ class Reception(Guard, ABC):
                 resting = list(self._resting)
                 drained = self._drained()
                 self._torn = False
-            for bell in resting:  # before the callers: callbacks of futures may wait for what these workers do
+            # before the callers: callbacks of futures may wait for what these workers do
+            for bell in resting:
                 self._ring(bell)
             self._let_in()
             self._answers.tell(key)
@@ -277,14 +318,17 @@ class Reception(Guard, ABC):
         wake_all(overtaken, current_loop())
 
     def when_drained(self, waker: Waker) -> None:
-        """Has `waker` woken once this is closed, every accepted call has ended and so have the workers, or it was opened again."""
+        """Has `waker` woken once this is closed, every accepted call has ended and so have the
+        workers, or it was opened again.
+        """
         with self._lock:
             self._until_drained.append(waker)
             drained = self._drained() if self._closed else [waker]
         wake_all(drained, current_loop())
 
     def forsake(self, why: str, *, forked: bool = False, torn: bool = False) -> None:
-        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh, with other workers.
+        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh,
+        with other workers.
 
         With `torn`, only if that is still necessary.
         """
@@ -298,7 +342,11 @@ class Reception(Guard, ABC):
             if self._closed:
                 self._scheduler.close()
             running = [request for batch in scheduler.running for request, _, _ in batch.slices]
-            ended = list(dict.fromkeys(request for request in (*scheduler, *running) if request.waker is not None))
+            ended = list(
+                dict.fromkeys(
+                    request for request in (*scheduler, *running) if request.waker is not None
+                )
+            )
             orphans = [(request, request.waker) for request in ended]
             for request in ended:
                 request.waker = None
@@ -316,14 +364,22 @@ class Reception(Guard, ABC):
 
     def _drained(self) -> list[Waker]:
         """Those to be told that nothing is left to do, if so."""
-        if not self._closed or self._workers or self._scheduler.waiting or self._scheduler.running or self._answers.of_batches:
+        if (
+            not self._closed
+            or self._workers
+            or self._scheduler.waiting
+            or self._scheduler.running
+            or self._answers.of_batches
+        ):
             return []  # answers may be given by threads that work for a worker which has ended
         wakers, self._until_drained = self._until_drained, []
         return wakers
 
     @abstractmethod
     def _call_worker(self) -> None:
-        """Wakes a worker that rests, or starts one; all others are about to look for a batch anyway."""
+        """Wakes a worker that rests, or starts one; all others are about to look for a batch
+        anyway.
+        """
 
     @abstractmethod
     def _ring(self, bell: Any) -> None:

@@ -1,8 +1,10 @@
-"""What both runtimes share: the rule by which free workers are called, find a batch, and answer callers.
+"""What both runtimes share: the rule by which free workers are called, find a batch, and answer
+callers.
 
-Workers lead and follow. At any time one free worker at most is on watch: awake and about to ask for a batch, or asleep until
-the moment that one may leave. `_alarm` is when it looks. Whoever lets a batch leave earlier than that calls a
-worker; one that takes a batch hands the watch over if there is anything left to watch. So nothing polls.
+Workers lead and follow. At any time one free worker at most is on watch: awake and about to ask for
+a batch, or asleep until the moment that one may leave. `_alarm` is when it looks. Whoever lets a
+batch leave earlier than that calls a worker; one that takes a batch hands the watch over if there
+is anything left to watch. So nothing polls.
 """
 
 from __future__ import annotations
@@ -42,7 +44,14 @@ class Runtime(Reception):
     workers_stay: bool
     """Whether workers without work rest until they are called; else they end."""
 
-    def __init__(self, policy: BatchPolicy, execution: Execution, recorder: Recorder, observer: Observer | None, name: str) -> None:
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        execution: Execution,
+        recorder: Recorder,
+        observer: Observer | None,
+        name: str,
+    ) -> None:
         super().__init__(policy, recorder, name)
         self.most_workers = policy.max_concurrent_batches
         self.execution = execution
@@ -50,7 +59,9 @@ class Runtime(Reception):
         _alive[id(self)] = self
 
     def _call_worker(self) -> None:
-        """Wakes a worker that rests, or starts one; all others are about to look for a batch anyway."""
+        """Wakes a worker that rests, or starts one; all others are about to look for a batch
+        anyway.
+        """
         bell, starting = _NOBODY, False
         try:
             with self._lock:
@@ -64,11 +75,13 @@ class Runtime(Reception):
                 self._start_worker(bell)
             elif bell is not _NOBODY:
                 self._ring(bell)
-        except BaseException as error:  # no more threads, or a signal, or a full stack: only plain stores are sure to work now
+        # no more threads, or a signal, or a full stack: only plain stores are sure to work now
+        except BaseException as error:
             self._alarm = NEVER
             if starting:
                 with self._lock:
-                    bell.scheduler = None  # if it has begun nevertheless, it ends as one that nobody has counted
+                    # if it has begun nevertheless, it ends as one that nobody has counted
+                    bell.scheduler = None
                     rests = bell in self._resting
                     self._workers -= 1
                 if rests:
@@ -81,7 +94,9 @@ class Runtime(Reception):
                 raise
 
     def _take(self, bell: Any) -> Batch | float | None:
-        """What a free worker does next: run a batch, rest until `bell` rings or a moment has come, or (None) end."""
+        """What a free worker does next: run a batch, rest until `bell` rings or a moment has come,
+        or (None) end.
+        """
         drained: list[Waker] = []
         ends = False
         if self._torn or self._answers.left:
@@ -89,13 +104,25 @@ class Runtime(Reception):
         with self._lock:
             if bell in self._resting:  # it woke by itself
                 self._resting.remove(bell)
-            uncounted = bell.scheduler is not self._scheduler  # it worked for what was forsaken, or was given up when it was started
+            # it worked for what was forsaken, or was given up when it was started
+            uncounted = bell.scheduler is not self._scheduler
             now = time.monotonic()
             self._scheduler.learn(now)
             batch = None if uncounted else self._scheduler.take(now)
-            deadline = self._scheduler.next_deadline() if batch is None or self._scheduler.has_room else NEVER
-            if batch is None and deadline == NEVER and self.workers_stay and not uncounted and self._scheduler.has_room:
-                deadline = self._scheduler.return_time(now)  # who comes back then need not call the worker, only to have it wait
+            deadline = (
+                self._scheduler.next_deadline()
+                if batch is None or self._scheduler.has_room
+                else NEVER
+            )
+            if (
+                batch is None
+                and deadline == NEVER
+                and self.workers_stay
+                and not uncounted
+                and self._scheduler.has_room
+            ):
+                # who comes back then need not call the worker, only to have it wait
+                deadline = self._scheduler.return_time(now)
             if batch is not None or uncounted:
                 ends = uncounted
                 more = deadline < NEVER
@@ -105,7 +132,11 @@ class Runtime(Reception):
             else:
                 more = False
                 self._alarm = deadline
-                if deadline == NEVER and not self._scheduler.waiting and (not self.workers_stay or (self._closed and not self.exiting)):
+                if (
+                    deadline == NEVER
+                    and not self._scheduler.waiting
+                    and (not self.workers_stay or (self._closed and not self.exiting))
+                ):
                     self._workers -= 1
                     drained = self._drained()
                     ends = True
@@ -120,7 +151,9 @@ class Runtime(Reception):
         return None if ends else batch or deadline
 
     def _finish(self, batch: Batch, outcomes: Outcomes) -> None:
-        """Frees the worker of `batch`, then answers the callers: one that comes straight back finds it free."""
+        """Frees the worker of `batch`, then answers the callers: one that comes straight back finds
+        it free.
+        """
         if self._torn:
             self._mend()
         try:
@@ -131,7 +164,8 @@ class Runtime(Reception):
                 ended = settle(scheduler, outcomes)
                 if ended:
                     self._answers.end(batch, ended)
-                scheduler.finished(batch, time.monotonic())  # last, so that its callers are somewhere if something breaks in
+                # last, so that its callers are somewhere if something breaks in
+                scheduler.finished(batch, time.monotonic())
             if scheduler.entered:
                 self._let_in()
             if ended:
@@ -150,7 +184,9 @@ class Runtime(Reception):
             self.recorder.ended(batch, self.execution.conclude(ended))
         except BaseException:
             for request in ended:
-                request.error = request.error or BatcherClosed(f"{self.name}: its results were lost to a failure")
+                request.error = request.error or BatcherClosed(
+                    f"{self.name}: its results were lost to a failure"
+                )
             raise
         finally:
             self._answers.tell(batch)
@@ -169,7 +205,9 @@ def _after_fork() -> None:
     for runtime in alive():
         runtime.recorder.renew_lock()
         try:
-            runtime.forsake("the process was forked; calls made before run in the parent only", forked=True)
+            runtime.forsake(
+                "the process was forked; calls made before run in the parent only", forked=True
+            )
         except Exception:
             logger.exception("%s may not work in the forked process", runtime.name)
 

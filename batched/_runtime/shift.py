@@ -1,8 +1,10 @@
-"""Who waits for whom: how code that a batch function runs can tell so, and that a wait of it would never end.
+"""Who waits for whom: how code that a batch function runs can tell so, and that a wait of it would
+never end.
 
-A run is a batch on its way through the function. While code of a run waits for a call, of whichever batched function, that is noted.
-A wait that would leave runs stuck is refused: a run is stuck while it waits for a call that a stuck run has in its batch, or
-for one that no run has yet and for which stuck runs leave no worker.
+A run is a batch on its way through the function. While code of a run waits for a call, of whichever
+batched function, that is noted. A wait that would leave runs stuck is refused: a run is stuck while
+it waits for a call that a stuck run has in its batch, or for one that no run has yet and for which
+stuck runs leave no worker.
 """
 
 from __future__ import annotations
@@ -24,15 +26,22 @@ class Badge:
     def __init__(self, name: str, workers: int) -> None:
         self.name = name  # of the batch function
         self.workers = workers  # runs at once
-        self.running: Iterable[Batch] = ()  # the batches that were handed out and not answered, begun or not
+        # the batches that were handed out and not answered, begun or not
+        self.running: Iterable[Batch] = ()
 
     def has_begun(self, request: Request | None) -> bool:
         """Whether all that has not been answered of `request` is being run."""
-        return request is not None and sum([_items(request, batch) for batch in list(self.running) if batch.begun]) >= request.unanswered
+        return (
+            request is not None
+            and sum([_items(request, batch) for batch in list(self.running) if batch.begun])
+            >= request.unanswered
+        )
 
 
 class Shift:
-    """One run of a batch function by the runtime with that badge, begun here, and over once `on` is False."""
+    """One run of a batch function by the runtime with that badge, begun here, and over once `on` is
+    False.
+    """
 
     __slots__ = ("__weakref__", "badge", "batch", "on", "thread", "waits")
 
@@ -40,13 +49,16 @@ class Shift:
         self.badge = badge
         self.batch: Batch | None = batch
         self.on = True  # a task that the function started may outlive the run
-        self.thread: int | None = None  # the only one that can hold it up, once the function has returned
+        # the only one that can hold it up, once the function has returned
+        self.thread: int | None = None
         self.waits: dict[Badge, WeakSet[Wait]] = {}  # of its code, by whose answer is waited for
         batch.begun = True
         _shift.set(self)
 
     def answers(self) -> None:
-        """The function has returned; what callbacks do, in this thread, is still part of the run, but not what they have others do."""
+        """The function has returned; what callbacks do, in this thread, is still part of the run,
+        but not what they have others do.
+        """
         self.thread = threading.get_ident()
 
     def ends(self) -> None:
@@ -57,16 +69,26 @@ class Shift:
 
 
 class Wait:
-    """The wait of a run for the answer to `request` (None: for all calls), or only for room in the queue, noted until it ends."""
+    """The wait of a run for the answer to `request` (None: for all calls), or only for room in the
+    queue, noted until it ends.
+    """
 
     __slots__ = ("__weakref__", "badge", "done", "request", "room", "shift")
 
-    def __init__(self, shift: Shift, badge: Badge, request: Request | None, room: bool, done: Callable[[], bool] | None) -> None:
+    def __init__(
+        self,
+        shift: Shift,
+        badge: Badge,
+        request: Request | None,
+        room: bool,
+        done: Callable[[], bool] | None,
+    ) -> None:
         self.shift = shift
         self.badge = badge  # of the runtime that is to answer
         self.request = request
         self.room = room
-        self.done = done  # whether whoever waits has been told; None: it has when the request has ended
+        # whether whoever waits has been told; None: it has when the request has ended
+        self.done = done
 
     def ends(self) -> None:
         with _lock:
@@ -83,11 +105,15 @@ class Wait:
         self.ends()
 
     def is_blocked(self, stuck: list[Shift]) -> bool:
-        """Whether it does not end as long as none of `stuck`, runs by those who are to answer, does."""
+        """Whether it does not end as long as none of `stuck`, runs by those who are to answer,
+        does.
+        """
         request = self.request
         if request is None:
             return True
-        if (request.waker is None if self.done is None else self.done()) or (self.room and (request.queues is not None or request.taken)):
+        if (request.waker is None if self.done is None else self.done()) or (
+            self.room and (request.queues is not None or request.taken)
+        ):
             return False  # it is ending
         if any(shift.batch is not None and _items(request, shift.batch) for shift in stuck):
             return True
@@ -105,12 +131,21 @@ def is_running() -> bool:
     return shift is not None and shift.on
 
 
-_lock = threading.RLock()  # guards the next, and the waits of shifts; a signal handler or a finalizer may come in anywhere
-_waiting: WeakSet[Shift] = WeakSet()  # runs that have waited for something. Nothing here keeps what was abandoned alive
+# guards the next, and the waits of shifts; a signal handler or a finalizer may come in anywhere
+_lock = threading.RLock()
+# runs that have waited for something. Nothing here keeps what was abandoned alive
+_waiting: WeakSet[Shift] = WeakSet()
 
 
-def wait_for(badge: Badge, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
-    """Notes that this code is about to wait for `request` (None: for all calls) of the runtime with that badge; None outside any run.
+def wait_for(
+    badge: Badge,
+    request: Request | None,
+    *,
+    room: bool = False,
+    done: Callable[[], bool] | None = None,
+) -> Wait | None:
+    """Notes that this code is about to wait for `request` (None: for all calls) of the runtime with
+    that badge; None outside any run.
 
     Raises:
         RuntimeError: it would wait for itself.
@@ -119,7 +154,10 @@ def wait_for(badge: Badge, request: Request | None, *, room: bool = False, done:
     if shift is None or not shift.on or shift.thread not in (None, threading.get_ident()):
         return None
     if shift.badge is badge and not badge.has_begun(request):
-        raise RuntimeError(f"{badge.name} is called from within its own batch, and would wait for itself; call {badge.name}.__wrapped__")
+        raise RuntimeError(
+            f"{badge.name} is called from within its own batch, and would wait for "
+            f"itself; call {badge.name}.__wrapped__"
+        )
     wait = Wait(shift, badge, request, room, done)
     with _lock:
         shift.waits.setdefault(badge, WeakSet()).add(wait)
@@ -128,13 +166,16 @@ def wait_for(badge: Badge, request: Request | None, *, room: bool = False, done:
             return wait
         wait.ends()
     raise RuntimeError(
-        f"{badge.name} is called from within a batch of {shift.badge.name} for which its own batch waits, and would wait for itself; "
+        f"{badge.name} is called from within a batch of {shift.badge.name} for which its own batch "
+        "waits, and would wait for itself; "
         f"call {badge.name}.__wrapped__"
     )
 
 
 def _is_stuck(shift: Shift) -> bool:
-    """Whether `shift` would wait for ever: the others are looked at until those that are left hold up each other."""
+    """Whether `shift` would wait for ever: the others are looked at until those that are left hold
+    up each other.
+    """
     stuck = {each for each in list(_waiting) if each.waits}
     while shift in stuck:
         still = {each for each in stuck if _holds_up(each, stuck)}
@@ -159,7 +200,9 @@ def _items(request: Request, batch: Batch) -> int:
 
 
 def _after_fork() -> None:
-    """Forgets what runs and waits in the parent only, and that this code may have been run by a batch function there."""
+    """Forgets what runs and waits in the parent only, and that this code may have been run by a
+    batch function there.
+    """
     global _lock
     _lock = threading.RLock()
     _waiting.clear()

@@ -1,7 +1,9 @@
-"""The thread runtime: dedicated daemon threads call the batch function, so a model always sees the same ones.
+"""The thread runtime: dedicated daemon threads call the batch function, so a model always sees the
+same ones.
 
-A worker forms a batch, collates it, calls the function and answers the callers. With `prefetch` there is one worker, which forms and
-collates batches while `max_concurrent_batches` other threads do the rest, so that the next one is ready when the function returns.
+A worker forms a batch, collates it, calls the function and answers the callers. With `prefetch`
+there is one worker, which forms and collates batches while `max_concurrent_batches` other threads
+do the rest, so that the next one is ready when the function returns.
 """
 
 from __future__ import annotations
@@ -32,11 +34,20 @@ _Prepared = tuple["ThreadRuntime", Batch, Begun]
 
 
 class ThreadRuntime(Runtime):
-    """At most `max_concurrent_batches` threads call the function, started as they are needed, ended by `shutdown` or with this object."""
+    """At most `max_concurrent_batches` threads call the function, started as they are needed, ended
+    by `shutdown` or with this object.
+    """
 
     workers_stay = True
 
-    def __init__(self, policy: BatchPolicy, execution: Execution, recorder: Recorder, observer: Observer | None, name: str) -> None:
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        execution: Execution,
+        recorder: Recorder,
+        observer: Observer | None,
+        name: str,
+    ) -> None:
         super().__init__(policy, execution, recorder, observer, name)
         if policy.prefetch:
             self.most_workers = 1
@@ -75,10 +86,15 @@ class ThreadRuntime(Runtime):
             self.when_drained(drained)
             await drained
 
-    def wait_for(self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None) -> Wait | None:
+    def wait_for(
+        self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None
+    ) -> Wait | None:
         wait = super().wait_for(request, room=room, done=done)
         if wait is None and threading.current_thread() in self._threads:  # between batches
-            raise RuntimeError(f"{self.name} is called by a finalizer in a thread that runs its batches, and would wait for itself")
+            raise RuntimeError(
+                f"{self.name} is called by a finalizer in a thread that runs its "
+                "batches, and would wait for itself"
+            )
         return wait
 
     def _new_bell(self) -> _Bell:
@@ -97,7 +113,12 @@ class ThreadRuntime(Runtime):
             raise
 
     def _start(self, work: Callable[[_Bell], None], bell: _Bell) -> None:
-        thread = threading.Thread(target=work, args=(bell,), name=f"batched-{self.name}-{next(self._numbers)}", daemon=True)
+        thread = threading.Thread(
+            target=work,
+            args=(bell,),
+            name=f"batched-{self.name}-{next(self._numbers)}",
+            daemon=True,
+        )
         with self._lock:
             self._threads.add(thread)
         bell.threads.append(thread)
@@ -121,13 +142,16 @@ class ThreadRuntime(Runtime):
         try:
             outcomes = self.execution.run(batch, begun)
             shift.answers()
-            self._finish(batch, outcomes)  # callbacks of futures run in there, and must not wait for this worker either
+            # callbacks of futures run in there, and must not wait for this worker either
+            self._finish(batch, outcomes)
             del outcomes  # an error among them holds this frame
         finally:
             shift.ends()
 
     def relieve(self) -> None:
-        """Calls the worker to the batch that it had no room for, or to its end, and wakes those who wait for the last one."""
+        """Calls the worker to the batch that it had no room for, or to its end, and wakes those who
+        wait for the last one.
+        """
         with self._lock:
             idle = self._closed and not self._scheduler.waiting and bool(self._resting)
             call = idle or self._scheduler.next_deadline() < self._alarm
@@ -157,7 +181,9 @@ class ThreadRuntime(Runtime):
 
 
 class _Bell:
-    """What a worker rests on. It brings the runtime along, so that one without work keeps no runtime alive."""
+    """What a worker rests on. It brings the runtime along, so that one without work keeps no
+    runtime alive.
+    """
 
     __slots__ = ("_caller", "_lock", "calls", "runtime", "scheduler", "threads")
 
@@ -165,9 +191,11 @@ class _Bell:
         self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
         self._lock = threading.Lock()  # locked while the worker may rest
         self._lock.acquire()
-        self._caller: ThreadRuntime | None = None  # who rang last; None: nobody, or the runtime is gone
+        # who rang last; None: nobody, or the runtime is gone
+        self._caller: ThreadRuntime | None = None
         self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # whose worker it is
-        self.threads: list[threading.Thread] = []  # the worker and those that call the function for it
+        # the worker and those that call the function for it
+        self.threads: list[threading.Thread] = []
         self.calls: queue.SimpleQueue[_Prepared | None] | None = None  # what they are to call
 
     def ring(self, caller: ThreadRuntime | None) -> None:
@@ -228,7 +256,9 @@ def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
 
 
 def _at_exit() -> None:
-    """Finishes what was accepted, as `ThreadPoolExecutor` does, and what that calls in turn; interrupted, it leaves the rest undone."""
+    """Finishes what was accepted, as `ThreadPoolExecutor` does, and what that calls in turn;
+    interrupted, it leaves the rest undone.
+    """
     runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
     Reception.exiting = True
     try:

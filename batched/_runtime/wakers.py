@@ -1,7 +1,8 @@
 """How callers wait: the only place that knows a lock from a future from a task.
 
-A waker is woken when its request has been answered. Those that live on an event loop are asyncio's own futures, or like them; they are
-woken there, all of one batch by one message to the loop. The others can be woken from anywhere.
+A waker is woken when its request has been answered. Those that live on an event loop are asyncio's
+own futures, or like them; they are woken there, all of one batch by one message to the loop. The
+others can be woken from anywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ logger = logging.getLogger("batched")
 
 
 GLANCE = 0.1
-"""How often a thread that waits for an event loop looks whether there still is one (s): nothing tells it."""
+"""How often a thread that waits for an event loop looks whether there still is one (s): nothing
+tells it.
+"""
 
 
 class Server(Protocol):
@@ -47,7 +50,9 @@ class Server(Protocol):
 
 
 class AsyncWaker(Protocol):
-    """A waker that a coroutine awaits, on its own loop: as much of `asyncio.Future` as is used here."""
+    """A waker that a coroutine awaits, on its own loop: as much of `asyncio.Future` as is used
+    here.
+    """
 
     def get_loop(self) -> object:
         """The event loop on which `set_result` must be called."""
@@ -64,16 +69,20 @@ class AsyncWaker(Protocol):
 
 
 def blocking_waker() -> Lock:
-    """For a thread that waits for its own call: a lock that is taken, for it to take again. Signal handlers may raise from there."""
+    """For a thread that waits for its own call: a lock that is taken, for it to take again. Signal
+    handlers may raise from there.
+    """
     lock = threading.Lock()
     lock.acquire()
     return lock
 
 
 class Future(concurrent.futures.Future[U]):
-    """The answer to a submitted item: a `concurrent.futures.Future` whose `cancel` takes a waiting item out of the queue.
+    """The answer to a submitted item: a `concurrent.futures.Future` whose `cancel` takes a waiting
+    item out of the queue.
 
-    `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over; the item still runs.
+    `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over;
+    the item still runs.
     """
 
     def __init__(self, *, loop: object = None, room: Lock | None = None) -> None:
@@ -81,7 +90,8 @@ class Future(concurrent.futures.Future[U]):
         self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
         self._request: Request | None = None  # while unanswered
         self._server: Server | None = None  # while unanswered
-        self._notified = False  # whether those who wait for several futures know that it was cancelled
+        # whether those who wait for several futures know that it was cancelled
+        self._notified = False
         self._room = room  # tells whoever submitted it that there is room in the queue
 
     def bind(self, request: Request, server: Server) -> None:
@@ -174,12 +184,15 @@ class Future(concurrent.futures.Future[U]):
         self._request = self._server = None
 
     def _waited(self, timeout: float | None) -> float | None:
-        """What is left of `timeout` after waiting for a loop to answer, as long as there is that loop."""
+        """What is left of `timeout` after waiting for a loop to answer, as long as there is that
+        loop.
+        """
         if self._loop is None or self.done():
             return timeout
         if current_loop() is self._loop:
             raise RuntimeError(
-                "the event loop that would wait for this future here is the one that answers it; await asyncio.wrap_future(it)"
+                "the event loop that would wait for this future here is the one that answers it; "
+                "await asyncio.wrap_future(it)"
             )
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self.done() and (left := deadline - time.monotonic()) > 0:
@@ -272,7 +285,9 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
 
 
 async def glance(waker: AsyncWaker) -> bool:
-    """Waits until `waker` is woken, but not long; False if it was not, and may be waited for again."""
+    """Waits until `waker` is woken, but not long; False if it was not, and may be waited for
+    again.
+    """
     if asyncio.isfuture(waker):
         await asyncio.wait([waker], timeout=GLANCE)
     else:
@@ -282,7 +297,9 @@ async def glance(waker: AsyncWaker) -> bool:
 
 
 def wake_all(wakers: Iterable[Waker], here: object) -> None:
-    """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs this code, at once."""
+    """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs
+    this code, at once.
+    """
     away: dict[object, list[AsyncWaker]] = {}
     futures: list[Future[Any]] = []
     for waker in wakers:

@@ -1,13 +1,18 @@
-"""Systems that do the same job, each behind the same interface and in an interpreter of its own, so that none disturbs another.
+"""Systems that do the same job, each behind the same interface and in an interpreter of its own, so
+that none disturbs another.
 
 The module of a peer has some of these:
 
-- `for_coroutines(function, batch_size, **settings)`: an async context manager of what coroutines call with one item and await,
-- `for_threads(function, batch_size, **settings)`: a context manager of what threads call with one item,
+- `for_coroutines(function, batch_size, **settings)`: an async context manager of what coroutines
+  call with one item and await,
+- `for_threads(function, batch_size, **settings)`: a context manager of what threads call with one
+  item,
 - `serve(port, **settings)`: a server of its own kind, as `serving.py` describes it,
-- `answer_all(questions)`: where questions can only be answered inside of something that the peer starts.
+- `answer_all(questions)`: where questions can only be answered inside of something that the peer
+  starts.
 
-What is in this package runs in those interpreters, with `traffic.py`; nothing there imports this project, save `ours.py`.
+What is in this package runs in those interpreters, with `traffic.py`; nothing there imports this
+project, save `ours.py`.
 """
 
 from __future__ import annotations
@@ -56,42 +61,55 @@ class Peer:
 
     def labels(self) -> dict[str, Settings]:
         """Settings by the names of rows."""
-        return {f"{self.name}, {variant}" if variant else self.name: settings for variant, settings in self.variants.items()}
+        return {
+            f"{self.name}, {variant}" if variant else self.name: settings
+            for variant, settings in self.variants.items()
+        }
 
 
 OURS = Peer("ours", "ours", "this project, as its README uses it", threads=True)
-OURS_BY_LENGTH = replace(OURS, driven="this project, told `length=len`", variants={"": {"by_length": True}})
+OURS_BY_LENGTH = replace(
+    OURS, driven="this project, told `length=len`", variants={"": {"by_length": True}}
+)
 BARE_LOCKS = Peer(
-    "bare locks", "bare_locks", "no library: a lock for each call, and one thread; it is told how many callers there are",
+    "bare locks", "bare_locks", "no library: a lock for each call, and one thread; it is told how "
+                                "many callers there are",
     threads=True, coroutines=False,
 )  # fmt: skip
-UNBATCHED = Peer("no batching", "unbatched", "the model takes one sentence at a time, in a thread of its own")
+UNBATCHED = Peer(
+    "no batching", "unbatched", "the model takes one sentence at a time, in a thread of its own"
+)
 PEERS = (
     Peer(
         "batched 0.1.5", "batched_on_pypi",
-        "another project, PyPI's `batched`: `batched.dynamically` for threads, `batched.aio.dynamically` for coroutines; "
+        "another project, PyPI's `batched`: `batched.dynamically` for threads, "
+        "`batched.aio.dynamically` for coroutines; "
         "its default timeout is 5 ms",
         "batched==0.1.5", threads=True,
     ),
     Peer(
         "ray serve", "ray_serve",
-        "`@serve.batch` in a replica on a local Ray; callers are coroutines in that replica, so no handle and no proxy is in between",
+        "`@serve.batch` in a replica on a local Ray; callers are coroutines in that replica, so no "
+        "handle and no proxy is in between",
         "ray[serve]", {"10 ms": {"wait_ms": 10.0}, "5 ms": {"wait_ms": 5.0}}, starts_slowly=True,
         served_by="its own proxy and one replica, processes of a local Ray",
     ),
     Peer(
         "bentoml", "bento",
-        "the dispatcher of its adaptive batching, set up as its server does it, with its default latency limit of 60 s; "
+        "the dispatcher of its adaptive batching, set up as its server does it, with its default "
+        "latency limit of 60 s; "
         "it learns how long to wait",
         "bentoml", starts_slowly=True, served_by="its own application, with uvicorn in one process",
     ),
     Peer(
-        "async-batcher", "async_batcher_peer", "an `AsyncBatcher`, one batch at a time; its default wait is 10 ms",
+        "async-batcher", "async_batcher_peer", "an `AsyncBatcher`, one batch at a time; its "
+                                               "default wait is 10 ms",
         "async-batcher", {"10 ms": {"wait_ms": 10.0}, "5 ms": {"wait_ms": 5.0}},
     ),
     Peer(
         "aiodataloader", "dataloader",
-        "a `DataLoader` without cache; it knows no limit to batches at once, so its function holds a lock, as a model would need it; "
+        "a `DataLoader` without cache; it knows no limit to batches at once, so its function holds "
+        "a lock, as a model would need it; "
         "batches of one that come at random queue up there",
         "aiodataloader",
     ),
@@ -104,18 +122,36 @@ PEERS = (
 
 
 def compared(*, quick: bool, servers: bool = False) -> list[Peer]:
-    """Who is compared: whoever coroutines can call in its own process or, with `servers`, everyone; in a quick run with their defaults."""
+    """Who is compared: whoever coroutines can call in its own process or, with `servers`, everyone;
+    in a quick run with their defaults.
+    """
     able = [peer for peer in PEERS if peer.coroutines or servers]
     return [peer.with_default() for peer in able if not peer.starts_slowly] if quick else able
 
 
 def without(*, quick: bool, servers: bool = False, threads: bool = False) -> dict[str, str]:
-    """Who is not asked, and why, in such a run; with `threads`, also who cannot be called by threads."""
+    """Who is not asked, and why, in such a run; with `threads`, also who cannot be called by
+    threads.
+    """
     reasons = (
-        {} if servers else {peer.name: "it batches in its own server only: see http_server.py" for peer in PEERS if not peer.coroutines}
+        {}
+        if servers
+        else {
+            peer.name: "it batches in its own server only: see http_server.py"
+            for peer in PEERS
+            if not peer.coroutines
+        }
     )
     if threads:
-        reasons |= {f"{peer.name}, threads": "it has no interface for threads" for peer in PEERS if peer.coroutines and not peer.threads}
+        reasons |= {
+            f"{peer.name}, threads": "it has no interface for threads"
+            for peer in PEERS
+            if peer.coroutines and not peer.threads
+        }
     if quick:
-        reasons |= {peer.name: "it takes long to start, and this was a quick run" for peer in PEERS if peer.starts_slowly}
+        reasons |= {
+            peer.name: "it takes long to start, and this was a quick run"
+            for peer in PEERS
+            if peer.starts_slowly
+        }
     return reasons

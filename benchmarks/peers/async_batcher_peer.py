@@ -12,7 +12,9 @@ from traffic import AsyncCall, Function, awaited
 
 
 @asynccontextmanager
-async def for_coroutines(function: Function, batch_size: int, *, wait_ms: float) -> AsyncIterator[AsyncCall]:
+async def for_coroutines(
+    function: Function, batch_size: int, *, wait_ms: float
+) -> AsyncIterator[AsyncCall]:
     run = awaited(function)
 
     class Batcher(AsyncBatcher):  # type: ignore[misc]  # its types are not here

@@ -1,4 +1,6 @@
-"""What hand-off between threads costs without any library: every caller waits on a lock of its own, and one thread answers them all."""
+"""What hand-off between threads costs without any library: every caller waits on a lock of its own,
+and one thread answers them all.
+"""
 
 from __future__ import annotations
 

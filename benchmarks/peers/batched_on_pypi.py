@@ -1,4 +1,6 @@
-"""`batched` 0.1.5 on PyPI: another project with this one's name, which is why it is imported by its name only in its own environment."""
+"""`batched` 0.1.5 on PyPI: another project with this one's name, which is why it is imported by its
+name only in its own environment.
+"""
 
 from __future__ import annotations
 

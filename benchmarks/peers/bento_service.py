@@ -1,4 +1,6 @@
-"""The service of BentoML, which reads types where others read names of types: annotations are evaluated in this module."""
+"""The service of BentoML, which reads types where others read names of types: annotations are
+evaluated in this module.
+"""
 
 import bentoml
 import numpy as np

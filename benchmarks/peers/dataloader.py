@@ -1,4 +1,6 @@
-"""aiodataloader: what was loaded in one turn of the loop goes together. Keys are wrapped, since it caches and merges by key otherwise."""
+"""aiodataloader: what was loaded in one turn of the loop goes together. Keys are wrapped, since it
+caches and merges by key otherwise.
+"""
 
 from __future__ import annotations
 

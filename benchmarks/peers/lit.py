@@ -1,4 +1,6 @@
-"""LitServe: batches are formed by its server only. It reads the type of a request, not the name of the type: annotations are evaluated."""
+"""LitServe: batches are formed by its server only. It reads the type of a request, not the name of
+the type: annotations are evaluated.
+"""
 
 from typing import Any
 

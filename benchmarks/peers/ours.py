@@ -15,12 +15,16 @@ def _settings(batch_size: int, flush: str, by_length: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def for_threads(function: Function, batch_size: int, *, flush: str = "auto", by_length: bool = False) -> Iterator[Call]:
+def for_threads(
+    function: Function, batch_size: int, *, flush: str = "auto", by_length: bool = False
+) -> Iterator[Call]:
     with batched.dynamically(**_settings(batch_size, flush, by_length))(function) as fn:
         yield fn
 
 
 @asynccontextmanager
-async def for_coroutines(function: Function, batch_size: int, *, flush: str = "auto", by_length: bool = False) -> AsyncIterator[AsyncCall]:
+async def for_coroutines(
+    function: Function, batch_size: int, *, flush: str = "auto", by_length: bool = False
+) -> AsyncIterator[AsyncCall]:
     async with batched.aio.dynamically(**_settings(batch_size, flush, by_length))(function) as fn:
         yield fn

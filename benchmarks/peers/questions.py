@@ -1,6 +1,8 @@
-"""Answers questions in the interpreter of a peer: `python -m peers.questions MODULE`, questions as a JSON list on stdin.
+"""Answers questions in the interpreter of a peer: `python -m peers.questions MODULE`, questions as
+a JSON list on stdin.
 
-The last line it prints is a JSON list with an object of figures for each question, or one with an `error`.
+The last line it prints is a JSON list with an object of figures for each question, or one with an
+`error`.
 """
 
 from __future__ import annotations
@@ -51,17 +53,23 @@ async def closed_coroutines(peer: ModuleType, question: Question) -> Answer:
     function = Sleep(question["fixed_ms"], question["per_item_ms"]).awaiting
     full = partial(function, [0] * min(question["callers"], question["batch_size"]))
     before = await async_spans(full, DIRECT)
-    async with peer.for_coroutines(function, question["batch_size"], **question["settings"]) as call:
+    async with peer.for_coroutines(
+        function, question["batch_size"], **question["settings"]
+    ) as call:
         answers = await by_coroutines(call, question["callers"], _items(question))
     return _closed(question, [*before, *await async_spans(full, DIRECT)], answers)
 
 
 async def open_coroutines(peer: ModuleType, question: Question) -> Answer:
-    """Latencies in milliseconds, of all but the first `warm_up` calls; arrivals are in full batches' times per item."""
+    """Latencies in milliseconds, of all but the first `warm_up` calls; arrivals are in full
+    batches' times per item.
+    """
     function = Sleep(question["fixed_ms"], question["per_item_ms"]).awaiting
     full = partial(function, [0] * question["batch_size"])
     per_item = statistics.fmean(await async_spans(full, DIRECT)) / question["batch_size"]
-    async with peer.for_coroutines(function, question["batch_size"], **question["settings"]) as call:
+    async with peer.for_coroutines(
+        function, question["batch_size"], **question["settings"]
+    ) as call:
         found = await arriving(call, [moment * per_item for moment in question["arrivals"]])
     counted = sorted(found[question["warm_up"] :])
     return {"mean": 1e3 * statistics.fmean(counted), "p99": 1e3 * counted[int(0.99 * len(counted))]}
@@ -69,7 +77,11 @@ async def open_coroutines(peer: ModuleType, question: Question) -> Answer:
 
 def _embedded(sentences: list[str], direct: list[float], answers: list[float]) -> Answer:
     found = len(sentences) / answers[-1]
-    return {"share": found * statistics.fmean(direct) / len(sentences), "rate": found, "direct": len(sentences) / statistics.fmean(direct)}
+    return {
+        "share": found * statistics.fmean(direct) / len(sentences),
+        "rate": found,
+        "direct": len(sentences) / statistics.fmean(direct),
+    }
 
 
 def embeddings_threads(peer: ModuleType, question: Question) -> Answer:
@@ -97,7 +109,9 @@ def one_by_one(_peer: ModuleType, question: Question) -> Answer:
     direct = partial(encode, sorted(sentences, key=len))
     encode(sentences[: question["batch_size"]])
     before = list(spans(direct, 1))
-    alone = itertools.accumulate(next(spans(partial(encode, [sentence]), 1)) for sentence in sentences)
+    alone = itertools.accumulate(
+        next(spans(partial(encode, [sentence]), 1)) for sentence in sentences
+    )
     return _embedded(sentences, before, list(alone))
 
 
@@ -134,7 +148,9 @@ def answer(peer: ModuleType, question: Question) -> Answer:
 def main() -> None:
     peer = importlib.import_module(f"peers.{sys.argv[1]}")
     asked = json.load(sys.stdin)
-    answer_all = getattr(peer, "answer_all", lambda asked: [answer(peer, question) for question in asked])
+    answer_all = getattr(
+        peer, "answer_all", lambda asked: [answer(peer, question) for question in asked]
+    )
     print("\n" + json.dumps(answer_all(asked)), flush=True)
 
 

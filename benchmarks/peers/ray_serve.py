@@ -1,4 +1,6 @@
-"""Ray Serve: callers live in a replica, beside the function they call, since `@serve.batch` works nowhere else."""
+"""Ray Serve: callers live in a replica, beside the function they call, since `@serve.batch` works
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ONGOING = 100_000
 
 
 @asynccontextmanager
-async def for_coroutines(function: Function, batch_size: int, *, wait_ms: float) -> AsyncIterator[AsyncCall]:
+async def for_coroutines(
+    function: Function, batch_size: int, *, wait_ms: float
+) -> AsyncIterator[AsyncCall]:
     run = awaited(function)
 
     async def all_of(items: list[Any]) -> list[Any]:
@@ -47,7 +51,9 @@ class Embedder:
         async def vectors(texts: list[str]) -> list[Any]:
             return await encode(texts)
 
-        self._vector = ray_serve.batch(max_batch_size=BATCH_SIZE, batch_wait_timeout_s=wait_ms / 1e3)(vectors)
+        self._vector = ray_serve.batch(
+            max_batch_size=BATCH_SIZE, batch_wait_timeout_s=wait_ms / 1e3
+        )(vectors)
 
     async def __call__(self, request: Any) -> list[list[float]]:
         body = await request.json()
@@ -55,12 +61,19 @@ class Embedder:
 
 
 def _start(deployment: type, *arguments: Any, port: int | None = None) -> Any:
-    ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    ray.init(
+        num_cpus=CORES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        configure_logging=False,
+    )
     if port is None:
         ray_serve.start(proxy_location="Disabled")
     else:
         ray_serve.start(http_options={"host": "127.0.0.1", "port": port})
-    options = {"max_ongoing_requests": ONGOING, "ray_actor_options": {"num_cpus": CORES}}  # a model gets one thread otherwise
+    # a model gets one thread otherwise
+    options = {"max_ongoing_requests": ONGOING, "ray_actor_options": {"num_cpus": CORES}}
     bound = ray_serve.deployment(**options)(deployment).bind(*arguments)
     return ray_serve.run(bound, route_prefix="/embed")
 

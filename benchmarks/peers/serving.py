@@ -1,6 +1,8 @@
-"""Serves embeddings with a peer: `python -m peers.serving MODULE PORT SETTINGS`, settings as a JSON object.
+"""Serves embeddings with a peer: `python -m peers.serving MODULE PORT SETTINGS`, settings as a JSON
+object.
 
-Every server answers `POST /embed`, with `{"texts": [one sentence]}` for a body, by a JSON list with one vector, until it is killed.
+Every server answers `POST /embed`, with `{"texts": [one sentence]}` for a body, by a JSON list with
+one vector, until it is killed.
 """
 
 from __future__ import annotations

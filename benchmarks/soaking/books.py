@@ -1,4 +1,6 @@
-"""The books of a soak: every call that was begun, how it ended, and whether that was to be expected."""
+"""The books of a soak: every call that was begun, how it ended, and whether that was to be
+expected.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SPACING = 1000
 """Numbers between the first items of two calls, and so more than the most items of one call."""
 
 VERDICTS = ("lost", "duplicated", "wrong", "hung")
-"""What may never happen: an accepted call without an end, with two, with an end that nobody has a reason for, or still waiting."""
+"""What may never happen: an accepted call without an end, with two, with an end that nobody has a
+reason for, or still waiting.
+"""
 
 
 @dataclass(eq=False)
@@ -66,20 +70,25 @@ class Report:
 
 
 class Books:
-    """Those of one episode. No locks: threads only append, pop and count by what the interpreter does in one step."""
+    """Those of one episode. No locks: threads only append, pop and count by what the interpreter
+    does in one step.
+    """
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
         self.turns = 0  # odd while the batcher is closed, or being closed or opened
         self.cancels = False  # whether it was ever closed in a way that cancels what waits
-        self.unseen = 0  # probes that batches may have made which were given up, and of which statistics know nothing
+        # probes that batches may have made which were given up, and of which statistics know
+        # nothing
+        self.unseen = 0
         self.exact = True  # whether the statistics must agree with these books to the last call
         self.queue_timeout = math.inf  # after which calls that wait may be given up (s)
         self.refuses = False  # whether a full queue refuses calls
         self.open: dict[int, Call] = {}  # begun and not ended
         self.outcomes: list[str] = []  # one for each call that ended
         self.observed: list[int] | None = None  # items in each batch that an observer was told of
-        self.gone: list[int] = []  # items of which the library has said that they will never be computed
+        # items of which the library has said that they will never be computed
+        self.gone: list[int] = []
         self.blamed: list[tuple[str, str]] = []  # verdict and detail
         self._numbers = itertools.count(1)
 
@@ -111,7 +120,10 @@ class Books:
             self.end(call, "failed")
         elif isinstance(error, batched.BatcherClosed):
             if not self.turns % 2 and self.turns == call.turns:
-                self.blame("wrong", f"{call} was told that the batcher is closed, which it was not: {error!r}")
+                self.blame(
+                    "wrong",
+                    f"{call} was told that the batcher is closed, which it was not: {error!r}",
+                )
             self.end(call, "closed")
         elif self.faults.refused(call.items, call.tag, error):
             self.end(call, "refused")
@@ -119,7 +131,11 @@ class Books:
             self.gone += call.items
             self.end(call, FULL if isinstance(error, QueueFull) else LATE)
         else:
-            self.blame("wrong", f"{call} got {error!r:.200} caused by {error.__cause__!r:.100}, of which its batches know nothing")
+            self.blame(
+                "wrong",
+                f"{call} got {error!r:.200} caused by {error.__cause__!r:.100}, of "
+                "which its batches know nothing",
+            )
             self.end(call, "failed")
 
     def _by_queue(self, call: Call, error: BaseException) -> bool:
@@ -152,7 +168,9 @@ class Books:
         self.end(call, "refused" if refused else "abandoned")
 
     def close(self, stats: batched.Stats | None, hung: Sequence[Call]) -> Report:
-        """What came of it all, once nobody calls any more; `hung` are the calls that somebody still waits for."""
+        """What came of it all, once nobody calls any more; `hung` are the calls that somebody still
+        waits for.
+        """
         for call in hung:
             self.open.pop(call.number, None)
             self.blame("hung", str(call))
@@ -163,7 +181,9 @@ class Books:
         if stats is not None and not hung and not self.open:
             self._check_stats(stats, outcomes)
         report = Report(outcomes, Counter(self.faults.injected))
-        report.accepted = sum(outcomes.values()) - outcomes["refused"] if stats is None else stats.calls
+        report.accepted = (
+            sum(outcomes.values()) - outcomes["refused"] if stats is None else stats.calls
+        )
         for verdict, detail in self.blamed:
             report.blame(verdict, detail)
         return report
@@ -175,7 +195,10 @@ class Books:
             self.blame("duplicated", f"items computed twice: {dict(twice)!r:.200}, {probes} probes")
         computed = [item for item in self.gone if item in runs]
         if computed:
-            self.blame("wrong", f"items computed though they were cancelled while they waited: {computed!r:.200}")
+            self.blame(
+                "wrong",
+                f"items computed though they were cancelled while they waited: {computed!r:.200}",
+            )
 
     def _check_stats(self, stats: batched.Stats, ended: Counter[str]) -> None:
         begun = sum(ended.values()) - ended["refused"]
@@ -195,12 +218,28 @@ class Books:
             wanted["answered"] = good, ended["answered"], ended["answered"] + unknown
             wanted["unanswered"] = begun - good - stats.errors, unanswered, unanswered + unknown
             extra = len(self.faults.again) + stats.probes
-            wanted["items"] = stats.total_processed, len(self.faults.ran) - extra, len(self.faults.ran)
+            wanted["items"] = (
+                stats.total_processed,
+                len(self.faults.ran) - extra,
+                len(self.faults.ran),
+            )
             if not extra:
                 wanted["items"] = stats.total_processed, len(self.faults.ran), len(self.faults.ran)
             if self.observed is not None:
-                wanted["batches observed"] = len(self.observed), stats.total_batches, stats.total_batches
-                wanted["items observed"] = sum(self.observed), stats.total_processed, stats.total_processed
+                wanted["batches observed"] = (
+                    len(self.observed),
+                    stats.total_batches,
+                    stats.total_batches,
+                )
+                wanted["items observed"] = (
+                    sum(self.observed),
+                    stats.total_processed,
+                    stats.total_processed,
+                )
         for name, (found, least, most) in wanted.items():
             if not least <= found <= most:
-                self.blame("wrong", f"statistics: {name} {found}, by the books {least} to {most}; {dict(ended)}; {stats!r}")
+                self.blame(
+                    "wrong",
+                    f"statistics: {name} {found}, by the books {least} to {most}; "
+                    f"{dict(ended)}; {stats!r}",
+                )

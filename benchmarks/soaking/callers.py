@@ -1,4 +1,6 @@
-"""Callers of a soak, with every way of calling and of giving up; here threads that block, in `tasks` for tasks."""
+"""Callers of a soak, with every way of calling and of giving up; here threads that block, in
+`tasks` for tasks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from soaking.subject import Subject
 BOUND = 30.0
 """Seconds after which a wait counts as a hang."""
 
-LATE = (TimeoutError, concurrent.futures.TimeoutError, asyncio.TimeoutError)  # three types until Python 3.11
+# three types until Python 3.11
+LATE = (TimeoutError, concurrent.futures.TimeoutError, asyncio.TimeoutError)
 
 
 class Caller:
@@ -44,7 +47,12 @@ class Caller:
             tag = int(draw * 15)
             if draw < self.fault_rate / 4:
                 tag = (Unhashable if rng.random() < 0.5 else Incomparable)(self.faults)
-        call = self.books.begin(size, tag=tag, listed=listed and not self.subject.features, length=rng.choice([0, 1, 3, 3, 17]))
+        call = self.books.begin(
+            size,
+            tag=tag,
+            listed=listed and not self.subject.features,
+            length=rng.choice([0, 1, 3, 3, 17]),
+        )
         if rng.random() < self.fault_rate:
             self.faults.plan[rng.choice(call.items)] = rng.choice(self.subject.kinds)
         return call
@@ -54,7 +62,11 @@ class Caller:
         argument = self.subject.argument(call)
         if type(call.tag) is int and call.tag == 0:
             return way(argument)
-        return way(argument, tag=call.tag) if call.number % 2 or self.subject.spread else way(argument, call.tag)
+        return (
+            way(argument, tag=call.tag)
+            if call.number % 2 or self.subject.spread
+            else way(argument, call.tag)
+        )
 
     def answered(self, call: Call, answer: Any) -> None:
         self.refused = 0
@@ -78,11 +90,17 @@ class Caller:
             return None
         if self.rng.random() < self.fault_rate / 4:
             self.hostile.add(call.number)
-            if self.rng.random() < 0.3 and self.subject.kind == "threads" and isinstance(self, ThreadCaller):
+            if (
+                self.rng.random() < 0.3
+                and self.subject.kind == "threads"
+                and isinstance(self, ThreadCaller)
+            ):
                 future.add_done_callback(self.subject.block)
                 return future
             try:
-                future.add_done_callback(raise_in_callback(self.faults, self.rng.choice(self.callback_kinds)))
+                future.add_done_callback(
+                    raise_in_callback(self.faults, self.rng.choice(self.callback_kinds))
+                )
             except BaseException:  # of the callback, since the future is done
                 pass
         return future
@@ -145,7 +163,8 @@ class Caller:
         if not calls:
             self.books.blame("wrong", f"map raised {error!r:.200} without a call that failed")
         else:
-            refused = isinstance(error, batched.BatcherClosed) and "before this" not in str(error)  # the call that was read last
+            # the call that was read last
+            refused = isinstance(error, batched.BatcherClosed) and "before this" not in str(error)
             self.failed(calls.pop(-1 if refused else 0), error)
 
 
@@ -160,7 +179,8 @@ class ThreadCaller(Caller):
         while begun < calls and not self.is_over:
             before = len(self.books.outcomes)
             self.rng.choice(ways)()
-            begun += max(1, len(self.books.outcomes) - before)  # of all callers, but none makes many more than another
+            # of all callers, but none makes many more than another
+            begun += max(1, len(self.books.outcomes) - before)
             if self.refused:
                 time.sleep(0.0005)
 
@@ -182,7 +202,11 @@ class ThreadCaller(Caller):
     def burst(self) -> None:
         pending = self.submit_all(self.rng.choice([1, 10, 60]))
         if self.rng.random() < 0.5:
-            pending = [(call, future) for call, future in pending if self.rng.random() < 0.8 or not self.cancel(call, future)]
+            pending = [
+                (call, future)
+                for call, future in pending
+                if self.rng.random() < 0.8 or not self.cancel(call, future)
+            ]
         self._collect(pending)
 
     def late(self) -> None:

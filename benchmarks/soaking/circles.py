@@ -1,4 +1,6 @@
-"""Episodes of a soak about batched functions that call each other: what would wait for itself is refused, and nothing deadlocks."""
+"""Episodes of a soak about batched functions that call each other: what would wait for itself is
+refused, and nothing deadlocks.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ Answer = tuple[int, bool]
 
 
 class Ring:
-    """Batched functions each of which calls the next for items that have some way to go; the last one calls the first."""
+    """Batched functions each of which calls the next for items that have some way to go; the last
+    one calls the first.
+    """
 
     def __init__(self, rng: random.Random, name: str, *, coroutines: bool) -> None:
         self.books = Books(Faults())
-        self.mixed = rng.random() < 0.5  # callers call all of them, not only the first: two may wait for each other by chance
+        # callers call all of them, not only the first: two may wait for each other by chance
+        self.mixed = rng.random() < 0.5
         self.functions: list[Any] = []
         self.alone = True  # each has one worker
         for place in range(rng.choice([1, 2, 2, 3])):
@@ -34,9 +39,15 @@ class Ring:
                 "prefetch": 0 if coroutines else rng.choice([0, 0, 1]),
                 "name": f"{name}-{place}",
             }
-            decorate: Any = batched.aio.dynamically(**settings) if coroutines else batched.dynamically(**settings)
+            decorate: Any = (
+                batched.aio.dynamically(**settings)
+                if coroutines
+                else batched.dynamically(**settings)
+            )
             self.alone = self.alone and settings["max_concurrent_batches"] == 1
-            self.functions.append(decorate(functools.partial(self._awaiting if coroutines else self._blocking, place)))
+            self.functions.append(
+                decorate(functools.partial(self._awaiting if coroutines else self._blocking, place))
+            )
 
     def next(self, place: int) -> Any:
         return self.functions[(place + 1) % len(self.functions)]
@@ -54,7 +65,9 @@ class Ring:
         answers: list[Answer] = []
         for number, way in items:
             try:
-                answers.append(await self.next(place)((number, way - 1)) if way else (number, False))
+                answers.append(
+                    await self.next(place)((number, way - 1)) if way else (number, False)
+                )
             except RuntimeError as error:
                 answers.append(self._refused(number, error))
         return answers
@@ -67,19 +80,30 @@ class Ring:
         return number, True
 
     def check(self, call: Any, way: int, answer: object) -> None:
-        """Enters `answer`: who goes round comes back to a batcher that waits for it, and must be refused if no other worker is there."""
+        """Enters `answer`: who goes round comes back to a batcher that waits for it, and must be
+        refused if no other worker is there.
+        """
         round_trip = way >= len(self.functions)
-        right = answer == (call.number, True) and (round_trip or self.mixed or not self.alone)  # else nothing is in its way
+        # else nothing is in its way
+        right = answer == (call.number, True) and (round_trip or self.mixed or not self.alone)
         right = right or (answer == (call.number, False) and not (round_trip and self.alone))
         self.books.answered(call, right, answer)
 
     def calls(self, rng: random.Random, count: int) -> list[tuple[Any, Any, int]]:
         """Calls, each with the function to call and how many others it goes through."""
         places = len(self.functions) if self.mixed else 1
-        return [(self.books.begin(), rng.choice(self.functions[:places]), rng.randint(0, len(self.functions) + 2)) for _ in range(count)]
+        return [
+            (
+                self.books.begin(),
+                rng.choice(self.functions[:places]),
+                rng.randint(0, len(self.functions) + 2),
+            )
+            for _ in range(count)
+        ]
 
 
-def circles(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
+# as every episode
+def circles(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
     """Functions that call each other, from several callers at once."""
     coroutines = rng.random() < 0.5
     ring = Ring(rng, name, coroutines=coroutines)
@@ -87,13 +111,19 @@ def circles(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG00
     for _ in range(rng.choice([1, 2, 4])):
         todo = ring.calls(rng, 20)
         if coroutines:
-            crowd.start(functools.partial(anyio.run, _await_all, ring, todo, **LOOPS[rng.choice(list(LOOPS))]))
+            crowd.start(
+                functools.partial(
+                    anyio.run, _await_all, ring, todo, **LOOPS[rng.choice(list(LOOPS))]
+                )
+            )
         else:
             crowd.start(functools.partial(_block, ring, todo))
     hung = not crowd.join(f"functions that call each other: {ring.functions}")
     for fn in ring.functions:
         hung = hung or not bounded(ring.books, f"shutdown of {fn}", fn.shutdown)
-    if not hung and not until(lambda: not any(workers(f"{name}-{place}") for place in range(len(ring.functions)))):
+    if not hung and not until(
+        lambda: not any(workers(f"{name}-{place}") for place in range(len(ring.functions)))
+    ):
         ring.books.blame("hung", f"threads of {ring.functions}")
     report = ring.books.close(None, list(ring.books.open.values()) if hung else [])
     waiting = [fn.stats for fn in ring.functions if fn.stats.queue_size or fn.stats.in_flight]

@@ -1,4 +1,6 @@
-"""Episodes of a soak about calls that are known to wait, owners that are collected, and interrupts."""
+"""Episodes of a soak about calls that are known to wait, owners that are collected, and
+interrupts.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,27 @@ from soaking.subject import KINDS, Subject
 from soaking.tasks import LOOPS
 
 
-def cancelled_while_held(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
-    """Cancels calls that are known to wait: none of them may be computed, and all others must be."""
-    subject = Subject(rng, name, kind=rng.choice(KINDS), limited=False, max_concurrent_batches=1, flush="eager", prefetch=0)
+# as every episode
+def cancelled_while_held(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+    """Cancels calls that are known to wait: none of them may be computed, and all others must
+    be.
+    """
+    subject = Subject(
+        rng,
+        name,
+        kind=rng.choice(KINDS),
+        limited=False,
+        max_concurrent_batches=1,
+        flush="eager",
+        prefetch=0,
+    )
     caller = _Held(subject, rng)
     if subject.coroutine or rng.random() < 0.5:
-        bounded(subject.books, str(subject), functools.partial(anyio.run, caller.run_tasks, **LOOPS[rng.choice(list(LOOPS))]))
+        bounded(
+            subject.books,
+            str(subject),
+            functools.partial(anyio.run, caller.run_tasks, **LOOPS[rng.choice(list(LOOPS))]),
+        )
     else:
         bounded(subject.books, str(subject), caller.run_threads)
     return concluded(subject)
@@ -44,7 +61,10 @@ class _Held(Caller):
     def run_threads(self) -> None:
         busy = self.submit(self.first)
         self._check(self.subject.entered.wait(BOUND), "the first batch did not begin")
-        pending = [(call, self.submit(call)) for call in [self.new(tagged=False) for _ in range(self.rng.randint(1, 100))]]
+        pending = [
+            (call, self.submit(call))
+            for call in [self.new(tagged=False) for _ in range(self.rng.randint(1, 100))]
+        ]
         kept = []
         for call, future in pending:
             if self.rng.random() < 0.5:
@@ -52,7 +72,10 @@ class _Held(Caller):
                 self._check(self.cancel(call, future), f"{call} waits and cannot be cancelled")
             else:
                 kept.append((call, future))
-        self._check(self.subject.fn.stats.queue_size == sum(call.size for call, _ in kept), "what was cancelled still waits")
+        self._check(
+            self.subject.fn.stats.queue_size == sum(call.size for call, _ in kept),
+            "what was cancelled still waits",
+        )
         self.subject.gate.set()
         for call, future in [(self.first, busy), *kept]:
             concurrent.futures.wait([future], BOUND)
@@ -98,8 +121,11 @@ class _Held(Caller):
             self.books.blame("wrong", f"{otherwise}: {self.subject}")
 
 
-def owners_go(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
-    """Instances with a batched method that are dropped while their calls wait: these are answered, and threads and instances go."""
+# as every episode
+def owners_go(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+    """Instances with a batched method that are dropped while their calls wait: these are answered,
+    and threads and instances go.
+    """
     subject = Subject(rng, name, kind="threads", features=False)
     compute = subject.fn.__wrapped__
     settings = {**subject.settings, "max_concurrent_batches": 1}
@@ -132,7 +158,11 @@ def owners_go(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG
     subject.faults.refusals.clear()
     gc.collect()
     if not until(lambda: not workers(name) and not any(ref() for ref in refs), 5.0):
-        report.blame("wrong", f"owners that nobody holds stay: {workers(name)}, {sum(ref() is not None for ref in refs)} of 10")
+        report.blame(
+            "wrong",
+            f"owners that nobody holds stay: {workers(name)}, "
+            f"{sum(ref() is not None for ref in refs)} of 10",
+        )
     return report
 
 
@@ -140,11 +170,15 @@ class Interrupted(KeyboardInterrupt):
     """What the signal handler of this soak raises."""
 
 
-def interrupts(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
-    """Signals that break in on calls of the main thread, wherever these are, while other threads go on calling."""
+# as every episode
+def interrupts(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+    """Signals that break in on calls of the main thread, wherever these are, while other threads go
+    on calling.
+    """
     subject = Subject(rng, name, kind="threads")
     subject.books.exact = False
-    subject.books.turns = 1  # one that breaks in on a call that is being queued ends all that wait, which is as documented
+    # one that breaks in on a call that is being queued ends all that wait, which is as documented
+    subject.books.turns = 1
     if threading.current_thread() is not threading.main_thread():
         return concluded(subject)
     main = threading.get_ident()
@@ -172,7 +206,11 @@ def interrupts(rng: random.Random, name: str, calls: int) -> Report:  # noqa: AR
         for _ in range(60):
             submits = rng.random() < 0.5
             call = caller.new(listed=not submits and rng.random() < 0.5)
-            way = (lambda *args, **more: subject.fn.submit(*args, **more).result(BOUND)) if submits else subject.fn
+            way = (
+                (lambda *args, **more: subject.fn.submit(*args, **more).result(BOUND))
+                if submits
+                else subject.fn
+            )
             try:
                 armed = True
                 try:
@@ -190,7 +228,9 @@ def interrupts(rng: random.Random, name: str, calls: int) -> Report:  # noqa: AR
         crowd.join(f"callers beside interrupts of {subject}")
         signal.signal(signal.SIGUSR1, before)
     if subject.features:
-        workers_each = subject.settings.get("max_concurrent_batches", 1) + subject.settings.get("prefetch", 0)
+        workers_each = subject.settings.get("max_concurrent_batches", 1) + subject.settings.get(
+            "prefetch", 0
+        )
         subject.books.unseen = caller.faults.injected.count("interrupt") * workers_each
     subject.books.turns = 2
     for _ in range(3):

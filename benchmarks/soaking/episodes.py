@@ -1,4 +1,6 @@
-"""Ordinary episodes of a soak: callers of every kind at once, faults in their batches, and somebody who closes and opens the batcher."""
+"""Ordinary episodes of a soak: callers of every kind at once, faults in their batches, and somebody
+who closes and opens the batcher.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def until(condition: Callable[[], bool], seconds: float = BOUND) -> bool:
 
 def workers(name: str) -> list[str]:
     """Names of the threads of the batcher `name` that have not ended."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(f"batched-{name}-")]
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith(f"batched-{name}-")
+    ]
 
 
 class Crowd:
@@ -64,7 +70,9 @@ class Crowd:
         return any(thread.is_alive() for thread in self._threads)
 
     def join(self, what: str) -> bool:
-        """Whether all of them end in time; if not, that is a hang, and everybody's stack is printed."""
+        """Whether all of them end in time; if not, that is a hang, and everybody's stack is
+        printed.
+        """
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
@@ -94,7 +102,10 @@ def loop_crew(loop: str, subject: Subject, seed: int, fault_rate: float, calls: 
     async def main() -> None:
         async with anyio.create_task_group() as group:
             for _ in range(tasks):
-                group.start_soon(TaskCaller(subject, random.Random(rng.random()), fault_rate).run, max(1, calls // tasks))
+                group.start_soon(
+                    TaskCaller(subject, random.Random(rng.random()), fault_rate).run,
+                    max(1, calls // tasks),
+                )
         await no_tasks_are_left(subject)
 
     anyio.run(main, **LOOPS[loop])
@@ -212,10 +223,14 @@ def _ended(subject: Subject, rng: random.Random, hung: bool) -> Report:
 
 
 def _is_recorded(subject: Subject) -> bool:
-    """Whether the statistics and the observer have been told of the last batch, after its callers."""
+    """Whether the statistics and the observer have been told of the last batch, after its
+    callers.
+    """
     stats, observed = subject.fn.stats, subject.books.observed
     extra = len(subject.faults.again) + stats.probes
-    return stats.total_processed >= len(subject.faults.ran) - extra and (observed is None or len(observed) >= stats.total_batches)
+    return stats.total_processed >= len(subject.faults.ran) - extra and (
+        observed is None or len(observed) >= stats.total_batches
+    )
 
 
 def concluded(subject: Subject) -> Report:

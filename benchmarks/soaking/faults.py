@@ -1,4 +1,6 @@
-"""Faults that are injected on purpose, and what callers may be told of each: a batch function that fails as its items ask."""
+"""Faults that are injected on purpose, and what callers may be told of each: a batch function that
+fails as its items ask.
+"""
 
 from __future__ import annotations
 
@@ -80,12 +82,15 @@ class Mismatch:
 class Faults:
     """What is to go wrong in one episode, and what did. Threads only append and look up."""
 
-    def __init__(self, *, splits: bool = False, memory: int = 1 << 30, isolates: bool = False) -> None:
+    def __init__(
+        self, *, splits: bool = False, memory: int = 1 << 30, isolates: bool = False
+    ) -> None:
         self.splits = splits  # batches that run out of memory are run again in parts
         self.isolates = isolates  # so are those that raised an exception
         self.memory = memory  # items that fit
         self.plan: dict[int, str] = {}  # what is to happen to the batch of an item
-        self.struck: dict[int, Any] = {}  # what happened in the batch of an item: the error, a Mismatch or the name of an odd type
+        # what happened in the batch of an item: the error, a Mismatch or the name of an odd type
+        self.struck: dict[int, Any] = {}
         self.refusals: dict[int, BaseException] = {}  # by item: what `length` raised for it
         self.ran: list[int] = []  # items, as often as the function got them
         self.again: list[int] = []  # items that the library has to run once more
@@ -108,20 +113,26 @@ class Faults:
                 self._raise(kind, items)
 
     def leave(self, items: Sequence[int], output: Any, longer: Callable[[Any, int], Any]) -> Any:
-        """What a batch function returns for `items` instead of `output`; `longer` adds one row or takes one away."""
+        """What a batch function returns for `items` instead of `output`; `longer` adds one row or
+        takes one away.
+        """
         if self.plan.keys().isdisjoint(items):
             return output
         for item in items:
             kind = self.plan.get(item)
             if kind in (SHORT, LONG):
                 change = 1 if kind == LONG else -1
-                return self._spoil(kind, items, Mismatch(len(items), len(items) + change), longer(output, change))
+                return self._spoil(
+                    kind, items, Mismatch(len(items), len(items) + change), longer(output, change)
+                )
             if kind == ODD:
                 odd = object() if item // 1000 % 2 else None
                 return self._spoil(kind, items, type(odd).__name__, odd)
         for position, item in enumerate(items):
             if self.plan.get(item) == RETURNED:
-                error = RAISED["raised uncopyable exception" if item // 1000 % 2 else "raised Exception"]()
+                error = RAISED[
+                    "raised uncopyable exception" if item // 1000 % 2 else "raised Exception"
+                ]()
                 self.injected.append(RETURNED)
                 self.struck[item] = output[position] = error
         return output
@@ -137,7 +148,9 @@ class Faults:
     def _raise(self, kind: str, items: Sequence[int]) -> None:
         error = RAISED[kind]()
         self.injected.append(kind)
-        parts = (self.splits and isinstance(error, MemoryError)) or (self.isolates and isinstance(error, Exception))
+        parts = (self.splits and isinstance(error, MemoryError)) or (
+            self.isolates and isinstance(error, Exception)
+        )
         if parts and len(items) > 1:
             self.again.extend(items)
         else:
@@ -157,16 +170,27 @@ class Faults:
         return any(_explains(self.struck[item], error) for item in items if item in self.struck)
 
     def refused(self, items: Sequence[int], tag: object, error: BaseException) -> bool:
-        """Whether `error` is what the preparation of a call with `items` and `tag` raised, so that it was never accepted."""
-        return any(self.refusals.get(item) is error for item in items) or (isinstance(tag, Unhashable) and tag.error is error)
+        """Whether `error` is what the preparation of a call with `items` and `tag` raised, so that
+        it was never accepted.
+        """
+        return any(self.refusals.get(item) is error for item in items) or (
+            isinstance(tag, Unhashable) and tag.error is error
+        )
 
 
 def _explains(mark: Any, error: BaseException) -> bool:
     if isinstance(mark, Mismatch):
-        return isinstance(error, batched.BatchSizeMismatch) and (error.expected, error.actual) == (mark.expected, mark.actual)
+        return isinstance(error, batched.BatchSizeMismatch) and (error.expected, error.actual) == (
+            mark.expected,
+            mark.actual,
+        )
     if isinstance(mark, str):
         is_copy = type(error.__cause__) is batched.BatchFunctionError
-        return type(error) is batched.BatchFunctionError and (error.__cause__ is None or is_copy) and mark in str(error)
+        return (
+            type(error) is batched.BatchFunctionError
+            and (error.__cause__ is None or is_copy)
+            and mark in str(error)
+        )
     if isinstance(mark, MISLEADING) or not isinstance(mark, Exception):
         return type(error) is batched.BatchFunctionError and error.__cause__ is mark
     return error is mark or (type(error) is type(mark) and error.__cause__ is mark)

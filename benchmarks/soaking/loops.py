@@ -21,31 +21,46 @@ from soaking.subject import Subject
 from soaking.tasks import LOOPS
 
 
-def loops_end(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
-    """Loops that stop, are closed or are left with calls pending: these end, and the next loop is served."""
+# as every episode
+def loops_end(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+    """Loops that stop, are closed or are left with calls pending: these end, and the next loop is
+    served.
+    """
     subject = Subject(rng, name, features=False)
     subject.books.exact = False
     for _ in range(3):
         caller = Caller(subject, rng, 0.0)
         ending = rng.choice([_left, _closed, _closed, _stopped, _trio_left])
         subject.gate.clear()
-        if not bounded(subject.books, f"{ending.__name__} of {subject}", functools.partial(ending, caller)):
+        if not bounded(
+            subject.books, f"{ending.__name__} of {subject}", functools.partial(ending, caller)
+        ):
             break
-        bounded(subject.books, f"after {ending.__name__} of {subject}", functools.partial(_serves, caller))
+        bounded(
+            subject.books,
+            f"after {ending.__name__} of {subject}",
+            functools.partial(_serves, caller),
+        )
     return concluded(subject)
 
 
 def _pending(caller: Caller) -> tuple[list[tuple[Call, Any]], list[tuple[Call, Any]]]:
-    """Futures that nobody will answer while the gate is shut, and coroutines; the batcher's turn is over for all of them."""
+    """Futures that nobody will answer while the gate is shut, and coroutines; the batcher's turn is
+    over for all of them.
+    """
     caller.books.turns += 1  # they may be told that it was closed
     held = caller.new(tagged=False)
     caller.subject.held.add(held.items.start)
     rest = [caller.new(tagged=False) for _ in range(caller.rng.randint(0, 20))]
     submitted = [(call, caller.submit(call)) for call in (held, *rest)]
-    futures = [(call, future) for call, future in submitted if future is not None]  # a full queue may have refused the others
+    # a full queue may have refused the others
+    futures = [(call, future) for call, future in submitted if future is not None]
     fn = caller.subject.fn
     calls = [caller.new(tagged=False) for _ in range(caller.rng.randint(0, 5))]
-    waiting = [(call, caller.called(call, fn.acall if caller.subject.kind == "threads" else fn)) for call in calls]
+    waiting = [
+        (call, caller.called(call, fn.acall if caller.subject.kind == "threads" else fn))
+        for call in calls
+    ]
     return futures, waiting
 
 
@@ -66,7 +81,9 @@ async def _await_on_asyncio(caller: Caller, call: Call, awaitable: Any) -> None:
 async def _begun(caller: Caller, tasks: dict[asyncio.Task[None], Call]) -> list[tuple[Call, Any]]:
     """Has calls pending on this loop, in `tasks`, whose batch has begun or not; their futures."""
     futures, waiting = _pending(caller)
-    tasks.update({asyncio.ensure_future(_await_on_asyncio(caller, *each)): each[0] for each in waiting})
+    tasks.update(
+        {asyncio.ensure_future(_await_on_asyncio(caller, *each)): each[0] for each in waiting}
+    )
     for _ in range(caller.rng.choice([1, 3, 5])):  # tasks begin in the first turn
         await asyncio.sleep(0)
     return futures
@@ -155,7 +172,9 @@ def _trio_left(caller: Caller) -> None:
 
 
 def _settled(caller: Caller, futures: list[tuple[Call, Any]]) -> None:
-    """Every future of a loop that has ended must be told so; those of a plain function are answered, for threads go on."""
+    """Every future of a loop that has ended must be told so; those of a plain function are
+    answered, for threads go on.
+    """
     caller.subject.gate.set()
     for call, future in futures:
         try:
@@ -175,7 +194,9 @@ def _serves(caller: Caller) -> None:
         for _ in range(5):
             call = caller.new()
             try:
-                answer = await caller.called(call, fn.acall if caller.subject.kind == "threads" else fn)
+                answer = await caller.called(
+                    call, fn.acall if caller.subject.kind == "threads" else fn
+                )
             except BaseException as error:
                 caller.failed(call, error)
             else:

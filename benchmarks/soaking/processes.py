@@ -23,12 +23,16 @@ CHILD_BOUND = 10.0
 
 
 def forks(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
-    """Forks while threads call: the child ends what it inherited and serves, the parent does not notice."""
+    """Forks while threads call: the child ends what it inherited and serves, the parent does not
+    notice.
+    """
     subject = Subject(rng, name)
     caller = ThreadCaller(subject, rng, 0.0)
     crowd = Crowd(subject.books)
     for _ in range(0 if subject.coroutine else rng.choice([0, 1, 3])):
-        crowd.start(functools.partial(ThreadCaller(subject, random.Random(rng.random()), 0.02).run, 60))
+        crowd.start(
+            functools.partial(ThreadCaller(subject, random.Random(rng.random()), 0.02).run, 60)
+        )
     for _ in range(3):
         pending = []
         if not subject.coroutine:
@@ -44,13 +48,18 @@ def forks(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001 
 
 
 def _child(caller: Caller, inherited: list[tuple[Call, Any]]) -> None:
-    """What the child does, with nothing that a thread of the parent may have locked; ends the process."""
+    """What the child does, with nothing that a thread of the parent may have locked; ends the
+    process.
+    """
     faulthandler.dump_traceback_later(CHILD_BOUND / 2, exit=True)
     subject, code = caller.subject, 10
     try:
         for call, future in inherited:
             error = future.exception(CHILD_BOUND)
-            if error and not (isinstance(error, (BatcherClosed, QueueTimeout)) or caller.faults.expected(call.items, error)):
+            if error and not (
+                isinstance(error, (BatcherClosed, QueueTimeout))
+                or caller.faults.expected(call.items, error)
+            ):
                 os._exit(11)
         for _ in range(3):
             call = caller.books.begin(tag=1, length=2)
@@ -87,7 +96,10 @@ def _wait_for_child(caller: Caller, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     elif code[0]:
-        caller.books.blame("hung" if code[0] == 1 else "wrong", f"a forked child of {caller.subject} ended with {code[0]}")
+        caller.books.blame(
+            "hung" if code[0] == 1 else "wrong",
+            f"a forked child of {caller.subject} ended with {code[0]}",
+        )
 
 
 EXITING = """
@@ -105,7 +117,9 @@ for item in range(count):
 
 
 def exits(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
-    """Interpreters that end with calls waiting: what was accepted is computed, once, and the process ends."""
+    """Interpreters that end with calls waiting: what was accepted is computed, once, and the
+    process ends.
+    """
     report = Report()
     count = rng.randint(1, 50)
     settings = {
@@ -119,7 +133,15 @@ def exits(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001 
     report.faults["interpreter exit"] += 1
     try:
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", EXITING.format(settings=settings), str(count), str(rng.choice([0, 0.001]))],
+            [
+                sys.executable,
+                "-W",
+                "error",
+                "-c",
+                EXITING.format(settings=settings),
+                str(count),
+                str(rng.choice([0, 0.001])),
+            ],
             capture_output=True,
             text=True,
             timeout=BOUND,

@@ -1,4 +1,6 @@
-"""The batcher that one episode of a soak is about: a function that fails as it is told, with settings drawn at random."""
+"""The batcher that one episode of a soak is about: a function that fails as it is told, with
+settings drawn at random.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,37 @@ import numpy
 import batched
 from batched.stats import BatchRecord
 from soaking.books import Books, Call
-from soaking.faults import BATCH_KINDS, BLOCKING, HOOK, ITSELF, LENGTH, RAISED, RETURNED, Faults, Injected, idle
+from soaking.faults import (
+    BATCH_KINDS,
+    BLOCKING,
+    HOOK,
+    ITSELF,
+    LENGTH,
+    RAISED,
+    RETURNED,
+    Faults,
+    Injected,
+    idle,
+)
 
 KINDS = ("threads", "aio-plain", "aio-coroutine")
-"""Whether callers block or await, and what kind of function it is; each with items and with features."""
+"""Whether callers block or await, and what kind of function it is; each with items and with
+features.
+"""
 
 
 class Subject:
     """One batched function with its plan of faults and its books."""
 
     def __init__(
-        self, rng: random.Random, name: str, *, kind: str | None = None, features: bool | None = None, limited: bool = True, **fixed: Any
+        self,
+        rng: random.Random,
+        name: str,
+        *,
+        kind: str | None = None,
+        features: bool | None = None,
+        limited: bool = True,
+        **fixed: Any,
     ) -> None:
         self.name = name
         self.kind = kind or rng.choice(KINDS)
@@ -35,7 +57,9 @@ class Subject:
         self.settings = {**self._drawn(rng, limited), **fixed}
         splits = self.settings.get("on_oom", "split" if self.features else "raise") == "split"
         memory = rng.choice([1, 2, 5]) if rng.random() < 0.05 else 1 << 30
-        self.faults = Faults(splits=splits, memory=memory, isolates=self.settings.get("isolate_errors", False))
+        self.faults = Faults(
+            splits=splits, memory=memory, isolates=self.settings.get("isolate_errors", False)
+        )
         self.books = Books(self.faults)
         self.books.queue_timeout = self.settings.get("queue_timeout_ms", math.inf) / 1e3
         self.books.refuses = self.settings.get("on_full") == "raise"
@@ -59,7 +83,9 @@ class Subject:
         self.fn: Any = self._decorated()
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.kind}, {'features' if self.features else 'items'}, {self.settings}"
+        return (
+            f"{self.name}: {self.kind}, {'features' if self.features else 'items'}, {self.settings}"
+        )
 
     def argument(self, call: Call) -> Any:
         """What a caller passes."""
@@ -75,7 +101,9 @@ class Subject:
             tag = call.tag if isinstance(call.tag, int) else -1
             return (
                 isinstance(answer, dict)
-                and all(numpy.array_equal(answer[name], value * 3 + 1) for name, value in wanted.items())
+                and all(
+                    numpy.array_equal(answer[name], value * 3 + 1) for name, value in wanted.items()
+                )
                 and answer["tag"].tolist() == [tag] * call.size
             )
         rows = answer if call.listed else [answer]
@@ -90,7 +118,9 @@ class Subject:
 
     def _decorated(self) -> Any:
         if self.features:
-            decorate = (batched.inference if self.kind == "threads" else batched.aio.inference).dynamically
+            decorate = (
+                batched.inference if self.kind == "threads" else batched.aio.inference
+            ).dynamically
         else:
             decorate = (batched if self.kind == "threads" else batched.aio).dynamically
         compute = self._features if self.features else self._items
@@ -133,7 +163,9 @@ class Subject:
 
         if self.settings.get("spread_kwargs"):
             self.spread = True
-            return decorate(name=self.name, **self.settings)(spread_coroutine if self.coroutine else spread)
+            return decorate(name=self.name, **self.settings)(
+                spread_coroutine if self.coroutine else spread
+            )
         return decorate(name=self.name, **self.settings)(coroutine if self.coroutine else plain)
 
     def _numbers(self, items: Any) -> list[int]:
@@ -141,7 +173,9 @@ class Subject:
         return numbers
 
     def _items(self, _: Any, numbers: list[int], tag: Any) -> Any:
-        return self.faults.leave(numbers, [(item, item * 3 + 1, tag) for item in numbers], _longer_list)
+        return self.faults.leave(
+            numbers, [(item, item * 3 + 1, tag) for item in numbers], _longer_list
+        )
 
     def _features(self, features: Any, numbers: list[int], tag: Any) -> Any:
         output = {name: value * 3 + 1 for name, value in features.items()}
@@ -167,7 +201,11 @@ class Subject:
     def _hook(self, record: BatchRecord) -> None:
         assert self.books.observed is not None
         self.books.observed.append(record.size)
-        if record.name != self.name or not 0 < record.calls <= record.size or not 0 <= record.failed <= record.size:
+        if (
+            record.name != self.name
+            or not 0 < record.calls <= record.size
+            or not 0 <= record.failed <= record.size
+        ):
             self.books.blame("wrong", f"{record!r} of {self}")
         if record.size % 7 == 1:
             self.block()
@@ -232,4 +270,7 @@ def _longer_list(output: list[Any], change: int) -> list[Any]:
 
 
 def _longer_arrays(output: dict[str, Any], change: int) -> dict[str, Any]:
-    return {name: value[:-1] if change < 0 else numpy.concatenate([value, value[-1:]]) for name, value in output.items()}
+    return {
+        name: value[:-1] if change < 0 else numpy.concatenate([value, value[-1:]])
+        for name, value in output.items()
+    }

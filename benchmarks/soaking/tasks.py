@@ -130,7 +130,8 @@ async def finished(future: concurrent.futures.Future[Any]) -> None:
         return
     if _on_asyncio():
         wrapped = asyncio.wrap_future(future)
-        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())  # which is looked at elsewhere
+        # which is looked at elsewhere
+        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([wrapped])
     while not future.done():  # noqa: ASYNC110  # trio cannot wait for it
         await anyio.sleep(0.0005)

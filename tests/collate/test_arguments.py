@@ -6,7 +6,7 @@ import math
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Number
@@ -19,7 +19,9 @@ from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Request, Scheduler
 
 
-def embed(texts: list[str], prompt: Any = "", *more: Any, scale: Any = 1.0, **options: Any) -> list[str]:
+def embed(
+    texts: list[str], prompt: Any = "", *more: Any, scale: Any = 1.0, **options: Any
+) -> list[str]:
     return texts
 
 
@@ -32,7 +34,9 @@ def bound(*args: Any, **kwargs: Any) -> Arguments:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether calls that differ in this value may share a batch; asked in every way a call can pass it."""
+    """Whether calls that differ in this value may share a batch; asked in every way a call can pass
+    it.
+    """
     answers = {
         bound(one) == bound(other),
         bound(scale=one) == bound(scale=other),
@@ -106,7 +110,10 @@ def test_values_of_the_same_type_and_content_share_a_batch(one: Any, other: Any)
     assert same(one, other)
 
 
-@pytest.mark.parametrize(("one", "other"), [([1, 2], [2, 1]), ([1], [1, 1]), ({"a": 1}, {"a": 2}), ({"a": 1}, {"b": 1}), ({1}, {1, 2})])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([1, 2], [2, 1]), ([1], [1, 1]), ({"a": 1}, {"a": 2}), ({"a": 1}, {"b": 1}), ({1}, {1, 2})],
+)
 def test_containers_are_compared_by_content(one: Any, other: Any) -> None:
     assert not same(one, other)
 
@@ -144,7 +151,10 @@ class Option:
         (Point(1), Point(True)),
         (Point(1), (1,)),
         (Temperature(1.01), Temperature(1.04)),
-        (datetime(2026, 1, 1, 12, tzinfo=timezone.utc), datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))),
+        (
+            datetime(2026, 1, 1, 12, tzinfo=UTC),
+            datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1))),
+        ),
         (Option(1), Option(True)),
     ],
 )
@@ -152,12 +162,23 @@ def test_what_is_equal_but_not_alike_does_not_share_a_batch(one: Any, other: Any
     assert not same(one, other)
 
 
-@pytest.mark.parametrize("make", [lambda: Decimal("1.0"), lambda: 1 + 2j, lambda: Point([1]), lambda: Option(1), lambda: Temperature(1.01)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Decimal("1.0"),
+        lambda: 1 + 2j,
+        lambda: Point([1]),
+        lambda: Option(1),
+        lambda: Temperature(1.01),
+    ],
+)
 def test_other_values_that_are_alike_share_a_batch(make: Callable[[], Any]) -> None:
     assert same(make(), make())
 
 
-@pytest.mark.parametrize("value", [Names("ab"), Counter("aab"), OrderedDict(a=1)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [Names("ab"), Counter("aab"), OrderedDict(a=1)], ids=lambda value: type(value).__name__
+)
 def test_containers_of_the_users_own_are_not_taken_apart(value: Any) -> None:
     with pytest.raises(TypeError, match="unhashable"):
         bound(value)
@@ -165,7 +186,15 @@ def test_containers_of_the_users_own_are_not_taken_apart(value: Any) -> None:
 
 def test_numbers_of_numpy_are_told_apart_by_type_and_sign() -> None:
     numpy = pytest.importorskip("numpy")
-    values = [numpy.float32(0.0), numpy.float64(0.0), numpy.float64(-0.0), numpy.int64(0), numpy.bool_(False), 0.0, 0]
+    values = [
+        numpy.float32(0.0),
+        numpy.float64(0.0),
+        numpy.float64(-0.0),
+        numpy.int64(0),
+        numpy.bool_(False),
+        0.0,
+        0,
+    ]
     for index, one in enumerate(values):
         for other in values[:index]:
             assert not same(one, other)
@@ -203,9 +232,17 @@ def test_what_a_caller_changes_after_the_call_does_not_change_the_key() -> None:
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [(("",), {}), ((), {"prompt": ""}), ((), {"scale": 1.0}), (("",), {"scale": 1.0}), ((), {"prompt": "", "scale": 1.0})],
+    [
+        (("",), {}),
+        ((), {"prompt": ""}),
+        ((), {"scale": 1.0}),
+        (("",), {"scale": 1.0}),
+        ((), {"prompt": "", "scale": 1.0}),
+    ],
 )
-def test_an_argument_left_out_equals_its_default(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_an_argument_left_out_equals_its_default(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     assert bound(*args, **kwargs) == bound()
     assert hash(bound(*args, **kwargs)) == hash(bound())
 
@@ -216,7 +253,11 @@ def test_a_default_carries_its_type_too() -> None:
 
 
 def test_a_default_that_is_a_container_equals_the_same_content() -> None:
-    def generate(prompts: list[str], stop: list[str] = ["\n"], bias: dict[str, float] = {}) -> list[str]:  # noqa: B006  # as users write them
+    def generate(  # as users write them
+        prompts: list[str],
+        stop: list[str] = ["\n"],  # noqa: B006  a default that is a list is what this is about
+        bias: dict[str, float] = {},  # noqa: B006  and one that is a dict
+    ) -> list[str]:
         return prompts
 
     binder = Binder(generate, "generate", leading=1)
@@ -267,7 +308,9 @@ def test_a_gathered_keyword_is_not_mistaken_for_the_positional_argument_of_its_n
 
 def test_the_function_gets_the_arguments_as_they_were_given() -> None:
     thing = object()
-    args, kwargs = bound("query", ["a"], scale=2.0, beam={"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}).fresh()
+    args, kwargs = bound(
+        "query", ["a"], scale=2.0, beam={"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}
+    ).fresh()
     assert args == ("query", ["a"])
     assert kwargs == {"scale": 2.0, "beam": {"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}}
     assert type(kwargs["beam"]["b"][4]) is Point
@@ -304,8 +347,12 @@ def gathered(*args: Any) -> list[Any]:
     return list(args[0])
 
 
-@pytest.mark.parametrize(("func", "name"), [(embed, "texts"), (positional_only, None), (gathered, None), (dict, None)])
-def test_the_keyword_of_the_items_is_known_if_they_have_one(func: Callable[..., Any], name: str | None) -> None:
+@pytest.mark.parametrize(
+    ("func", "name"), [(embed, "texts"), (positional_only, None), (gathered, None), (dict, None)]
+)
+def test_the_keyword_of_the_items_is_known_if_they_have_one(
+    func: Callable[..., Any], name: str | None
+) -> None:
     assert Binder(func, "func", leading=1).items_name == name
 
 
@@ -329,8 +376,13 @@ def test_a_builtin_without_a_signature_can_be_called_too() -> None:
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(("func", "leading"), [(lambda **texts: texts, 1), (lambda self: self, 2), (lambda *, texts: texts, 1)])
-def test_a_function_that_takes_no_items_is_refused_by_name(func: Callable[..., Any], leading: int) -> None:
+@pytest.mark.parametrize(
+    ("func", "leading"),
+    [(lambda **texts: texts, 1), (lambda self: self, 2), (lambda *, texts: texts, 1)],
+)
+def test_a_function_that_takes_no_items_is_refused_by_name(
+    func: Callable[..., Any], leading: int
+) -> None:
     with pytest.raises(TypeError, match=r"^shop\.embed takes no argument for the list of items$"):
         Binder(func, "shop.embed", leading=leading)
 
@@ -366,8 +418,12 @@ def test_items_given_twice_are_a_type_error_that_names_the_function() -> None:
         binder.bind((), {"texts": []})
 
 
-@pytest.mark.parametrize("wrapped", [lambda value: value, lambda value: [value], lambda value: {"a": (value,)}])
-def test_what_can_not_be_compared_is_a_type_error_that_names_function_and_argument(wrapped: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    "wrapped", [lambda value: value, lambda value: [value], lambda value: {"a": (value,)}]
+)
+def test_what_can_not_be_compared_is_a_type_error_that_names_function_and_argument(
+    wrapped: Callable[[Any], Any],
+) -> None:
     value = wrapped(bytearray(b"mask"))
     with pytest.raises(TypeError) as caught:
         bound(scale=value)
@@ -380,7 +436,11 @@ def test_what_can_not_be_compared_is_a_type_error_that_names_function_and_argume
 
 def test_an_array_is_a_type_error_that_names_function_and_argument() -> None:
     numpy = pytest.importorskip("numpy")
-    with pytest.raises(TypeError, match=r"^embed: .*prompt=array.*unhashable type: 'numpy\.ndarray'$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^embed: .*prompt=array.*unhashable type: "
+        r"'numpy\.ndarray'$",
+    ):
         bound(numpy.zeros(2))
 
 

@@ -1,4 +1,6 @@
-"""Features: what callers may pass, which calls share a batch, and what the function gets of them."""
+"""Features: what callers may pass, which calls share a batch, and what the function gets of
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,33 @@ from feature_stage import Together
 
 Make = Callable[..., Together]
 
-NUMPY_DTYPES = ["float16", "float32", "float64", "complex64", "int8", "int32", "int64", "uint8", "uint16", "bool", ">i4", "<f4"]
-TORCH_DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "int8", "int16", "int64", "uint8", "bool", "float8_e4m3fn"]
+NUMPY_DTYPES = [
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "int8",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "bool",
+    ">i4",
+    "<f4",
+]
+TORCH_DTYPES = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "int8",
+    "int16",
+    "int64",
+    "uint8",
+    "bool",
+    "float8_e4m3fn",
+]
 
 
 def ids(*rows: list[int]) -> list[Any]:
@@ -30,13 +57,17 @@ def lists(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: array.tolist() for name, array in batch.items()}
 
 
-# ---------------------------------------------------------------- dtype, library and device are kept
+# ---------------------------------------------------------------- dtype, library and device are
+# kept
 
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype: str) -> None:
     two = together()
-    calls: list[Any] = [{"x": numpy.ones((1, 2), dtype)}, {"x": [numpy.ones(3, dtype), numpy.ones(1, dtype)]}]
+    calls: list[Any] = [
+        {"x": numpy.ones((1, 2), dtype)},
+        {"x": [numpy.ones(3, dtype), numpy.ones(1, dtype)]},
+    ]
     results = two.results(*calls)
     (batch,) = [features for features in two.seen if len(features["x"]) > 1]
     assert type(batch["x"]) is numpy.ndarray
@@ -51,7 +82,9 @@ def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name
     torch = pytest.importorskip("torch")
     dtype = getattr(torch, name)
     two = together()
-    results = two.results({"x": torch.ones(1, 2).to(dtype)}, {"x": [torch.ones(3).to(dtype), torch.ones(1).to(dtype)]})
+    results = two.results(
+        {"x": torch.ones(1, 2).to(dtype)}, {"x": [torch.ones(3).to(dtype), torch.ones(1).to(dtype)]}
+    )
     (batch,) = [features for features in two.seen if len(features["x"]) > 1]
     assert type(batch["x"]) is torch.Tensor
     assert batch["x"].dtype is dtype
@@ -61,14 +94,19 @@ def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name
 
 def test_floats_that_are_padded_stay_the_numbers_they_were(together: Make) -> None:
     two = together()
-    first, second = numpy.array([[0.1, 2.7]], numpy.float32), numpy.array([[-0.5, 1e-30, 3e38]], numpy.float32)
+    first, second = (
+        numpy.array([[0.1, 2.7]], numpy.float32),
+        numpy.array([[-0.5, 1e-30, 3e38]], numpy.float32),
+    )
     results = two.results({"x": first}, {"x": second})
     assert [result["x"].tolist() for result in results] == [first.tolist(), second.tolist()]
     assert two.seen[0]["x"].tolist() == [[*first[0].tolist(), 0.0], second[0].tolist()]
 
 
 @pytest.mark.model
-def test_numbers_are_moved_bit_by_bit_even_where_numpy_has_no_dtype_for_them(together: Make) -> None:
+def test_numbers_are_moved_bit_by_bit_even_where_numpy_has_no_dtype_for_them(
+    together: Make,
+) -> None:
     torch = pytest.importorskip("torch")
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     two = together()
@@ -81,7 +119,9 @@ def test_conjugates_and_negatives_are_read_as_what_they_stand_for(together: Make
     torch = pytest.importorskip("torch")
     values = torch.tensor([[1 + 2j, 3 - 4j]])
     two = together()
-    results = two.results({"x": values.conj(), "y": values.conj().imag}, {"x": values[:, :1], "y": values[:, :1].imag})
+    results = two.results(
+        {"x": values.conj(), "y": values.conj().imag}, {"x": values[:, :1], "y": values[:, :1].imag}
+    )
     assert results[0]["x"].tolist() == [[1 - 2j, 3 + 4j]]
     assert results[0]["y"].tolist() == [[-2.0, 4.0]]
 
@@ -92,7 +132,9 @@ def test_conjugates_and_negatives_are_read_as_what_they_stand_for(together: Make
 def test_calls_with_alike_features_share_a_batch_in_their_order(together: Make) -> None:
     all_of = together()
     results = all_of.results(*({"x": numpy.full((rows, 2), rows)} for rows in (1, 3, 2)))
-    assert [lists(batch) for batch in all_of.seen] == [{"x": [[1, 1], [3, 3], [3, 3], [3, 3], [2, 2], [2, 2]]}]
+    assert [lists(batch) for batch in all_of.seen] == [
+        {"x": [[1, 1], [3, 3], [3, 3], [3, 3], [2, 2], [2, 2]]}
+    ]
     assert [result["x"].tolist() for result in results] == [[[1, 1]], [[3, 3]] * 3, [[2, 2]] * 2]
 
 
@@ -125,7 +167,9 @@ def test_calls_that_differ_in_dtype_or_rank_never_share_a_batch(together: Make, 
     assert (results[1]["x"].dtype, results[1]["x"].shape) == (other.dtype, other.shape)
 
 
-def test_calls_that_differ_in_the_shape_behind_their_length_never_share_a_batch(together: Make) -> None:
+def test_calls_that_differ_in_the_shape_behind_their_length_never_share_a_batch(
+    together: Make,
+) -> None:
     three = together()
     shapes = [(1, 4, 2), (1, 4, 3), (2, 4, 2)]
     results = three.results(*({"x": numpy.zeros(shape)} for shape in shapes))
@@ -137,7 +181,9 @@ def test_calls_that_differ_in_the_shape_behind_their_length_never_share_a_batch(
 def test_arrays_and_tensors_never_share_a_batch(together: Make) -> None:
     torch = pytest.importorskip("torch")
     two = together()
-    results = two.results({"x": numpy.zeros((1, 3))}, {"x": torch.zeros((1, 3), dtype=torch.float64)})
+    results = two.results(
+        {"x": numpy.zeros((1, 3))}, {"x": torch.zeros((1, 3), dtype=torch.float64)}
+    )
     assert len(two.seen) == 2
     assert [type(result["x"]) for result in results] == [numpy.ndarray, torch.Tensor]
 
@@ -173,7 +219,9 @@ class Watched(numpy.ndarray[Any, Any]):
         return super().__getitem__(place)
 
 
-def test_other_kinds_of_features_that_arrive_meanwhile_do_not_disturb_a_call(together: Make) -> None:
+def test_other_kinds_of_features_that_arrive_meanwhile_do_not_disturb_a_call(
+    together: Make,
+) -> None:
     one = together()
 
     def others() -> None:  # as another thread might, just then
@@ -202,7 +250,9 @@ def test_short_rows_are_padded_on_the_left(together: Make) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_rows_of_a_caller_alone_are_padded_to_the_longest_of_them(together: Make, side: str) -> None:
+def test_rows_of_a_caller_alone_are_padded_to_the_longest_of_them(
+    together: Make, side: str
+) -> None:
     one = together(pad_token={"ids": 9}, padding_side=side)
     one.results({"ids": ids([1, 2], [3])})
     assert lists(one.seen[0]) == {"ids": [[1, 2], [3, 9] if side == "right" else [9, 3]]}
@@ -257,9 +307,13 @@ def test_rows_may_have_no_length_at_all(together: Make) -> None:
     assert [result["x"].shape for result in results] == [(1, 0), (2, 2)]
 
 
-def test_token_features_are_padded_to_a_multiple_even_if_one_call_is_the_batch(together: Make) -> None:
+def test_token_features_are_padded_to_a_multiple_even_if_one_call_is_the_batch(
+    together: Make,
+) -> None:
     one = together(pad_to_multiple_of=4, pad_token={"ids": 9})
-    (result,) = one.results({"ids": numpy.array([[1, 2, 3, 4, 5]]), "flags": numpy.ones((1, 4), bool)})
+    (result,) = one.results(
+        {"ids": numpy.array([[1, 2, 3, 4, 5]]), "flags": numpy.ones((1, 4), bool)}
+    )
     assert lists(one.seen[0]) == {"ids": [[1, 2, 3, 4, 5, 9, 9, 9]], "flags": [[True] * 4]}
     assert result["ids"].tolist() == [[1, 2, 3, 4, 5]]
 
@@ -273,7 +327,9 @@ def test_other_features_are_padded_to_a_multiple_only_if_they_are_padded(togethe
 
 
 def test_every_length_that_the_function_sees_is_a_multiple(together: Make) -> None:
-    two = together(lambda features: features["ids"][:, :, None] * numpy.ones(8, int), pad_to_multiple_of=8)
+    two = together(
+        lambda features: features["ids"][:, :, None] * numpy.ones(8, int), pad_to_multiple_of=8
+    )
     results = two.results({"ids": numpy.ones((1, 3), int)}, {"ids": numpy.ones((1, 6), int)})
     assert [result.shape for result in results] == [(1, 3, 8), (1, 6, 8)]
     assert {features["ids"].shape[1] % 8 for features in two.seen} == {0}, "also of probes"
@@ -301,10 +357,15 @@ def test_every_length_that_the_function_sees_is_a_multiple(together: Make) -> No
     ],
 )
 @pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.model)])
-def test_a_pad_that_the_dtype_cannot_hold_is_refused_to_those_callers_alone(together: Make, library: str, dtype: str, pad: Any) -> None:
+def test_a_pad_that_the_dtype_cannot_hold_is_refused_to_those_callers_alone(
+    together: Make, library: str, dtype: str, pad: Any
+) -> None:
     module: Any = pytest.importorskip(library)
     two = together(pad_token={"x": pad})
-    refused, served = two.answers({"x": module.zeros((1, 2), dtype=getattr(module, dtype))}, {"x": numpy.zeros((1, 2), "complex128")})
+    refused, served = two.answers(
+        {"x": module.zeros((1, 2), dtype=getattr(module, dtype))},
+        {"x": numpy.zeros((1, 2), "complex128")},
+    )
     assert isinstance(refused, CollationError), repr(refused)
     assert "x " in str(refused)
     assert repr(pad) in str(refused)
@@ -314,10 +375,15 @@ def test_a_pad_that_the_dtype_cannot_hold_is_refused_to_those_callers_alone(toge
 
 @pytest.mark.parametrize("pad", [float("-inf"), float("inf"), -1.5, 65504])
 @pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.model)])
-def test_floats_are_padded_with_whatever_they_can_hold(together: Make, library: str, pad: float) -> None:
+def test_floats_are_padded_with_whatever_they_can_hold(
+    together: Make, library: str, pad: float
+) -> None:
     module: Any = pytest.importorskip(library)
     two = together(pad_token={"x": pad})
-    two.results({"x": module.ones((1, 1), dtype=module.float16)}, {"x": module.ones((1, 2), dtype=module.float16)})
+    two.results(
+        {"x": module.ones((1, 1), dtype=module.float16)},
+        {"x": module.ones((1, 2), dtype=module.float16)},
+    )
     assert two.seen[0]["x"].tolist() == [[1, pad], [1, 1]]
 
 
@@ -337,11 +403,19 @@ BAD: list[tuple[str, Any, list[str]]] = [
         {"ids": numpy.zeros((2, 3)), "mask": numpy.zeros((5, 3), int)},
         ["ids", "(2, 3)", "mask", "(5, 3)", "float64", "int64"],
     ),
-    ("unequal rows in a list", {"ids": [ROW, ROW], "mask": numpy.zeros((5, 3))}, ["ids", "list of 2", "mask", "(5, 3)"]),
+    (
+        "unequal rows in a list",
+        {"ids": [ROW, ROW], "mask": numpy.zeros((5, 3))},
+        ["ids", "list of 2", "mask", "(5, 3)"],
+    ),
     ("a single value", {"ids": numpy.zeros((2, 3)), "mask": numpy.array(3)}, ["mask", "int64"]),
     ("no features", {}, ["empty mapping"]),
     ("no rows", {"ids": numpy.zeros((0, 3))}, ["ids", "(0, 3)"]),
-    ("no rows in one of them", {"ids": numpy.zeros((1, 3)), "mask": numpy.zeros((0, 3))}, ["mask", "(0, 3)"]),
+    (
+        "no rows in one of them",
+        {"ids": numpy.zeros((1, 3)), "mask": numpy.zeros((0, 3))},
+        ["mask", "(0, 3)"],
+    ),
     ("an empty list", {"ids": []}, ["ids"]),
     ("a list of integers", {"ids": [1, 2, 3]}, ["ids", "int"]),
     ("a list of lists", {"ids": [[1, 2, 3]]}, ["ids", "list"]),
@@ -353,9 +427,17 @@ BAD: list[tuple[str, Any, list[str]]] = [
     ("bytes", {"ids": b"bytes"}, ["ids", "bytes"]),
     ("an integer", {"ids": 3}, ["ids", "int"]),
     ("a mapping", {"ids": {"deep": ROW}}, ["ids", "dict"]),
-    ("rows of different dtype", {"ids": [ROW, ROW.astype(float)]}, ["ids", "int64", "float64", "(3,)"]),
+    (
+        "rows of different dtype",
+        {"ids": [ROW, ROW.astype(float)]},
+        ["ids", "int64", "float64", "(3,)"],
+    ),
     ("rows of different rank", {"ids": [ROW, ROW[None]]}, ["ids", "(3,)", "(1, 3)"]),
-    ("rows of different shape", {"ids": [numpy.zeros((3, 2)), numpy.zeros((3, 4))]}, ["ids", "(3, 2)", "(3, 4)"]),
+    (
+        "rows of different shape",
+        {"ids": [numpy.zeros((3, 2)), numpy.zeros((3, 4))]},
+        ["ids", "(3, 2)", "(3, 4)"],
+    ),
     ("a name that is no string", {3: ROW}, ["3"]),
     ("a masked array", {"ids": numpy.ma.masked_array(ROW)}, ["ids"]),
     ("no mapping but an array", ROW, ["mapping"]),
@@ -364,8 +446,12 @@ BAD: list[tuple[str, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), [pytest.param(call, said, id=name) for name, call, said in BAD])
-def test_features_that_make_no_batch_are_refused_to_their_caller_alone(together: Make, call: Any, said: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("call", "said"), [pytest.param(call, said, id=name) for name, call, said in BAD]
+)
+def test_features_that_make_no_batch_are_refused_to_their_caller_alone(
+    together: Make, call: Any, said: list[str]
+) -> None:
     three = together(name="shop.embed")
     good = {"ids": numpy.array([[1, 2, 3]])}
     before, refused, after = three.answers(good, call, good)
@@ -381,8 +467,12 @@ def test_features_that_make_no_batch_are_refused_to_their_caller_alone(together:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("kind", ["single value", "sparse", "nested", "array among tensors", "tensor among arrays"])
-def test_tensors_that_make_no_batch_are_refused_to_their_caller_alone(together: Make, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["single value", "sparse", "nested", "array among tensors", "tensor among arrays"]
+)
+def test_tensors_that_make_no_batch_are_refused_to_their_caller_alone(
+    together: Make, kind: str
+) -> None:
     torch = pytest.importorskip("torch")
     row = torch.zeros(3, dtype=torch.int64)
     bad = {
@@ -399,7 +489,8 @@ def test_tensors_that_make_no_batch_are_refused_to_their_caller_alone(together: 
     assert served["ids"].tolist() == [[0, 0, 0]]
 
 
-# ---------------------------------------------------------------- how features are passed, and how the function gets them
+# ---------------------------------------------------------------- how features are passed, and how
+# the function gets them
 
 
 def test_features_that_are_a_batch_are_passed_on_without_a_copy(together: Make) -> None:
@@ -431,8 +522,14 @@ def test_what_a_shared_batch_is_written_to_belongs_to_no_caller(together: Make) 
     assert [call["x"].tolist() for call in calls] == [[[1, 2]], [[3, 4]]]
 
 
-@pytest.mark.parametrize("make", [dict, UserDict, lambda features: MappingProxyType(features)], ids=["dict", "UserDict", "proxy"])
-def test_any_mapping_will_do_and_the_function_gets_a_dict(together: Make, make: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [dict, UserDict, lambda features: MappingProxyType(features)],
+    ids=["dict", "UserDict", "proxy"],
+)
+def test_any_mapping_will_do_and_the_function_gets_a_dict(
+    together: Make, make: Callable[[Any], Any]
+) -> None:
     two = together()
     results = two.results(make({"x": numpy.array([1])}), make({"x": numpy.array([2])}))
     assert [result["x"].tolist() for result in results] == [[1], [2]]
@@ -451,20 +548,25 @@ def test_what_a_tokenizer_returns_will_do() -> None:
         return features["input_ids"] * 2
 
     with fn:
-        features = transformers.BatchEncoding({"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 2)})
+        features = transformers.BatchEncoding(
+            {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 2)}
+        )
         assert fn(features).tolist() == [[2, 4]]
         assert fn(**features).tolist() == [[2, 4]]
 
 
 def test_features_may_be_passed_by_keyword(together: Make) -> None:
     one = together()
-    assert lists(one.fn(ids=numpy.array([[1]]), mask=numpy.array([[2]]))) == {"ids": [[1]], "mask": [[2]]}
+    assert lists(one.fn(ids=numpy.array([[1]]), mask=numpy.array([[2]]))) == {
+        "ids": [[1]],
+        "mask": [[2]],
+    }
     assert one.fn.submit(ids=numpy.array([[1]])).result(20)["ids"].tolist() == [[1]]
     with pytest.raises(CollationError, match="at least one feature"):
         one.fn()
 
 
-def test_a_mapping_may_be_passed_by_the_name_of_the_parameter_and_so_may_a_feature_of_that_name() -> None:
+def test_a_mapping_may_be_passed_by_the_name_of_the_parameter_and_a_feature_of_that_name() -> None:
     @batched.inference.dynamically
     def fn(features: dict[str, Any], scale: int = 1) -> Any:
         return {name: array * scale for name, array in features.items()}
@@ -519,14 +621,18 @@ def test_methods_take_features_and_each_instance_has_batches_of_its_own() -> Non
 def test_map_takes_calls_of_features_and_keeps_their_order(together: Make) -> None:
     one = together(batch_size=4)
     calls = ({"x": numpy.arange(rows)} for rows in (1, 5, 2, 3))
-    assert [result["x"].tolist() for result in one.fn.map(calls)] == [list(range(rows)) for rows in (1, 5, 2, 3)]
+    assert [result["x"].tolist() for result in one.fn.map(calls)] == [
+        list(range(rows)) for rows in (1, 5, 2, 3)
+    ]
 
 
 # ---------------------------------------------------------------- calls larger than a batch
 
 
 def test_a_call_larger_than_a_batch_is_split_and_joined_in_its_order(together: Make) -> None:
-    one = together(lambda features: {"x": features["x"] * 2, "n": features["x"].sum(1)}, batch_size=8)
+    one = together(
+        lambda features: {"x": features["x"] * 2, "n": features["x"].sum(1)}, batch_size=8
+    )
     x = numpy.arange(300).reshape(100, 3)
     (result,) = one.results({"x": x})
     assert (result["x"] == x * 2).all()
@@ -536,7 +642,9 @@ def test_a_call_larger_than_a_batch_is_split_and_joined_in_its_order(together: M
 
 
 @pytest.mark.model
-def test_a_call_of_tensors_larger_than_a_batch_is_split_and_joined_in_its_order(together: Make) -> None:
+def test_a_call_of_tensors_larger_than_a_batch_is_split_and_joined_in_its_order(
+    together: Make,
+) -> None:
     torch = pytest.importorskip("torch")
     one = together(lambda features: (features["x"] * 2, features["x"].sum(1)), batch_size=8)
     x = torch.arange(300).reshape(100, 3)
@@ -553,8 +661,16 @@ def test_all_parts_of_a_call_are_as_long_as_its_longest_row(together: Make) -> N
     assert result["ids"].tolist() == [[1, 0, 0], [2, 2, 2], [3, 3, 0]]
 
 
-def test_parts_of_a_call_that_shared_batches_with_longer_rows_are_joined_at_its_own_length(together: Make) -> None:
-    two = together(lambda features: {"ids": features["ids"], "hidden": features["ids"][:, :, None] * numpy.ones(3, int)}, batch_size=3)
+def test_parts_of_a_call_that_shared_batches_with_longer_rows_are_joined_at_its_own_length(
+    together: Make,
+) -> None:
+    two = together(
+        lambda features: {
+            "ids": features["ids"],
+            "hidden": features["ids"][:, :, None] * numpy.ones(3, int),
+        },
+        batch_size=3,
+    )
     short, long = two.results({"ids": numpy.ones((5, 2), int)}, {"ids": numpy.full((5, 3), 2)})
     assert short["ids"].tolist() == [[1, 1]] * 5
     assert long["ids"].tolist() == [[2, 2, 2]] * 5
@@ -566,15 +682,24 @@ def test_parts_of_a_call_that_shared_batches_with_longer_rows_are_joined_at_its_
 
 def test_calls_of_like_length_run_together(together: Make) -> None:
     many = together(batch_size=4, unpad=False)
-    results = many.results(*({"ids": numpy.full((1, width), number)} for number, width in enumerate([1, 9] * 4)))
+    results = many.results(
+        *({"ids": numpy.full((1, width), number)} for number, width in enumerate([1, 9] * 4))
+    )
     assert sorted(batch["ids"].shape for batch in many.seen) == [(4, 1), (4, 9)]
-    assert [result["ids"].tolist() for result in results] == [[[number] * width] for number, width in enumerate([1, 9] * 4)]
+    assert [result["ids"].tolist() for result in results] == [
+        [[number] * width] for number, width in enumerate([1, 9] * 4)
+    ]
     assert many.fn.stats.padding_waste == 0.0
 
 
-def test_a_budget_of_tokens_caps_rows_times_the_length_that_the_function_sees(together: Make) -> None:
+def test_a_budget_of_tokens_caps_rows_times_the_length_that_the_function_sees(
+    together: Make,
+) -> None:
     many = together(max_batch_tokens=16, pad_to_multiple_of=4, unpad=False)
-    many.results(*({"ids": numpy.ones((1, width), int)} for width in (3, 4, 2, 3, 6, 7, 5)), {"ids": numpy.ones((1, 30), int)})
+    many.results(
+        *({"ids": numpy.ones((1, width), int)} for width in (3, 4, 2, 3, 6, 7, 5)),
+        {"ids": numpy.ones((1, 30), int)},
+    )
     shapes = [batch["ids"].shape for batch in many.seen]
     assert sum(rows for rows, _ in shapes) == 8
     assert all(rows * width <= 16 or rows == 1 for rows, width in shapes), shapes
@@ -591,11 +716,18 @@ def test_the_length_of_a_row_is_asked_of_a_dict(together: Make) -> None:
 
     one = together(length=length)
     one.results({"ids": numpy.array([[1, 2], [3, 4]]), "label": numpy.array([5, 6])})
-    assert [row for row in asked if row] == [{"ids": [1, 2], "label": 5}, {"ids": [3, 4], "label": 6}]
+    assert [row for row in asked if row] == [
+        {"ids": [1, 2], "label": 5},
+        {"ids": [3, 4], "label": 6},
+    ]
 
 
-@pytest.mark.parametrize(("returned", "kind"), [("long", TypeError), (-1, ValueError), (None, TypeError)])
-def test_a_length_that_is_none_is_an_error_of_its_caller_alone(together: Make, returned: Any, kind: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("returned", "kind"), [("long", TypeError), (-1, ValueError), (None, TypeError)]
+)
+def test_a_length_that_is_none_is_an_error_of_its_caller_alone(
+    together: Make, returned: Any, kind: type[Exception]
+) -> None:
     two = together(length=lambda row: returned if row.get("bad") else 1)
     failed, served = two.answers({"bad": numpy.array([1])}, {"ids": numpy.array([1])})
     assert type(failed) is kind
@@ -611,7 +743,11 @@ def test_a_length_that_is_none_is_an_error_of_its_caller_alone(together: Make, r
 def test_a_device_makes_tensors_of_arrays(together: Make, rows: int) -> None:
     torch = pytest.importorskip("torch")
     all_of = together(device="cpu")
-    call = {"ids": numpy.array([[1, 2]]), "scores": numpy.ones((1, 2), numpy.float16), "flags": numpy.array([True])}
+    call = {
+        "ids": numpy.array([[1, 2]]),
+        "scores": numpy.ones((1, 2), numpy.float16),
+        "flags": numpy.array([True]),
+    }
     results = all_of.results(*[call] * rows)
     assert {name: tensor.dtype for name, tensor in all_of.seen[0].items()} == {
         "ids": torch.int64,
@@ -630,7 +766,12 @@ def test_a_device_takes_arrays_however_they_lie_in_memory(together: Make, kind: 
     if kind == "read-only":
         array.flags.writeable = False
     else:
-        array = {"reversed": array[::-1], "byte-swapped": array.astype(">i8"), "strided": array[:, ::2], "turned": array.T}[kind]
+        array = {
+            "reversed": array[::-1],
+            "byte-swapped": array.astype(">i8"),
+            "strided": array[:, ::2],
+            "turned": array.T,
+        }[kind]
     one = together(device="cpu")
     result = one.fn({"x": array})
     assert type(result["x"]) is torch.Tensor
@@ -653,20 +794,32 @@ def test_what_no_tensor_can_hold_stays_an_array(together: Make, dtype: str) -> N
 def test_texts_and_objects_are_features_too(together: Make) -> None:
     two = together()
     texts, objects = numpy.array(["ab", "c"]), numpy.array([{1}, None], dtype=object)
-    results = two.results({"texts": texts, "objects": objects}, {"texts": texts[:1], "objects": objects[:1]})
-    assert [lists(result) for result in results] == [{"texts": ["ab", "c"], "objects": [{1}, None]}, {"texts": ["ab"], "objects": [{1}]}]
+    results = two.results(
+        {"texts": texts, "objects": objects}, {"texts": texts[:1], "objects": objects[:1]}
+    )
+    assert [lists(result) for result in results] == [
+        {"texts": ["ab", "c"], "objects": [{1}, None]},
+        {"texts": ["ab"], "objects": [{1}]},
+    ]
 
 
 @pytest.mark.model
 def test_results_are_brought_where_they_are_wanted(together: Make) -> None:
     pytest.importorskip("torch")
     two = together(output_device="meta")
-    results = two.results({"x": numpy.ones((1, 2)), "y": numpy.ones(1)}, {"x": numpy.ones((2, 2)), "y": numpy.ones(2)})
-    assert [type(result["x"]) for result in results] == [numpy.ndarray] * 2, "only tensors are anywhere"
+    results = two.results(
+        {"x": numpy.ones((1, 2)), "y": numpy.ones(1)}, {"x": numpy.ones((2, 2)), "y": numpy.ones(2)}
+    )
+    assert [type(result["x"]) for result in results] == [numpy.ndarray] * 2, (
+        "only tensors are anywhere"
+    )
     two = together(device="cpu", output_device="meta")
     results = two.results({"x": numpy.ones((1, 2))}, {"x": numpy.ones((2, 2))})
     assert two.seen[0]["x"].device.type == "cpu"
-    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [("meta", (1, 2)), ("meta", (2, 2))]
+    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [
+        ("meta", (1, 2)),
+        ("meta", (2, 2)),
+    ]
 
 
 @pytest.mark.model
@@ -728,14 +881,18 @@ def test_rows_without_a_length_are_no_padding(together: Make) -> None:
         ({"padding": "right"}, TypeError, "padding"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_at_decoration(settings: dict[str, Any], kind: type[Exception], said: str) -> None:
+def test_a_setting_that_cannot_be_is_refused_at_decoration(
+    settings: dict[str, Any], kind: type[Exception], said: str
+) -> None:
     with pytest.raises(kind, match=said):
         batched.inference.dynamically(**settings)
     with pytest.raises(kind, match=said):
         batched.aio.inference.dynamically(**settings)
 
 
-@pytest.mark.parametrize("setting", ["pad_token", "padding_side", "unpad", "spread_kwargs", "device"])
+@pytest.mark.parametrize(
+    "setting", ["pad_token", "padding_side", "unpad", "spread_kwargs", "device"]
+)
 def test_the_plain_variant_has_none_of_the_settings_of_features(setting: str) -> None:
     with pytest.raises(TypeError, match=setting):
         batched.dynamically(**{setting: None})  # type: ignore[call-overload]  # as a caller might
@@ -763,7 +920,13 @@ def test_what_is_as_long_as_tokens_is_rounded_up_with_them(together: Make, besid
     shape = {"boxes": (1, 5, 4), "weights": (1, 5), "embeddings": (1, 5, 3)}[beside]
     other = numpy.ones(shape, numpy.int64 if beside == "boxes" else numpy.float32)
     one = together(pad_to_multiple_of=8)
-    one.results({"ids": numpy.ones((1, 5), int), beside: other, "image": numpy.ones((1, 5, 4, 4), numpy.uint8)})
+    one.results(
+        {
+            "ids": numpy.ones((1, 5), int),
+            beside: other,
+            "image": numpy.ones((1, 5, 4, 4), numpy.uint8),
+        }
+    )
     assert one.seen[0]["ids"].shape == (1, 8)
     assert one.seen[0][beside].shape == (1, 8, *shape[2:])
     assert one.seen[0]["image"].shape == (1, 5, 4, 4)
@@ -780,7 +943,10 @@ def test_an_argument_among_features_by_keyword_is_told_where_to_go() -> None:
     fn.shutdown()
 
 
-@pytest.mark.parametrize(("value", "hint"), [([[1, 2], [3]], "return_tensors"), (3, "return_tensors"), (None, "leave it out")])
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [([[1, 2], [3]], "return_tensors"), (3, "return_tensors"), (None, "leave it out")],
+)
 def test_what_is_no_feature_comes_with_a_hint(value: Any, hint: str) -> None:
     fn = batched.inference.dynamically(lambda features: features)
     with pytest.raises(CollationError, match=hint):
@@ -809,7 +975,9 @@ class Metres(numpy.ndarray[Any, Any]):
 def test_records_are_arrays_with_and_without_neighbours(together: Make) -> None:
     two = together(lambda features: features["x"]["a"])
     call = {"x": numpy.rec.array([(1, 3), (2, 4)], [("a", int), ("b", int)])}
-    assert [result.tolist() for result in (*two.results(call), *two.results(call, call))] == [[1, 2]] * 3
+    assert [result.tolist() for result in (*two.results(call), *two.results(call, call))] == [
+        [1, 2]
+    ] * 3
     assert {type(features["x"]) for features in two.seen} == {numpy.ndarray}
 
 
@@ -822,7 +990,9 @@ def test_a_type_with_rules_of_its_own_is_refused_to_its_caller_alone(together: M
     ):
         refused, *others = two.answers({"x": odd}, plain, plain)
         assert isinstance(refused, CollationError)
-        assert "x must be a dense array or tensor, or a list of them, one for each row, got" in str(refused)
+        assert "x must be a dense array or tensor, or a list of them, one for each row, got" in str(
+            refused
+        )
         assert str(refused).endswith(said)
         assert [other["x"].tolist() for other in others] == [[[1, 1]]] * 2
 
@@ -834,7 +1004,9 @@ def test_a_default_device_of_torch_is_not_that_of_the_features(together: Make) -
     with torch.device("meta"):
         for lengths in ((2,), (2, 3)):
             calls = [
-                {"x": torch.ones((1, length), dtype=dtype, device="cpu")} for length in lengths for dtype in (torch.int64, torch.bfloat16)
+                {"x": torch.ones((1, length), dtype=dtype, device="cpu")}
+                for length in lengths
+                for dtype in (torch.int64, torch.bfloat16)
             ]
             for call, result in zip(calls, two.results(*calls), strict=True):
                 assert torch.equal(result["x"], call["x"])
@@ -854,11 +1026,29 @@ def test_tensors_of_which_no_batch_can_be_made_are_refused(together: Make) -> No
     torch = pytest.importorskip("torch")
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     for odd, said in (
-        (nested, "dense array or tensor, or a list of them, one for each row, got torch float32 (nested)"),
-        ([nested], "dense array or tensor, or a list of them, one for each row, got torch float32 (nested)"),
+        (
+            nested,
+            (
+                "dense array or tensor, or a list of them, one for each row, got torch float32 "
+                "(nested)"
+            ),
+        ),
+        (
+            [nested],
+            (
+                "dense array or tensor, or a list of them, one for each row, got torch float32 "
+                "(nested)"
+            ),
+        ),
         (torch.ones(3, 3).to_sparse(), "got torch float32 (3, 3) of layout torch.sparse_coo"),
-        ([torch.ones(2), torch.ones(2, device="meta")], "got torch float32 (2,) and, as row 1, torch float32 (2,) on meta"),
-        (torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8), "x is of torch.quint8, of which no batch can be made"),
+        (
+            [torch.ones(2), torch.ones(2, device="meta")],
+            "got torch float32 (2,) and, as row 1, torch float32 (2,) on meta",
+        ),
+        (
+            torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8),
+            "x is of torch.quint8, of which no batch can be made",
+        ),
     ):
         with pytest.raises(CollationError) as refused:
             together().fn({"x": odd})

@@ -1,4 +1,6 @@
-"""Plain objects: calls to the list that the batch function gets, and what it returns to one result per item."""
+"""Plain objects: calls to the list that the batch function gets, and what it returns to one result
+per item.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def calls(*sizes: int) -> list[Slice]:
 
 def given(items: Items, slices: list[Slice]) -> Any:
     """What the function gets."""
-    return items.collate(slices, Batch(slices, sum(stop - start for _, start, stop in slices), "full", 0.0))[0][0]
+    return items.collate(
+        slices, Batch(slices, sum(stop - start for _, start, stop in slices), "full", 0.0)
+    )[0][0]
 
 
 def parts_of(items: Items, output: Any, *sizes: int) -> list[list[Any]]:
@@ -99,7 +103,9 @@ class Listed(list[str]):
     pass
 
 
-@pytest.mark.parametrize("output", [["a", "b", "c"], ("a", "b", "c"), deque("abc"), Rows(), Listed("abc")])
+@pytest.mark.parametrize(
+    "output", [["a", "b", "c"], ("a", "b", "c"), deque("abc"), Rows(), Listed("abc")]
+)
 def test_every_call_gets_its_own_results_in_order(items: Items, output: Any) -> None:
     assert items.split(output, calls(2, 1), None) == [["a", "b"], ["c"]]
     assert items.split(output, calls(1, 1, 1), None) == [["a"], ["b"], ["c"]]
@@ -108,7 +114,9 @@ def test_every_call_gets_its_own_results_in_order(items: Items, output: Any) -> 
 
 def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: Items) -> None:
     long = request(*range(9))
-    assert items.split(list("abcdef"), [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)], None) == [["a"], list("bcde"), ["f"]]
+    assert items.split(
+        list("abcdef"), [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)], None
+    ) == [["a"], list("bcde"), ["f"]]
 
 
 @pytest.mark.parametrize("result", [None, False, 0, "", [], "text", {"a": 1}, BatchSizeMismatch])
@@ -155,7 +163,10 @@ def test_a_tensor_has_one_result_in_each_row(items: Items) -> None:
 # ---------------------------------------------------------------- split: what may not be returned
 
 
-@pytest.mark.parametrize(("given", "returned"), [((3,), 2), ((3,), 4), ((3,), 0), ((1, 2), 2), ((1, 1), 3), ((1,), 0), ((1,), 100)])
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [((3,), 2), ((3,), 4), ((3,), 0), ((1, 2), 2), ((1, 1), 3), ((1,), 0), ((1,), 100)],
+)
 @pytest.mark.parametrize("make", [list, tuple, deque])
 def test_a_wrong_number_of_results_is_an_error_with_both_numbers(
     items: Items, given: tuple[int, ...], returned: int, make: Callable[[Any], Any]
@@ -164,7 +175,8 @@ def test_a_wrong_number_of_results_is_an_error_with_both_numbers(
         items.split(make(range(returned)), calls(*given), None)
     assert (caught.value.expected, caught.value.actual) == (sum(given), returned)
     assert str(caught.value) == (
-        f"shop.embed was given {sum(given)} items and returned {returned} results; it must return one per item, in order"
+        f"shop.embed was given {sum(given)} items and returned {returned} results; it must return "
+        "one per item, in order"
     )
 
 
@@ -213,7 +225,8 @@ def test_an_output_that_holds_no_results_in_order_is_an_error_that_names_its_typ
         items.split(output, calls(*sizes), None)
     assert type(caught.value) is BatchFunctionError
     assert str(caught.value) == (
-        f"shop.embed returned {type(output).__name__}; it must return a list, tuple, array or tensor with one entry per item"
+        f"shop.embed returned {type(output).__name__}; it must return a list, tuple, array or "
+        "tensor with one entry per item"
     )
 
 
@@ -227,7 +240,11 @@ def test_an_array_without_rows_is_a_single_value(items: Items, sizes: tuple[int,
 
 def test_a_number_of_numpy_is_no_output(items: Items) -> None:
     numpy = pytest.importorskip("numpy")
-    with pytest.raises(BatchFunctionError, match=r"^shop\.embed returned (a single value|float64); it must return "):
+    with pytest.raises(
+        BatchFunctionError,
+        match=r"^shop\.embed returned (a single value|float64); "
+        r"it must return ",
+    ):
         items.split(numpy.float64(1.0), calls(1), None)
 
 
@@ -288,11 +305,19 @@ def test_calls_of_one_item_beside_lists_get_their_results(items: Items) -> None:
 
 
 def test_a_list_call_gets_a_list_of_all_its_parts_in_order(items: Items) -> None:
-    assert items.joined(request(*"abcde"), [["A", "B"], ["C", "D"], ["E"]]) == ["A", "B", "C", "D", "E"]
+    assert items.joined(request(*"abcde"), [["A", "B"], ["C", "D"], ["E"]]) == [
+        "A",
+        "B",
+        "C",
+        "D",
+        "E",
+    ]
 
 
 @pytest.mark.parametrize("make", [list, tuple])
-def test_what_the_caller_gets_is_a_list_whatever_the_function_returned(items: Items, make: Callable[[Any], Any]) -> None:
+def test_what_the_caller_gets_is_a_list_whatever_the_function_returned(
+    items: Items, make: Callable[[Any], Any]
+) -> None:
     output = make(["A", "B"])
     (part,) = parts_of(items, output, 2)
     assert type(part) is list
@@ -304,10 +329,14 @@ def test_what_the_caller_gets_is_a_list_whatever_the_function_returned(items: It
 
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
-def test_rows_of_an_array_are_copies_when_calls_share_a_batch(items: Items, sizes: tuple[int, ...], as_list: bool) -> None:
+def test_rows_of_an_array_are_copies_when_calls_share_a_batch(
+    items: Items, sizes: tuple[int, ...], as_list: bool
+) -> None:
     numpy = pytest.importorskip("numpy")
     output = numpy.arange(30.0).reshape(3, 10)
-    rows = [row for part in parts_of(items, list(output) if as_list else output, *sizes) for row in part]
+    rows = [
+        row for part in parts_of(items, list(output) if as_list else output, *sizes) for row in part
+    ]
     assert all(row.base is None and row.nbytes == 80 for row in rows)
     assert [row.tolist() for row in rows] == output.tolist()
     output[:] = -1
@@ -343,7 +372,13 @@ def test_views_are_copied_among_results_of_other_types(items: Items) -> None:
     rows = [row for part in parts_of(items, output, 2, 3) for row in part]
     assert rows[0].base is None
     assert rows[3].base is None
-    assert (rows[0].tolist(), rows[1], rows[2], rows[3].tolist(), rows[4]) == ([0.0, 1.0], "text", None, [2.0, 3.0], 7.0)
+    assert (rows[0].tolist(), rows[1], rows[2], rows[3].tolist(), rows[4]) == (
+        [0.0, 1.0],
+        "text",
+        None,
+        [2.0, 3.0],
+        7.0,
+    )
 
 
 def test_callers_that_share_a_batch_do_not_see_what_another_writes(items: Items) -> None:
@@ -354,7 +389,9 @@ def test_callers_that_share_a_batch_do_not_see_what_another_writes(items: Items)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_rows_of_an_array_are_not_copied_when_one_call_is_the_batch(items: Items, as_list: bool) -> None:
+def test_rows_of_an_array_are_not_copied_when_one_call_is_the_batch(
+    items: Items, as_list: bool
+) -> None:
     numpy = pytest.importorskip("numpy")
     output = numpy.zeros((3, 10))
     (part,) = parts_of(items, list(output) if as_list else output, 3)
@@ -371,14 +408,18 @@ def test_records_of_an_array_are_copies_when_calls_share_a_batch(items: Items) -
     assert part[0].base is output
 
 
-def test_a_library_that_another_thread_is_just_importing_is_no_failure(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_another_thread_is_just_importing_is_no_failure(
+    items: Items, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("numpy", "torch"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert items.split(["a", "b"], calls(1, 1), None) == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("present", [[], ["numpy"]])
-def test_neither_numpy_nor_torch_is_needed(items: Items, monkeypatch: pytest.MonkeyPatch, present: list[str]) -> None:
+def test_neither_numpy_nor_torch_is_needed(
+    items: Items, monkeypatch: pytest.MonkeyPatch, present: list[str]
+) -> None:
     for name in {"numpy", "torch"} - set(present):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert items.split(["a", "b"], calls(1, 1), None) == [["a"], ["b"]]
@@ -387,10 +428,14 @@ def test_neither_numpy_nor_torch_is_needed(items: Items, monkeypatch: pytest.Mon
 @pytest.mark.model
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
-def test_rows_of_a_tensor_own_their_storage_when_calls_share_a_batch(items: Items, sizes: tuple[int, ...], as_list: bool) -> None:
+def test_rows_of_a_tensor_own_their_storage_when_calls_share_a_batch(
+    items: Items, sizes: tuple[int, ...], as_list: bool
+) -> None:
     torch = pytest.importorskip("torch")
     output = torch.arange(30.0).reshape(3, 10)
-    rows = [row for part in parts_of(items, list(output) if as_list else output, *sizes) for row in part]
+    rows = [
+        row for part in parts_of(items, list(output) if as_list else output, *sizes) for row in part
+    ]
     assert all(row.untyped_storage().nbytes() == row.nbytes == 40 for row in rows)
     assert [row.tolist() for row in rows] == output.tolist()
     output.fill_(-1)
@@ -417,15 +462,21 @@ def test_tensors_that_own_their_storage_are_not_copied(items: Items) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("as_list", [False, True])
-def test_rows_of_a_tensor_are_not_copied_when_one_call_is_the_batch(items: Items, as_list: bool) -> None:
+def test_rows_of_a_tensor_are_not_copied_when_one_call_is_the_batch(
+    items: Items, as_list: bool
+) -> None:
     torch = pytest.importorskip("torch")
     output = torch.zeros(3, 10)
     (part,) = parts_of(items, list(output) if as_list else output, 3)
-    assert all(row.untyped_storage().data_ptr() == output.untyped_storage().data_ptr() for row in part)
+    assert all(
+        row.untyped_storage().data_ptr() == output.untyped_storage().data_ptr() for row in part
+    )
 
 
 @pytest.mark.model
-def test_callers_that_share_a_batch_do_not_see_what_another_writes_into_a_tensor(items: Items) -> None:
+def test_callers_that_share_a_batch_do_not_see_what_another_writes_into_a_tensor(
+    items: Items,
+) -> None:
     torch = pytest.importorskip("torch")
     (first,), (second,) = parts_of(items, torch.zeros(3).expand(2, 3), 1, 1)
     first[:] = 7

@@ -45,14 +45,24 @@ def of_shape(*shape: int) -> dict[str, Any]:
 def test_outputs_per_token_are_as_long_as_the_callers_own_rows(together: Make) -> None:
     three = together(lambda features: features["ids"] * 10)
     results = three.results(tokens(2), tokens(4, first=3), tokens(1, 3, first=7))
-    assert [result.tolist() for result in results] == [[[10, 20]], [[30, 40, 50, 60]], [[70, 0, 0], [80, 90, 100]]]
+    assert [result.tolist() for result in results] == [
+        [[10, 20]],
+        [[30, 40, 50, 60]],
+        [[70, 0, 0], [80, 90, 100]],
+    ]
     assert three.seen[0]["ids"].shape == (4, 4)
 
 
 def test_padding_on_the_left_is_cut_from_the_left(together: Make) -> None:
-    three = together(lambda features: features["ids"] * 10, padding_side="left", pad_token={"ids": 9})
+    three = together(
+        lambda features: features["ids"] * 10, padding_side="left", pad_token={"ids": 9}
+    )
     results = three.results(tokens(2), tokens(4, first=3), tokens(1, 3, first=7))
-    assert [result.tolist() for result in results] == [[[10, 20]], [[30, 40, 50, 60]], [[90, 90, 70], [80, 90, 100]]]
+    assert [result.tolist() for result in results] == [
+        [[10, 20]],
+        [[30, 40, 50, 60]],
+        [[90, 90, 70], [80, 90, 100]],
+    ]
 
 
 def test_a_hidden_size_as_large_as_the_padded_length_is_not_cut(together: Make) -> None:
@@ -73,7 +83,9 @@ def test_a_vector_as_long_as_the_padded_rows_is_not_cut(together: Make) -> None:
     assert [result.tolist() for result in results] == [[[6] * 5], [[15] * 5]]
 
 
-def test_attentions_are_cut_on_two_axes_and_their_heads_are_not_even_if_they_are_as_many(together: Make) -> None:
+def test_attentions_are_cut_on_two_axes_and_their_heads_are_not_even_if_they_are_as_many(
+    together: Make,
+) -> None:
     def attentions(features: dict[str, Any]) -> Any:
         ids = features["ids"]
         return ids[:, None, :, None] * ids[:, None, None, :] * numpy.ones((4, 1, 1), int)
@@ -86,12 +98,27 @@ def test_attentions_are_cut_on_two_axes_and_their_heads_are_not_even_if_they_are
 
 def test_two_features_of_different_length_are_told_apart(together: Make) -> None:
     two = together(
-        lambda features: {"b": features["b"] + 0, "a": features["a"] + 0, "pairs": features["a"][:, :, None] * features["b"][:, None]}
+        lambda features: {
+            "b": features["b"] + 0,
+            "a": features["a"] + 0,
+            "pairs": features["a"][:, :, None] * features["b"][:, None],
+        }
     )
-    calls = [{"a": numpy.ones((1, 2)), "b": numpy.ones((1, 4))}, {"a": numpy.ones((1, 4)), "b": numpy.ones((1, 3))}]
+    calls = [
+        {"a": numpy.ones((1, 2)), "b": numpy.ones((1, 4))},
+        {"a": numpy.ones((1, 4)), "b": numpy.ones((1, 3))},
+    ]
     first, second = two.results(*calls)
-    assert {name: array.shape for name, array in first.items()} == {"b": (1, 4), "a": (1, 2), "pairs": (1, 2, 4)}
-    assert {name: array.shape for name, array in second.items()} == {"b": (1, 3), "a": (1, 4), "pairs": (1, 4, 3)}
+    assert {name: array.shape for name, array in first.items()} == {
+        "b": (1, 4),
+        "a": (1, 2),
+        "pairs": (1, 2, 4),
+    }
+    assert {name: array.shape for name, array in second.items()} == {
+        "b": (1, 3),
+        "a": (1, 4),
+        "pairs": (1, 4, 3),
+    }
 
 
 def test_features_without_padding_leave_nothing_to_cut(together: Make) -> None:
@@ -104,7 +131,10 @@ def test_features_without_padding_leave_nothing_to_cut(together: Make) -> None:
 def test_padding_to_a_multiple_is_cut_too(together: Make) -> None:
     two = together(lambda features: (hidden(features, 8), features["ids"]), pad_to_multiple_of=8)
     results = two.results(tokens(3), tokens(5))
-    assert [(first.shape, second.shape) for first, second in results] == [((1, 3, 8), (1, 3)), ((1, 5, 8), (1, 5))]
+    assert [(first.shape, second.shape) for first, second in results] == [
+        ((1, 3, 8), (1, 3)),
+        ((1, 5, 8), (1, 5)),
+    ]
     (alone,) = two.results(tokens(6))
     assert [part.shape for part in alone] == [(1, 6, 8), (1, 6)]
 
@@ -114,12 +144,18 @@ def test_padding_to_a_multiple_is_cut_too(together: Make) -> None:
 
 def test_one_probe_settles_all_outputs_and_later_batches_need_none(together: Make) -> None:
     def compute(features: dict[str, Any]) -> Any:
-        return {"hidden": hidden(features), "more": (hidden(features, 6), features["ids"].sum(1)), "ids": features["ids"] * 2}
+        return {
+            "hidden": hidden(features),
+            "more": (hidden(features, 6), features["ids"].sum(1)),
+            "ids": features["ids"] * 2,
+        }
 
     three = together(compute)
     results = three.results(tokens(3), tokens(5), tokens(4))
     assert three.fn.stats.probes == 1
-    assert [batch["ids"].shape for batch in three.seen] == [(3, 5), (1, 3)], "the probe is one short row, alone"
+    assert [batch["ids"].shape for batch in three.seen] == [(3, 5), (1, 3)], (
+        "the probe is one short row, alone"
+    )
     assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5), (1, 4, 5)]
     results = three.results(tokens(6), tokens(5), tokens(3))
     assert three.fn.stats.probes == 1
@@ -130,10 +166,13 @@ def test_a_probe_counts_as_no_batch_and_no_item(together: Make) -> None:
     two = together(hidden)
     two.results(tokens(3), tokens(5))
     stats = two.fn.stats
-    assert (stats.probes, stats.total_batches, stats.total_processed, stats.calls) == (1, 2, 3, 3)  # a decoy among them
+    # a decoy among them
+    assert (stats.probes, stats.total_batches, stats.total_processed, stats.calls) == (1, 2, 3, 3)
 
 
-def test_no_probe_is_needed_where_batches_of_different_length_have_told_before(together: Make) -> None:
+def test_no_probe_is_needed_where_batches_of_different_length_have_told_before(
+    together: Make,
+) -> None:
     two = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
     two.results(tokens(2))
     two.results(tokens(4))
@@ -163,7 +202,10 @@ def test_what_one_kind_of_call_has_taught_is_not_taken_for_true_of_another(toget
     two = together(lambda features, size=1: hidden(features, size))
     extra = ({"size": 5}, {"size": 5})
     assert [result.shape for result in two.results(tokens(3), tokens(4))] == [(1, 3, 1), (1, 4, 1)]
-    assert [result.shape for result in two.results(tokens(3), tokens(5), extra=extra)] == [(1, 3, 5), (1, 5, 5)]
+    assert [result.shape for result in two.results(tokens(3), tokens(5), extra=extra)] == [
+        (1, 3, 5),
+        (1, 5, 5),
+    ]
 
 
 def test_a_probe_that_fails_fails_callers_with_rows_as_long_and_no_others(together: Make) -> None:
@@ -204,8 +246,12 @@ def test_an_axis_that_is_cut_off_at_some_length_is_not_taken_for_fixed(together:
 
 
 def test_what_is_declared_is_looked_for_in_every_output(together: Make) -> None:
-    alone = together(lambda features: {"last_hidden_state": hidden(features)}, unpad={"last_hidden": {1: "ids"}})
-    with pytest.raises(BatchFunctionError, match="'last_hidden', which is not in the output: 'last_hidden_state'"):
+    alone = together(
+        lambda features: {"last_hidden_state": hidden(features)}, unpad={"last_hidden": {1: "ids"}}
+    )
+    with pytest.raises(
+        BatchFunctionError, match="'last_hidden', which is not in the output: 'last_hidden_state'"
+    ):
         alone.fn(tokens(3))
 
 
@@ -226,7 +272,10 @@ def test_where_all_probes_fail_all_callers_do(together: Make) -> None:
     two = together(compute, pad_to_multiple_of=8)
     for answer in two.answers(tokens(3), tokens(3)):
         assert isinstance(answer, BatchFunctionError)
-        assert "ids to 8, cannot be told: for a row of another length it raised RuntimeError('no single rows')" in str(answer)
+        assert (
+            "ids to 8, cannot be told: for a row of another length it raised RuntimeError('no "
+            "single rows')" in str(answer)
+        )
     short, long = together(compute, pad_to_multiple_of=8).answers(tokens(3), tokens(9))
     assert str(short) == "no single rows", "which it would have got alone"
     assert "ids to 16, cannot be told" in str(long)
@@ -238,20 +287,31 @@ def test_lengths_that_round_to_the_same_are_told_apart_by_multiples(together: Ma
         return {name: array[:, :, None] * numpy.ones(8) for name, array in features.items()}
 
     two = together(compute, pad_to_multiple_of=8)
-    calls = [{"x": numpy.ones((1, x), int), "y": numpy.ones((1, y), int)} for x, y in ((3, 4), (9, 9), (1, 16))]
+    calls = [
+        {"x": numpy.ones((1, x), int), "y": numpy.ones((1, y), int)}
+        for x, y in ((3, 4), (9, 9), (1, 16))
+    ]
     for batch in (calls[:1], calls, calls[::-1]):
         for call, result in zip(batch, two.results(*batch), strict=True):
-            assert {name: array.shape for name, array in result.items()} == {name: (*array.shape, 8) for name, array in call.items()}
+            assert {name: array.shape for name, array in result.items()} == {
+                name: (*array.shape, 8) for name, array in call.items()
+            }
 
 
-def test_a_function_of_one_length_only_needs_no_declaration_where_no_axis_is_as_long(together: Make) -> None:
+def test_a_function_of_one_length_only_needs_no_declaration_where_no_axis_is_as_long(
+    together: Make,
+) -> None:
     def compute(features: dict[str, Any]) -> Any:
         assert features["ids"].shape[1] == 8
         return features["ids"].sum(1, keepdims=True) * numpy.ones(3)
 
     two = together(compute, pad_to_multiple_of=8)
     assert two.fn(tokens(3)).tolist() == [[6.0] * 3]
-    assert [result.tolist() for result in two.results(tokens(2), tokens(3), tokens(8))] == [[[3.0] * 3], [[6.0] * 3], [[36.0] * 3]]
+    assert [result.tolist() for result in two.results(tokens(2), tokens(3), tokens(8))] == [
+        [[3.0] * 3],
+        [[6.0] * 3],
+        [[36.0] * 3],
+    ]
 
 
 def test_a_failed_probe_leaves_no_garbage(together: Make) -> None:
@@ -266,7 +326,11 @@ def test_a_failed_probe_leaves_no_garbage(together: Make) -> None:
     try:
         calls = [{"ids": numpy.ones((2, width), int)} for width in (1, 2, 4)]
         refs = [weakref.ref(call["ids"]) for call in calls]
-        assert [isinstance(answer, RuntimeError) for answer in two.answers(*calls)] == [True, True, False]
+        assert [isinstance(answer, RuntimeError) for answer in two.answers(*calls)] == [
+            True,
+            True,
+            False,
+        ]
         del calls
         wait_until(lambda: not any(ref() is not None for ref in refs))
     finally:
@@ -296,7 +360,9 @@ def test_axes_are_known_by_extra_arguments_without_keeping_those_alive(together:
 
 
 def test_a_probe_that_returns_something_else_is_an_error(together: Make) -> None:
-    two = together(lambda features: hidden(features) if len(features["ids"]) > 1 else (hidden(features),))
+    two = together(
+        lambda features: hidden(features) if len(features["ids"]) > 1 else (hidden(features),)
+    )
     for answer in two.answers(tokens(3), tokens(5)):
         assert isinstance(answer, BatchFunctionError)
         assert "structure" in str(answer)
@@ -307,7 +373,9 @@ def longer_by_one(features: dict[str, Any]) -> Any:
     return numpy.concatenate([ids[:, :1], ids], axis=1)
 
 
-def test_an_axis_that_varies_and_follows_no_feature_is_an_error_that_says_so(together: Make) -> None:
+def test_an_axis_that_varies_and_follows_no_feature_is_an_error_that_says_so(
+    together: Make,
+) -> None:
     two = together(lambda features: {"deep": [longer_by_one(features)]}, name="shop.embed")
     for width in (2, 4):
         two.results(tokens(width))
@@ -318,7 +386,9 @@ def test_an_axis_that_varies_and_follows_no_feature_is_an_error_that_says_so(tog
     assert two.fn(tokens(3))["deep"][0].shape == (1, 4), "a caller alone loses nothing"
 
 
-def test_an_axis_that_follows_no_feature_is_found_out_in_the_very_first_batch(together: Make) -> None:
+def test_an_axis_that_follows_no_feature_is_found_out_in_the_very_first_batch(
+    together: Make,
+) -> None:
     two = together(longer_by_one)
     first, second = two.answers(tokens(3), tokens(5))
     for answer, width in ((first, 4), (second, 6)):
@@ -338,26 +408,37 @@ def test_an_axis_that_grows_in_steps_is_not_taken_for_fixed(together: Make) -> N
 
 
 def test_what_is_declared_is_cut_without_a_probe(together: Make) -> None:
-    two = together(lambda features: {"hidden": hidden(features), "sums": features["ids"].sum(1)}, unpad={"hidden": {1: "ids"}})
+    two = together(
+        lambda features: {"hidden": hidden(features), "sums": features["ids"].sum(1)},
+        unpad={"hidden": {1: "ids"}},
+    )
     results = two.results(tokens(3), tokens(5))
     assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
     assert two.fn.stats.probes == 0
 
 
 def test_what_is_not_declared_is_not_cut(together: Make) -> None:
-    two = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]}, unpad={"hidden": {1: "ids"}})
+    two = together(
+        lambda features: {"hidden": hidden(features), "ids": features["ids"]},
+        unpad={"hidden": {1: "ids"}},
+    )
     results = two.results(tokens(3), tokens(5))
     assert [result["ids"].shape for result in results] == [(1, 5), (1, 5)]
 
 
 @pytest.mark.parametrize("axis", [1, -2])
-def test_a_path_may_mean_the_whole_output_and_an_axis_be_counted_from_the_end(together: Make, axis: int) -> None:
+def test_a_path_may_mean_the_whole_output_and_an_axis_be_counted_from_the_end(
+    together: Make, axis: int
+) -> None:
     two = together(hidden, unpad={"": {axis: "ids"}})
     assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 3, 5), (1, 5, 5)]
 
 
 def test_a_path_may_mean_all_that_is_below_it(together: Make) -> None:
-    two = together(lambda features: {"states": (hidden(features), [hidden(features)])}, unpad={"states": {1: "ids"}})
+    two = together(
+        lambda features: {"states": (hidden(features), [hidden(features)])},
+        unpad={"states": {1: "ids"}},
+    )
     first, second = two.results(tokens(3), tokens(5))
     assert [first["states"][0].shape, first["states"][1][0].shape] == [(1, 3, 5)] * 2
     assert [second["states"][0].shape, second["states"][1][0].shape] == [(1, 5, 5)] * 2
@@ -373,7 +454,9 @@ def test_a_path_may_mean_all_that_is_below_it(together: Make) -> None:
         ({"hidden": {-3: "ids"}}, ["axis -3", "'hidden'", "(2, 5, 4)"]),
     ],
 )
-def test_a_declaration_that_does_not_fit_the_output_is_an_error_that_says_so(together: Make, unpad: Any, said: list[str]) -> None:
+def test_a_declaration_that_does_not_fit_the_output_is_an_error_that_says_so(
+    together: Make, unpad: Any, said: list[str]
+) -> None:
     two = together(lambda features: {"hidden": hidden(features, 4)}, unpad=unpad, name="shop.embed")
     for answer in two.answers(tokens(3), tokens(5)):
         assert type(answer) is BatchFunctionError, repr(answer)
@@ -470,7 +553,11 @@ def parts(output: Any) -> list[Any]:
     """Tokens and pooled, in this order, of any of the containers."""
     if isinstance(output, (list, tuple)):
         return list(output)
-    return [output["tokens"], output["pooled"]] if hasattr(output, "__getitem__") else [output.tokens, output.pooled]
+    return (
+        [output["tokens"], output["pooled"]]
+        if hasattr(output, "__getitem__")
+        else [output.tokens, output.pooled]
+    )
 
 
 def values(output: Any) -> list[Any]:
@@ -483,11 +570,23 @@ CONTAINERS: list[Any] = [
     pytest.param(lambda tokens, pooled: Listed([tokens, pooled]), id="list of an author's own"),
     pytest.param(Pair, id="named tuple"),
     pytest.param(lambda tokens, pooled: {"tokens": tokens, "pooled": pooled}, id="dict"),
-    pytest.param(lambda tokens, pooled: Mapped(tokens=tokens, pooled=pooled), id="dict of an author's own"),
-    pytest.param(lambda tokens, pooled: OrderedDict(pooled=pooled, tokens=tokens), id="ordered dict"),
-    pytest.param(lambda tokens, pooled: defaultdict(list, {"tokens": tokens, "pooled": pooled}), id="default dict"),
-    pytest.param(lambda tokens, pooled: UserDict({"tokens": tokens, "pooled": pooled}), id="user dict"),
-    pytest.param(lambda tokens, pooled: Outputs(tokens=tokens, pooled=pooled), id="mapping of an author's own"),
+    pytest.param(
+        lambda tokens, pooled: Mapped(tokens=tokens, pooled=pooled), id="dict of an author's own"
+    ),
+    pytest.param(
+        lambda tokens, pooled: OrderedDict(pooled=pooled, tokens=tokens), id="ordered dict"
+    ),
+    pytest.param(
+        lambda tokens, pooled: defaultdict(list, {"tokens": tokens, "pooled": pooled}),
+        id="default dict",
+    ),
+    pytest.param(
+        lambda tokens, pooled: UserDict({"tokens": tokens, "pooled": pooled}), id="user dict"
+    ),
+    pytest.param(
+        lambda tokens, pooled: Outputs(tokens=tokens, pooled=pooled),
+        id="mapping of an author's own",
+    ),
     pytest.param(Plain, id="dataclass"),
     pytest.param(Frozen, id="frozen dataclass"),
     pytest.param(Slotted, id="dataclass with slots"),
@@ -497,7 +596,9 @@ CONTAINERS: list[Any] = [
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_each_caller_gets_its_rows_in_what_the_function_returned_them_in(together: Make, container: Callable[[Any, Any], Any]) -> None:
+def test_each_caller_gets_its_rows_in_what_the_function_returned_them_in(
+    together: Make, container: Callable[[Any, Any], Any]
+) -> None:
     returned: list[Any] = []
 
     def compute(features: dict[str, Any]) -> Any:
@@ -507,7 +608,10 @@ def test_each_caller_gets_its_rows_in_what_the_function_returned_them_in(togethe
     two = together(compute)
     results = two.results(tokens(2), tokens(1, 3, first=3))
     assert [type(result) for result in results] == [type(returned[0])] * 2
-    assert [values(result) for result in results] == [[[[10, 20]], [3]], [[[30, 0, 0], [40, 50, 60]], [3, 15]]]
+    assert [values(result) for result in results] == [
+        [[[10, 20]], [3]],
+        [[[30, 0, 0], [40, 50, 60]], [3, 15]],
+    ]
     assert len(parts(returned[0])[0]) == 3, "the function may have kept its output"
     if isinstance(results[0], dict):
         assert list(results[0]) == list(returned[0])
@@ -516,12 +620,19 @@ def test_each_caller_gets_its_rows_in_what_the_function_returned_them_in(togethe
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_a_caller_alone_and_one_whose_call_was_split_get_the_same_container(together: Make, container: Callable[[Any, Any], Any]) -> None:
-    one = together(lambda features: container(features["ids"] * 10, features["ids"].sum(1)), batch_size=2)
+def test_a_caller_alone_and_one_whose_call_was_split_get_the_same_container(
+    together: Make, container: Callable[[Any, Any], Any]
+) -> None:
+    one = together(
+        lambda features: container(features["ids"] * 10, features["ids"].sum(1)), batch_size=2
+    )
     for call in (tokens(2, 2), tokens(2, 1, 2)):
         (result,) = one.results(call)
         assert type(result) is type(container(1, 2))
-        assert [part.shape for part in parts(result)] == [(len(call["ids"]), 2), (len(call["ids"]),)]
+        assert [part.shape for part in parts(result)] == [
+            (len(call["ids"]), 2),
+            (len(call["ids"]),),
+        ]
 
 
 def test_a_mapping_that_cannot_be_changed_reaches_its_callers_as_a_mapping(together: Make) -> None:
@@ -532,30 +643,57 @@ def test_a_mapping_that_cannot_be_changed_reaches_its_callers_as_a_mapping(toget
 
 def test_two_heads_of_a_batch_of_two_are_not_taken_for_rows(together: Make) -> None:
     for kind in (tuple, list):
-        two = together(lambda features, kind=kind: kind([features["ids"].sum(1), -features["ids"].sum(1)]))
+        two = together(
+            lambda features, kind=kind: kind([features["ids"].sum(1), -features["ids"].sum(1)])
+        )
         first, second = two.results(tokens(2), tokens(2, first=3))
         assert (type(first), [head.tolist() for head in first]) == (kind, [[3], [-3]])
         assert (type(second), [head.tolist() for head in second]) == (kind, [[7], [-7]])
 
 
 def test_outputs_may_be_nested_as_deep_as_they_go(together: Make) -> None:
-    two = together(lambda features: {"a": [{"b": (Frozen(features["ids"], [features["ids"]]),)}], 3: features["ids"].sum(1)})
+    two = together(
+        lambda features: {
+            "a": [{"b": (Frozen(features["ids"], [features["ids"]]),)}],
+            3: features["ids"].sum(1),
+        }
+    )
     first, second = two.results(tokens(2), tokens(3))
-    assert [result["a"][0]["b"][0].tokens.tolist() for result in (first, second)] == [[[1, 2]], [[1, 2, 3]]]
-    assert [result["a"][0]["b"][0].pooled[0].tolist() for result in (first, second)] == [[[1, 2]], [[1, 2, 3]]]
+    assert [result["a"][0]["b"][0].tokens.tolist() for result in (first, second)] == [
+        [[1, 2]],
+        [[1, 2, 3]],
+    ]
+    assert [result["a"][0]["b"][0].pooled[0].tolist() for result in (first, second)] == [
+        [[1, 2]],
+        [[1, 2, 3]],
+    ]
     assert [result[3].tolist() for result in (first, second)] == [[3], [6]]
 
 
 def test_what_is_none_stays_none(together: Make) -> None:
     two = together(lambda features: {"ids": features["ids"], "loss": None, "more": (None, [None])})
     for result in two.results(tokens(2), tokens(2)):
-        assert (list(result), result["loss"], result["more"]) == (["ids", "loss", "more"], None, (None, [None]))
+        assert (list(result), result["loss"], result["more"]) == (
+            ["ids", "loss", "more"],
+            None,
+            (None, [None]),
+        )
 
 
 def test_the_output_may_be_of_another_dtype_than_the_features(together: Make) -> None:
-    two = together(lambda features: (features["ids"].astype(numpy.float16) / 2, features["ids"] > 1, features["ids"].astype("U2")))
+    two = together(
+        lambda features: (
+            features["ids"].astype(numpy.float16) / 2,
+            features["ids"] > 1,
+            features["ids"].astype("U2"),
+        )
+    )
     first, _ = two.results(tokens(2), tokens(3))
-    assert [(part.dtype.str, part.tolist()) for part in first] == [("<f2", [[0.5, 1.0]]), ("|b1", [[False, True]]), ("<U2", [["1", "2"]])]
+    assert [(part.dtype.str, part.tolist()) for part in first] == [
+        ("<f2", [[0.5, 1.0]]),
+        ("|b1", [[False, True]]),
+        ("<U2", [["1", "2"]]),
+    ]
 
 
 @pytest.mark.model
@@ -565,11 +703,18 @@ def test_an_output_of_a_model_keeps_its_type(together: Make) -> None:
 
     def compute(features: dict[str, Any]) -> Any:
         states = features["ids"][:, :, None] * torch.ones(5)
-        return outputs.BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=states.sum(1), hidden_states=(states, states * 2))
+        return outputs.BaseModelOutputWithPooling(
+            last_hidden_state=states,
+            pooler_output=states.sum(1),
+            hidden_states=(states, states * 2),
+        )
 
     two = together(compute)
     for number, result in enumerate(
-        [*two.results({"ids": torch.ones(1, 3)}, {"ids": torch.ones(1, 5)}), two.fn({"ids": torch.ones(1, 4)})]
+        [
+            *two.results({"ids": torch.ones(1, 3)}, {"ids": torch.ones(1, 5)}),
+            two.fn({"ids": torch.ones(1, 4)}),
+        ]
     ):
         width = (3, 5, 4)[number]
         assert type(result) is outputs.BaseModelOutputWithPooling
@@ -592,7 +737,10 @@ def test_an_output_of_a_model_keeps_entries_that_were_added_to_it(together: Make
         return output
 
     two = together(compute)
-    for result in [*two.results({"ids": torch.ones(1, 2)}, {"ids": torch.ones(1, 2)}), two.fn({"ids": torch.ones(1, 2)})]:
+    for result in [
+        *two.results({"ids": torch.ones(1, 2)}, {"ids": torch.ones(1, 2)}),
+        two.fn({"ids": torch.ones(1, 2)}),
+    ]:
         assert type(result) is outputs.BaseModelOutput
         assert result["scores"].tolist() == [2.0]
 
@@ -638,7 +786,10 @@ class DynamicCache:
         (lambda ids: ["ab" for _ in ids], ["'0'", "str"]),
         (lambda ids: {"a": [ids, {"b": Thing()}]}, ["'a.1.b'", "Thing"]),
         (lambda ids: Plain(ids, "text"), ["'pooled'", "str"]),
-        (lambda ids: {"logits": ids, "past_key_values": DynamicCache()}, ["'past_key_values'", "DynamicCache", "use_cache=False"]),
+        (
+            lambda ids: {"logits": ids, "past_key_values": DynamicCache()},
+            ["'past_key_values'", "DynamicCache", "use_cache=False"],
+        ),
         (lambda ids: {"logits": ids, "ids": {1, 2}}, ["'ids'", "set"]),
         (lambda ids: Plain, ["type"]),
         (lambda ids: numpy.array(1.0), ["single value"]),
@@ -649,9 +800,13 @@ class DynamicCache:
     ],
 )
 @pytest.mark.parametrize("callers", [1, 2])
-def test_what_cannot_be_split_is_an_error_that_names_its_path(together: Make, output: Any, said: list[str], callers: int) -> None:
+def test_what_cannot_be_split_is_an_error_that_names_its_path(
+    together: Make, output: Any, said: list[str], callers: int
+) -> None:
     wrong = [True]
-    some = together(lambda features: output(features["ids"]) if wrong else features["ids"], name="shop.embed")
+    some = together(
+        lambda features: output(features["ids"]) if wrong else features["ids"], name="shop.embed"
+    )
     for answer in some.answers(*[tokens(2)] * callers):
         assert type(answer) is BatchFunctionError, repr(answer)
         for part in ["shop.embed", *said]:
@@ -665,7 +820,9 @@ def test_the_cache_of_a_real_model_is_an_error_that_says_what_to_do(together: Ma
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=16)).eval()
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=16)
+    ).eval()
 
     def compute(features: dict[str, Any], use_cache: bool = True) -> Any:
         with torch.inference_mode():
@@ -688,7 +845,9 @@ def test_the_cache_of_a_real_model_is_an_error_that_says_what_to_do(together: Ma
 def test_a_sparse_output_is_split_or_refused_by_its_path(together: Make) -> None:
     torch = pytest.importorskip("torch")
     two = together(lambda features: {"weights": features["x"].to_sparse()})
-    for number, answer in enumerate(two.answers({"x": torch.tensor([[1.0, 0.0]])}, {"x": torch.tensor([[0.0, 2.0]])})):
+    for number, answer in enumerate(
+        two.answers({"x": torch.tensor([[1.0, 0.0]])}, {"x": torch.tensor([[0.0, 2.0]])})
+    ):
         if isinstance(answer, Exception):
             assert type(answer) is BatchFunctionError, repr(answer)[:200]
             assert "'weights'" in str(answer)
@@ -697,10 +856,19 @@ def test_a_sparse_output_is_split_or_refused_by_its_path(together: Make) -> None
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 4])
-@pytest.mark.parametrize("output", [lambda array: array, lambda array: {"fine": numpy.zeros(3), "a": [array]}], ids=["bare", "nested"])
-def test_a_wrong_number_of_rows_is_an_error_with_both_numbers_to_every_caller(together: Make, output: Any, rows: int) -> None:
+@pytest.mark.parametrize(
+    "output",
+    [lambda array: array, lambda array: {"fine": numpy.zeros(3), "a": [array]}],
+    ids=["bare", "nested"],
+)
+def test_a_wrong_number_of_rows_is_an_error_with_both_numbers_to_every_caller(
+    together: Make, output: Any, rows: int
+) -> None:
     wrong = [True]
-    two = together(lambda features: output(numpy.zeros((rows, 2))) if wrong else features["ids"], name="shop.embed")
+    two = together(
+        lambda features: output(numpy.zeros((rows, 2))) if wrong else features["ids"],
+        name="shop.embed",
+    )
     for call in ((tokens(2, 2), tokens(2)), (tokens(2, 2, 2),)):
         for answer in two.answers(*call):
             assert type(answer) is BatchSizeMismatch
@@ -710,15 +878,28 @@ def test_a_wrong_number_of_rows_is_an_error_with_both_numbers_to_every_caller(to
     assert two.fn(tokens(2)).tolist() == [[1, 2]]
 
 
-def test_parts_of_a_call_whose_outputs_are_of_different_structure_cannot_be_joined(together: Make) -> None:
-    one = together(lambda features: {"a": features["ids"]} if len(features["ids"]) == 2 else {"b": features["ids"]}, batch_size=2)
+def test_parts_of_a_call_whose_outputs_are_of_different_structure_cannot_be_joined(
+    together: Make,
+) -> None:
+    one = together(
+        lambda features: (
+            {"a": features["ids"]} if len(features["ids"]) == 2 else {"b": features["ids"]}
+        ),
+        batch_size=2,
+    )
     (answer,) = one.answers(tokens(2, 2, 2))
     assert type(answer) is BatchFunctionError
     assert "structure" in str(answer)
 
 
-def test_parts_of_a_call_whose_outputs_are_of_different_shape_cannot_be_joined(together: Make) -> None:
-    one = together(lambda features: numpy.zeros((len(features["ids"]), len(features["ids"]))), batch_size=2, unpad=False)
+def test_parts_of_a_call_whose_outputs_are_of_different_shape_cannot_be_joined(
+    together: Make,
+) -> None:
+    one = together(
+        lambda features: numpy.zeros((len(features["ids"]), len(features["ids"]))),
+        batch_size=2,
+        unpad=False,
+    )
     (answer,) = one.answers(tokens(2, 2, 2))
     assert type(answer) is BatchFunctionError
     assert "joined" in str(answer)
@@ -755,7 +936,13 @@ def views(features: dict[str, Any]) -> Any:
 def test_arrays_that_were_split_off_own_their_memory(together: Make, batch_size: int) -> None:
     two = together(views, batch_size=batch_size)
     for result in two.results(tokens(2, 2, 1), tokens(4)):
-        for array in (result["whole"], *result["views"], result["turned"], result["broadcast"], result["flat"]):
+        for array in (
+            result["whole"],
+            *result["views"],
+            result["turned"],
+            result["broadcast"],
+            result["flat"],
+        ):
             assert array.base is None
             assert array.flags.writeable
 
@@ -767,7 +954,13 @@ def test_tensors_that_were_split_off_own_their_memory(together: Make, batch_size
 
     def compute(features: dict[str, Any]) -> Any:
         ids = features["ids"]
-        return [ids * 2, *torch.stack([ids, ids]), (ids[:, :, None] * torch.ones(5)).transpose(1, 2), ids[:, :1].expand(-1, 7), ids.sum(1)]
+        return [
+            ids * 2,
+            *torch.stack([ids, ids]),
+            (ids[:, :, None] * torch.ones(5)).transpose(1, 2),
+            ids[:, :1].expand(-1, 7),
+            ids.sum(1),
+        ]
 
     two = together(compute, batch_size=batch_size)
     for result in two.results({"ids": torch.ones(3, 2)}, {"ids": torch.ones(1, 4)}):
@@ -789,14 +982,21 @@ def test_callers_do_not_see_what_others_or_the_function_write_later(together: Ma
     assert first["same"].tolist() == [[1, 2]]
     assert (second["one"].tolist(), second["same"].tolist()) == ([[3, 4]], [[3, 4]])
     third, fourth = two.results(tokens(2, first=5), tokens(2, first=7))
-    assert (second["one"].tolist(), third["one"].tolist(), fourth["one"].tolist()) == ([[3, 4]], [[5, 6]], [[7, 8]])
+    assert (second["one"].tolist(), third["one"].tolist(), fourth["one"].tolist()) == (
+        [[3, 4]],
+        [[5, 6]],
+        [[7, 8]],
+    )
 
 
 @pytest.mark.model
 def test_outputs_that_are_part_of_a_graph_reach_callers_without_it(together: Make) -> None:
     torch = pytest.importorskip("torch")
     weights = torch.ones(2, 5, requires_grad=True)
-    two = together(lambda features: {"y": features["x"] @ weights, "all": [features["x"] @ weights]}, batch_size=2)
+    two = together(
+        lambda features: {"y": features["x"] @ weights, "all": [features["x"] @ weights]},
+        batch_size=2,
+    )
     results = two.results({"x": torch.ones(1, 2)}, {"x": torch.ones(1, 2)}, {"x": torch.ones(3, 2)})
     for result in [*results, two.fn({"x": torch.ones(1, 2)})]:
         for tensor in (result["y"], result["all"][0]):
@@ -806,7 +1006,9 @@ def test_outputs_that_are_part_of_a_graph_reach_callers_without_it(together: Mak
 
 
 @pytest.mark.model
-def test_a_function_in_inference_mode_returns_tensors_that_may_be_changed_and_learned_from(together: Make) -> None:
+def test_a_function_in_inference_mode_returns_tensors_that_may_be_changed_and_learned_from(
+    together: Make,
+) -> None:
     torch = pytest.importorskip("torch")
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch is loaded at run time
@@ -870,7 +1072,11 @@ class Sharing(MutableMapping[str, Any]):
 def test_callers_share_no_entries_of_a_mapping(together: Make) -> None:
     three = together(lambda features: Sharing({"a": features["x"], "b": features["x"] * 2}))
     results = three.results(*[{"x": numpy.full((1, 1), number)} for number in range(3)])
-    assert [(result["a"].item(), result["b"].item()) for result in results] == [(0, 0), (1, 2), (2, 4)]
+    assert [(result["a"].item(), result["b"].item()) for result in results] == [
+        (0, 0),
+        (1, 2),
+        (2, 4),
+    ]
 
 
 @dataclass
@@ -890,7 +1096,9 @@ class Noted(UserDict[str, Any]):
     sums: Any = None
 
 
-def test_what_an_output_has_of_the_whole_batch_beside_its_fields_is_no_callers(together: Make) -> None:
+def test_what_an_output_has_of_the_whole_batch_beside_its_fields_is_no_callers(
+    together: Make,
+) -> None:
     def labelled(features: dict[str, Any]) -> Any:
         output = Labelled(features["x"])
         assert len(output.most) == len(features["x"])
@@ -919,7 +1127,9 @@ def test_what_an_output_has_of_the_whole_batch_beside_its_fields_is_no_callers(t
     ],
     ids=["masked", "big-endian", "records"],
 )
-def test_a_split_call_gets_arrays_of_the_kind_that_was_returned(together: Make, made: Callable[[Any], Any]) -> None:
+def test_a_split_call_gets_arrays_of_the_kind_that_was_returned(
+    together: Make, made: Callable[[Any], Any]
+) -> None:
     x = numpy.arange(5)
     (result,) = together(lambda features: made(features["x"]), batch_size=2).results({"x": x})
     whole = made(x)

@@ -77,7 +77,9 @@ async def test_a_small_call_during_a_large_one_is_in_the_next_batch(stage: Stage
     assert callers.answers[large] == [("done", i) for i in range(80)]
 
 
-async def test_a_large_call_finishes_within_its_bound_under_endless_small_traffic(stage: Stage) -> None:
+async def test_a_large_call_finishes_within_its_bound_under_endless_small_traffic(
+    stage: Stage,
+) -> None:
     stage.decorate(gated=True, batch_size=4, small_batch_threshold=8)
     async with stage.callers() as callers:
         for i in range(8):
@@ -96,9 +98,15 @@ async def test_a_large_call_finishes_within_its_bound_under_endless_small_traffi
             await stage.until(lambda: large in callers.answers)
         stage.let_through(1000)
     assert callers.answers[large] == [("done", i) for i in range(9)]
-    last = max(number for number, batch in enumerate(stage.batches) if any(isinstance(item, int) for item in batch))
+    last = max(
+        number
+        for number, batch in enumerate(stage.batches)
+        if any(isinstance(item, int) for item in batch)
+    )
     assert last <= 9 + 1  # ceil(4 * 9 / 4) + 1 batches after the one that ran when it came
-    assert any(isinstance(item, str) for batch in stage.batches[last + 1 :] for item in batch), "small calls were still waiting"
+    assert any(isinstance(item, str) for batch in stage.batches[last + 1 :] for item in batch), (
+        "small calls were still waiting"
+    )
 
 
 async def test_calls_with_different_arguments_never_share_a_batch(stage: Stage) -> None:
@@ -110,10 +118,14 @@ async def test_calls_with_different_arguments_never_share_a_batch(stage: Stage) 
             await callers.call(i, tag="even" if i % 2 == 0 else "odd")
         stage.let_through(3)
     assert stage.batches == [["busy"], [0, 2, 4], [1, 3, 5]]
-    assert [callers.answers[i + 1] for i in range(6)] == [(i, "odd" if i % 2 else "even") for i in range(6)]
+    assert [callers.answers[i + 1] for i in range(6)] == [
+        (i, "odd" if i % 2 else "even") for i in range(6)
+    ]
 
 
-async def test_an_argument_that_cannot_be_compared_is_refused_to_its_caller_alone(stage: Stage) -> None:
+async def test_an_argument_that_cannot_be_compared_is_refused_to_its_caller_alone(
+    stage: Stage,
+) -> None:
     stage.decorate()
     with pytest.raises(TypeError, match="tag="):
         await stage.call("a", tag=bytearray(b"unhashable"))
@@ -179,7 +191,13 @@ async def test_statistics_count_calls_items_and_batches(stage: Stage) -> None:
     assert (stats.calls, stats.total_processed, stats.total_batches) == (2, 6, 3)
     assert stats.avg_batch_size == 2.0
     assert stats.batch_sizes == {1: 2, 4: 1}
-    assert (stats.queue_size, stats.in_flight, stats.errors, stats.cancelled, stats.rejected) == (0, 0, 0, 0, 0)
+    assert (stats.queue_size, stats.in_flight, stats.errors, stats.cancelled, stats.rejected) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     assert stats.queue_wait.p99 > 0
     assert stats.processing_time.p50 > 0
     assert stats.avg_processing_time > 0
@@ -202,7 +220,10 @@ async def test_other_settings_make_another_batcher_of_the_same_function(stage: S
 async def test_the_undecorated_function_is_there(stage: Stage) -> None:
     fn = stage.decorate()
     result = fn.__wrapped__(["a", "b"])
-    assert (await result if stage.kind == "aio-coroutine" else result) == [("done", "a"), ("done", "b")]
+    assert (await result if stage.kind == "aio-coroutine" else result) == [
+        ("done", "a"),
+        ("done", "b"),
+    ]
     assert fn.stats.calls == 0
 
 
@@ -211,7 +232,9 @@ async def test_the_output_may_be_a_tuple(stage: Stage) -> None:
     assert await stage.call([1, 2]) == [1, 2]
 
 
-async def test_one_result_too_few_is_told_to_every_caller_and_the_next_batch_runs(stage: Stage) -> None:
+async def test_one_result_too_few_is_told_to_every_caller_and_the_next_batch_runs(
+    stage: Stage,
+) -> None:
     stage.decorate(lambda items: items[1:] if "short" in items else items, gated=True)
     async with stage.callers() as callers:
         await callers.call("busy")

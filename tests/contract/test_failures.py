@@ -65,7 +65,9 @@ async def test_several_callers_get_a_copy_each_with_the_original_as_cause(stage:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_must_not_be_raised_into_a_caller_is_wrapped_and_the_next_call_is_served(stage: Stage, error: BaseException) -> None:
+async def test_what_must_not_be_raised_into_a_caller_is_wrapped_and_the_next_call_is_served(
+    stage: Stage, error: BaseException
+) -> None:
     stage.decorate(failing(error))
     with pytest.raises(batched.BatchFunctionError) as raised:
         await stage.call("bad")
@@ -74,7 +76,9 @@ async def test_what_must_not_be_raised_into_a_caller_is_wrapped_and_the_next_cal
 
 
 async def test_an_exception_in_an_items_place_fails_that_item_alone(stage: Stage) -> None:
-    stage.decorate(lambda items: [Refused(item) if item == "bad" else item for item in items], gated=True)
+    stage.decorate(
+        lambda items: [Refused(item) if item == "bad" else item for item in items], gated=True
+    )
     async with stage.callers() as callers:
         await callers.call("busy")
         await stage.running(1)
@@ -96,8 +100,14 @@ async def test_a_call_whose_first_part_failed_is_not_computed_further(stage: Sta
     assert stage.fn.stats.queue_size == 0
 
 
-@pytest.mark.parametrize("output", [None, 3, "ab", {0: "a", 1: "b"}, {1, 2}, iter([1, 2])], ids=lambda output: type(output).__name__)
-async def test_an_output_that_holds_no_results_is_an_error_that_names_it(stage: Stage, output: Any) -> None:
+@pytest.mark.parametrize(
+    "output",
+    [None, 3, "ab", {0: "a", 1: "b"}, {1, 2}, iter([1, 2])],
+    ids=lambda output: type(output).__name__,
+)
+async def test_an_output_that_holds_no_results_is_an_error_that_names_it(
+    stage: Stage, output: Any
+) -> None:
     stage.decorate(lambda items: output)
     with pytest.raises(batched.BatchFunctionError, match=type(output).__name__):
         await stage.call([1, 2])

@@ -1,4 +1,6 @@
-"""Calls of features on every runtime: they share batches as items do, and each gets what is its own."""
+"""Calls of features on every runtime: they share batches as items do, and each gets what is its
+own.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def tokens(first: int, width: int = 1, rows: int = 1) -> dict[str, Any]:
 
 
 def hidden(features: dict[str, Any], scale: int = 1) -> Any:
-    return {"hidden": features["ids"][:, :, None] * numpy.ones(13, int) * scale, "first": features["ids"][:, 0] * scale}
+    return {
+        "hidden": features["ids"][:, :, None] * numpy.ones(13, int) * scale,
+        "first": features["ids"][:, 0] * scale,
+    }
 
 
 def first_of(stage: FeatureStage) -> list[list[int]]:
@@ -47,12 +52,16 @@ async def test_a_call_gets_its_own_rows(stage: FeatureStage) -> None:
     assert result["hidden"].shape == (3, 2, 13)
 
 
-async def test_calls_made_while_the_worker_is_busy_run_together_in_their_order(stage: FeatureStage) -> None:
+async def test_calls_made_while_the_worker_is_busy_run_together_in_their_order(
+    stage: FeatureStage,
+) -> None:
     stage.decorate(hidden)
     async with stage.callers() as callers:
         await callers.call(decoy())
         await stage.running(1)
-        numbers = [await callers.call(tokens(10 * width, width=width, rows=2)) for width in (1, 3, 2, 4)]
+        numbers = [
+            await callers.call(tokens(10 * width, width=width, rows=2)) for width in (1, 3, 2, 4)
+        ]
         stage.let_through(1)
     assert first_of(stage)[0] == [10, 11, 30, 31, 20, 21, 40, 41]
     assert stage.seen[0]["ids"].shape == (8, 4)
@@ -83,10 +92,14 @@ async def test_calls_with_different_arguments_never_share_a_batch(stage: Feature
         numbers = [await callers.call(tokens(i), scale=1 + i % 2) for i in range(6)]
         stage.let_through(1)
     assert sorted(first_of(stage)) == [[0, 2, 4], [1, 3, 5]]
-    assert [callers.answers[number]["first"].tolist() for number in numbers] == [[i * (1 + i % 2)] for i in range(6)]
+    assert [callers.answers[number]["first"].tolist() for number in numbers] == [
+        [i * (1 + i % 2)] for i in range(6)
+    ]
 
 
-async def test_features_that_make_no_batch_are_refused_to_their_caller_alone(stage: FeatureStage) -> None:
+async def test_features_that_make_no_batch_are_refused_to_their_caller_alone(
+    stage: FeatureStage,
+) -> None:
     stage.decorate(hidden)
     async with stage.callers() as callers:
         await callers.call(decoy())
@@ -149,7 +162,9 @@ async def test_what_runs_out_of_memory_is_served_in_parts(stage: FeatureStage) -
     async with stage.callers() as callers:
         await callers.call(decoy())
         await stage.running(1)
-        numbers = [await callers.call(tokens(10 * width, width=width, rows=2)) for width in (1, 2, 3)]
+        numbers = [
+            await callers.call(tokens(10 * width, width=width, rows=2)) for width in (1, 2, 3)
+        ]
         stage.let_through(1)
     for number, width in zip(numbers, (1, 2, 3), strict=True):
         assert callers.answers[number]["first"].tolist() == [10 * width, 10 * width + 1]
@@ -158,7 +173,9 @@ async def test_what_runs_out_of_memory_is_served_in_parts(stage: FeatureStage) -
     assert stage.fn.stats.memory_errors > 0
 
 
-async def test_features_reach_a_function_by_keyword_if_it_wants_them_so(stage: FeatureStage) -> None:
+async def test_features_reach_a_function_by_keyword_if_it_wants_them_so(
+    stage: FeatureStage,
+) -> None:
     stage.decorate(hidden, spread_kwargs=True)
     async with stage.callers() as callers:
         await callers.call(decoy())
@@ -170,7 +187,9 @@ async def test_features_reach_a_function_by_keyword_if_it_wants_them_so(stage: F
     assert (await stage.fn.acall(ids=tokens(4)["ids"]))["first"].tolist() == [4]
 
 
-async def test_closing_finishes_what_was_accepted_and_refuses_what_comes_later(stage: FeatureStage) -> None:
+async def test_closing_finishes_what_was_accepted_and_refuses_what_comes_later(
+    stage: FeatureStage,
+) -> None:
     fn = stage.decorate(hidden, batch_size=2)
     async with stage.callers() as callers:
         await callers.call(decoy())
@@ -179,7 +198,9 @@ async def test_closing_finishes_what_was_accepted_and_refuses_what_comes_later(s
         async with anyio.create_task_group() as group:
             group.start_soon(fn.aclose)
             stage.let_through(1)
-    assert [callers.answers[number]["first"].tolist() for number in numbers] == [[i] for i in range(5)]
+    assert [callers.answers[number]["first"].tolist() for number in numbers] == [
+        [i] for i in range(5)
+    ]
     with pytest.raises(batched.BatcherClosed):
         await stage.call(tokens(1))
     assert list(callers.answers[0]) == [DECOY]

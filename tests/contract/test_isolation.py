@@ -1,4 +1,6 @@
-"""`isolate_errors`: what fails is run again in halves until the items that fail stand alone. For all four decorators on every runtime."""
+"""`isolate_errors`: what fails is run again in halves until the items that fail stand alone. For
+all four decorators on every runtime.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def picky(numbers: list[int]) -> list[int]:
 async def together(stage: NumberStage, calls: Sequence[int | list[int]]) -> list[Any]:
     """What each of the calls, all of which wait before any of them runs, returned or raised."""
     async with stage.busy() as callers:
-        numbers = [await callers.call(stage.many(call) if isinstance(call, list) else stage.one(call)) for call in calls]
+        numbers = [
+            await callers.call(stage.many(call) if isinstance(call, list) else stage.one(call))
+            for call in calls
+        ]
         stage.let_through(1000)
     return [callers.answers[number] for number in numbers]
 
@@ -51,12 +56,16 @@ async def test_one_bad_item_in_64_costs_13_calls_and_fails_alone(stage: NumberSt
     failed = answers.pop(40)
     assert isinstance(failed, BadItem)
     assert (failed.args, failed.__cause__) == ((BAD,), None), "it failed alone, and is told so"
-    assert [stage.values(answer) for answer in answers] == [[2 * number] for number in range(64) if number != 40]
+    assert [stage.values(answer) for answer in answers] == [
+        [2 * number] for number in range(64) if number != 40
+    ]
     assert (fn.stats.errors, fn.stats.total_batches) == (1, 2)
 
 
 @pytest.mark.parametrize("bad", [{0}, {7}, {0, 7}, {2, 3, 4}, set(range(8)), set()], ids=str)
-async def test_whichever_items_are_bad_the_others_get_their_results(stage: NumberStage, bad: set[int]) -> None:
+async def test_whichever_items_are_bad_the_others_get_their_results(
+    stage: NumberStage, bad: set[int]
+) -> None:
     stage.decorate(picky, gated=True, batch_size=8, isolate_errors=True)
     answers = await together(stage, [BAD + i if i in bad else i for i in range(8)])
     for i, answer in enumerate(answers):
@@ -68,7 +77,9 @@ async def test_whichever_items_are_bad_the_others_get_their_results(stage: Numbe
     assert len(stage.given) <= 1 + 2 * 8 - 1
 
 
-async def test_a_call_of_several_fails_with_its_first_bad_item_and_others_do_not(stage: NumberStage) -> None:
+async def test_a_call_of_several_fails_with_its_first_bad_item_and_others_do_not(
+    stage: NumberStage,
+) -> None:
     stage.decorate(picky, gated=True, batch_size=8, isolate_errors=True)
     answers = await together(stage, [1, [2, BAD + 1, BAD + 2, 3], 4])
     assert [stage.values(answer) for answer in answers[0::2]] == [[2], [8]]
@@ -78,7 +89,11 @@ async def test_a_call_of_several_fails_with_its_first_bad_item_and_others_do_not
 
 
 async def test_a_function_that_leaves_out_bad_items_is_found_out(stage: NumberStage) -> None:
-    stage.decorate(lambda numbers: [number for number in numbers if number < BAD], gated=True, isolate_errors=True)
+    stage.decorate(
+        lambda numbers: [number for number in numbers if number < BAD],
+        gated=True,
+        isolate_errors=True,
+    )
     answers = await together(stage, [1, 2, BAD, 3])
     short = answers.pop(2)
     assert [stage.values(answer) for answer in answers] == [[1], [2], [3]]
@@ -87,7 +102,9 @@ async def test_a_function_that_leaves_out_bad_items_is_found_out(stage: NumberSt
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-async def test_what_ends_a_program_is_not_tried_again(stage: NumberStage, error: BaseException) -> None:
+async def test_what_ends_a_program_is_not_tried_again(
+    stage: NumberStage, error: BaseException
+) -> None:
     def ending(numbers: list[int]) -> list[int]:
         if BAD in numbers:
             raise error
@@ -96,7 +113,10 @@ async def test_what_ends_a_program_is_not_tried_again(stage: NumberStage, error:
     stage.decorate(ending, gated=True, isolate_errors=True)
     answers = await together(stage, [1, BAD, 2])
     assert len(stage.given) == 1 + 1
-    assert all(isinstance(answer, batched.BatchFunctionError) and answer.__cause__ is error for answer in answers)
+    assert all(
+        isinstance(answer, batched.BatchFunctionError) and answer.__cause__ is error
+        for answer in answers
+    )
 
 
 async def test_without_it_a_batch_fails_as_one(stage: NumberStage) -> None:
@@ -106,7 +126,9 @@ async def test_without_it_a_batch_fails_as_one(stage: NumberStage) -> None:
     assert all(isinstance(answer, BadItem) for answer in answers)
 
 
-async def test_a_call_that_is_given_up_meanwhile_changes_nothing_for_the_others(stage: NumberStage) -> None:
+async def test_a_call_that_is_given_up_meanwhile_changes_nothing_for_the_others(
+    stage: NumberStage,
+) -> None:
     if stage.kind == "threads":
         pytest.skip("a thread that waits in a plain call cannot be cancelled")
     stage.decorate(picky, gated=True, isolate_errors=True)
@@ -162,12 +184,19 @@ def test_an_attempt_that_failed_is_not_kept_during_the_next_one() -> None:
 @pytest.mark.parametrize("items", [[BAD, 1, 2, 3], [1, 2, 3, BAD]])
 def test_a_record_counts_all_items_of_a_call_of_which_one_has_failed(items: list[int]) -> None:
     records: list[batched.BatchRecord] = []
-    with batched.dynamically(isolate_errors=True, on_batch=records.append)(picky) as fn, pytest.raises(BadItem):
+    with (
+        batched.dynamically(isolate_errors=True, on_batch=records.append)(picky) as fn,
+        pytest.raises(BadItem),
+    ):
         fn(items)
-    assert [(record.outcome, record.failed, record.size, record.error) for record in records] == [("failed", 4, 4, "BadItem")]
+    assert [(record.outcome, record.failed, record.size, record.error) for record in records] == [
+        ("failed", 4, 4, "BadItem")
+    ]
 
 
-def test_a_loop_that_ends_during_a_further_attempt_ends_it(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_loop_that_ends_during_a_further_attempt_ends_it(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     calls: list[list[int]] = []
 
     async def main() -> None:

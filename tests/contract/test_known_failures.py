@@ -1,7 +1,8 @@
-"""What was seen to go wrong in other libraries and cannot here; each test says in its docstring what happened there.
+"""What was seen to go wrong in other libraries and cannot here; each test says in its docstring
+what happened there.
 
-They are batched 0.1.5 of PyPI, Ray Serve 2.60, async-batcher 0.2.2 and service-streamer. All but the last tests are for items and for
-rows of features alike.
+They are batched 0.1.5 of PyPI, Ray Serve 2.60, async-batcher 0.2.2 and service-streamer. All but
+the last tests are for items and for rows of features alike.
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ from stage import BOUND, SCENARIOS, Scenario, python
 
 pytestmark = pytest.mark.anyio
 
-payloads = pytest.mark.parametrize("payload", [NumberStage, FeatureNumberStage], ids=["items", "features"])
+payloads = pytest.mark.parametrize(
+    "payload", [NumberStage, FeatureNumberStage], ids=["items", "features"]
+)
 decorators = pytest.mark.parametrize(
     "decorator",
-    [batched.dynamically, batched.aio.dynamically, batched.inference.dynamically, batched.aio.inference.dynamically],
+    [
+        batched.dynamically,
+        batched.aio.dynamically,
+        batched.inference.dynamically,
+        batched.aio.inference.dynamically,
+    ],
     ids=["threads-items", "aio-items", "threads-features", "aio-features"],
 )
 cancellable = pytest.mark.parametrize(
     "scenario",
-    [scenario for scenario in SCENARIOS if scenario.kind != "threads"],  # a thread that waits in a plain call cannot be cancelled
+    # a thread that waits in a plain call cannot be cancelled
+    [scenario for scenario in SCENARIOS if scenario.kind != "threads"],
     ids=lambda scenario: f"{scenario.kind}-{scenario.loop}",
 )
 
@@ -65,7 +74,9 @@ def refusing(number: int, error: Callable[[], BaseException]) -> Callable[[list[
 
 
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
-async def test_a_batch_that_raises_what_is_no_exception_fails_alone(stage: NumberStage, error: type[BaseException]) -> None:
+async def test_a_batch_that_raises_what_is_no_exception_fails_alone(
+    stage: NumberStage, error: type[BaseException]
+) -> None:
     """batched 0.1.5: this call and all later ones hung."""
     stage.decorate(refusing(13, error), gated=True)
     async with stage.busy() as callers:
@@ -90,7 +101,9 @@ async def test_after_one_exception_the_next_calls_are_served(stage: NumberStage)
         assert stage.values(await stage.call(stage.one(number))) == [number]
 
 
-async def test_each_caller_of_a_failed_batch_gets_an_exception_of_its_own(stage: NumberStage) -> None:
+async def test_each_caller_of_a_failed_batch_gets_an_exception_of_its_own(
+    stage: NumberStage,
+) -> None:
     """batched 0.1.5: for one bad item of 8, all 8 callers raised the same object."""
     original = ValueError("unlucky", 13)
     stage.decorate(refusing(13, lambda: original), gated=True)
@@ -146,7 +159,9 @@ def test_one_result_too_few_is_told_where_assertions_are_off(payload: type[Numbe
     assert done.stdout == "3 2 7\n" * len(SCENARIOS), done.stderr
 
 
-async def test_a_function_that_calls_itself_through_its_batcher_is_told_so(stage: NumberStage, scenario: Scenario) -> None:
+async def test_a_function_that_calls_itself_through_its_batcher_is_told_so(
+    stage: NumberStage, scenario: Scenario
+) -> None:
     """batched 0.1.5: hung."""
     backend, options = scenario.backend
 
@@ -171,7 +186,9 @@ async def test_a_function_that_calls_itself_through_its_batcher_is_told_so(stage
 
 
 @pytest.mark.parametrize("way", ["future", "map"])
-async def test_a_function_that_waits_for_its_own_batcher_is_told_so(stage: NumberStage, scenario: Scenario, way: str) -> None:
+async def test_a_function_that_waits_for_its_own_batcher_is_told_so(
+    stage: NumberStage, scenario: Scenario, way: str
+) -> None:
     """batched 0.1.5: a call of itself hung; these are other ways of waiting for one."""
     backend, options = scenario.backend
 
@@ -204,8 +221,12 @@ async def test_a_function_that_waits_for_its_own_batcher_is_told_so(stage: Numbe
 
 
 @decorators
-@pytest.mark.parametrize("settings", [{"batch_size": 0}, {"timeout_ms": -1}], ids=["batch_size", "timeout_ms"])
-def test_a_setting_that_no_call_could_end_with_is_refused_at_decoration(decorator: Any, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 0}, {"timeout_ms": -1}], ids=["batch_size", "timeout_ms"]
+)
+def test_a_setting_that_no_call_could_end_with_is_refused_at_decoration(
+    decorator: Any, settings: dict[str, Any]
+) -> None:
     """batched 0.1.5: accepted, and calls hung."""
     ((name, value),) = settings.items()
     with pytest.raises(ValueError, match=f"{name} must be at least .*, got {value}"):
@@ -236,7 +257,8 @@ async def test_a_length_that_raises_is_an_error_of_its_caller_alone(stage: Numbe
 
 async def test_a_full_batch_leaves_at_once(stage: NumberStage) -> None:
     """batched 0.1.5: a full batch of 4 waited for the timeout, 950 ms of 1000."""
-    stage.decorate(batch_size=4, timeout_ms=1e9, flush="window")  # held, any of these would outlast the test
+    # held, any of these would outlast the test
+    stage.decorate(batch_size=4, timeout_ms=1e9, flush="window")
     async with stage.callers() as callers:
         for number in range(4):
             await callers.call(stage.one(number))
@@ -251,12 +273,21 @@ async def test_single_calls_are_handed_over_in_their_order(stage: NumberStage) -
     async with stage.busy() as callers:
         numbers = [await callers.call(stage.one(number)) for number in range(24)]
         stage.let_through(6)
-    assert stage.given == [[BUSY], *(list(range(first, min(first + 5, 24))) for first in range(0, 24, 5))]
-    assert [stage.values(callers.answers[number]) for number in numbers] == [[number] for number in range(24)]
+    assert stage.given == [
+        [BUSY],
+        *(list(range(first, min(first + 5, 24))) for first in range(0, 24, 5)),
+    ]
+    assert [stage.values(callers.answers[number]) for number in numbers] == [
+        [number] for number in range(24)
+    ]
 
 
-@pytest.mark.parametrize("hold", [{}, {"flush": "window", "timeout_ms": 0.0}], ids=["auto", "window"])
-async def test_calls_that_come_while_the_worker_is_busy_run_together(stage: NumberStage, hold: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "hold", [{}, {"flush": "window", "timeout_ms": 0.0}], ids=["auto", "window"]
+)
+async def test_calls_that_come_while_the_worker_is_busy_run_together(
+    stage: NumberStage, hold: dict[str, Any]
+) -> None:
     """Ray Serve 2.60: 40 calls 10 ms apart into a 200 ms function became 40 batches of one."""
     stage.decorate(gated=True, batch_size=64, **hold)
     async with stage.busy() as callers:
@@ -268,7 +299,9 @@ async def test_calls_that_come_while_the_worker_is_busy_run_together(stage: Numb
             await callers.call(stage.one(number))
         stage.let_through(2)
     assert stage.given == [[BUSY], list(range(20)), list(range(20, 40))]
-    assert [stage.values(callers.answers[1 + number]) for number in range(40)] == [[number] for number in range(40)]
+    assert [stage.values(callers.answers[1 + number]) for number in range(40)] == [
+        [number] for number in range(40)
+    ]
 
 
 async def test_a_small_call_behind_a_large_one_is_in_the_next_batch(stage: NumberStage) -> None:
@@ -287,10 +320,15 @@ async def test_a_small_call_behind_a_large_one_is_in_the_next_batch(stage: Numbe
     assert stage.values(callers.answers[large]) == list(range(80))
 
 
-async def test_a_large_call_under_small_callers_finishes_within_its_bound(stage: NumberStage) -> None:
-    """batched 0.1.5: a 9-item call under 24 small callers had no result in 5 s, while they got 8,045."""
+async def test_a_large_call_under_small_callers_finishes_within_its_bound(
+    stage: NumberStage,
+) -> None:
+    """batched 0.1.5: a 9-item call under 24 small callers had no result in 5 s, while they got
+    8,045.
+    """
     stage.decorate(gated=True, batch_size=4, small_batch_threshold=8)
-    large, bound = range(100, 109), 9 + 1  # ceil(4 * 9 / 4) + 1 batches after the one that runs when it comes
+    # ceil(4 * 9 / 4) + 1 batches after the one that runs when it comes
+    large, bound = range(100, 109), 9 + 1
     async with stage.busy() as callers:
         for number in range(24):
             await callers.call(stage.one(number))
@@ -327,7 +365,9 @@ async def test_cancelled_calls_are_never_computed(stage: NumberStage) -> None:
 
 
 async def test_cancelled_futures_are_never_computed(stage: NumberStage) -> None:
-    """batched 0.1.5: 100 cancelled `acall`s were all executed; these are futures, which threads can cancel too."""
+    """batched 0.1.5: 100 cancelled `acall`s were all executed; these are futures, which threads can
+    cancel too.
+    """
     stage.decorate(gated=True)
     async with stage.busy() as callers:
         futures = [stage.fn.submit(stage.one(number)) for number in range(100)]
@@ -340,7 +380,9 @@ async def test_cancelled_futures_are_never_computed(stage: NumberStage) -> None:
 
 
 @cancellable
-async def test_cancelling_one_call_of_a_running_batch_leaves_the_others_untouched(stage: NumberStage) -> None:
+async def test_cancelling_one_call_of_a_running_batch_leaves_the_others_untouched(
+    stage: NumberStage,
+) -> None:
     """async-batcher 0.2.2: for one of 4 cancelled, the other 3 hung."""
     stage.decorate(gated=True)
     async with stage.busy() as callers:
@@ -362,7 +404,9 @@ async def test_cancelling_one_call_of_a_running_batch_leaves_the_others_untouche
 
 @pytest.mark.parametrize("cancel", [False, True], ids=["drain", "cancel"])
 @pytest.mark.parametrize("way", ["aclose", "shutdown"])
-async def test_a_shutdown_ends_queued_calls_and_refuses_later_ones(stage: NumberStage, way: str, cancel: bool) -> None:
+async def test_a_shutdown_ends_queued_calls_and_refuses_later_ones(
+    stage: NumberStage, way: str, cancel: bool
+) -> None:
     """batched 0.1.5: both hung."""
     stage.decorate(gated=True, batch_size=2)
 
@@ -397,7 +441,8 @@ def test_after_a_call_and_a_fork_parent_and_child_are_served(payload: type[Numbe
     done = python(
         f"""
         import os, signal, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what this is about
+        # forking beside threads is what this is about
+        warnings.simplefilter("ignore", DeprecationWarning)
         import anyio
         from number_stage import {payload.__name__} as NumberStage
         from stage import SCENARIOS
@@ -438,7 +483,9 @@ def test_one_loop_after_another_is_served(payload: type[NumberStage], scenario: 
         async with stage.callers() as callers:
             for number in range(first, first + 6):
                 await callers.call(stage.one(number))
-        assert [stage.values(callers.answers[number]) for number in range(6)] == [[first + number] for number in range(6)]
+        assert [stage.values(callers.answers[number]) for number in range(6)] == [
+            [first + number] for number in range(6)
+        ]
 
     for run in range(3):
         anyio.run(main, 10 * run, backend=backend, backend_options=options)
@@ -457,7 +504,9 @@ def owners(stage: NumberStage, name: str) -> type:
     return Owner
 
 
-async def test_a_decorated_instance_that_is_dropped_is_collected_and_its_thread_ends(stage: NumberStage) -> None:
+async def test_a_decorated_instance_that_is_dropped_is_collected_and_its_thread_ends(
+    stage: NumberStage,
+) -> None:
     """batched 0.1.5: of 20 dropped instances, 20 were alive, and 21 threads."""
 
     def workers() -> int:
@@ -477,7 +526,9 @@ async def test_a_decorated_instance_that_is_dropped_is_collected_and_its_thread_
 
 
 @pytest.mark.parametrize(
-    "scenario", [scenario for scenario in SCENARIOS if scenario.loop == "asyncio"], ids=lambda scenario: f"{scenario.kind}"
+    "scenario",
+    [scenario for scenario in SCENARIOS if scenario.loop == "asyncio"],
+    ids=lambda scenario: f"{scenario.kind}",
 )
 async def test_threads_that_race_for_the_first_access_find_one_batcher(stage: NumberStage) -> None:
     """batched 0.1.5: they found more than one on 114 of 300 instances."""
@@ -510,7 +561,9 @@ async def test_threads_that_race_for_the_first_access_find_one_batcher(stage: Nu
 
 @pytest.mark.skipif(sys.platform == "win32", reason="counts context switches")
 def test_idle_batchers_do_not_wake_up() -> None:
-    """batched 0.1.5: 50 idle ones woke up 10,600 times a second; with `timeout_ms=0` they kept a core at 100 %."""
+    """batched 0.1.5: 50 idle ones woke up 10,600 times a second; with `timeout_ms=0` they kept a
+    core at 100 %.
+    """
     done = python(
         """
         import itertools, resource, sys, threading
@@ -519,7 +572,8 @@ def test_idle_batchers_do_not_wake_up() -> None:
         from stage import SCENARIOS
 
         steps = itertools.count()  # of Python code, in all threads
-        FEW = 10  # of them: trio tosses a coin for the order of its tasks, and may turn the list round
+        # of them: trio tosses a coin for the order of its tasks, and may turn the list round
+        FEW = 10
 
         def note(*_):
             next(steps)
@@ -531,7 +585,8 @@ def test_idle_batchers_do_not_wake_up() -> None:
             # context switches and steps while nobody calls
             switches, before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw, next(steps)
             await anyio.sleep(0.5)
-            return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches, next(steps) - before
+            after = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+            return after - switches, next(steps) - before
 
         async def main(scenarios):
             await quiet()  # what is imported or set up at first
@@ -540,13 +595,16 @@ def test_idle_batchers_do_not_wake_up() -> None:
             for scenario in scenarios:
                 for number in range(50):
                     stage = (NumberStage if number % 2 else FeatureNumberStage)(scenario)
-                    stage.decorate(timeout_ms=0 if number // 2 % 2 else 5, flush="window" if number // 4 % 2 else "auto")
+                    flush = "window" if number // 4 % 2 else "auto"
+                    stage.decorate(timeout_ms=0 if number // 2 % 2 else 5, flush=flush)
                     assert stage.values(await stage.call(stage.one(number))) == [number]
                     stages.append(stage)
             seen = []
-            while len(seen) < 8:  # what ends just now, and what else the machine does, may fall into the first ones
+            # what ends just now, and what else the machine does, may fall into the first ones
+            while len(seen) < 8:
                 seen.append(await quiet())
-                if all(beside <= before + more for beside, before, more in zip(seen[-1], alone, (0, FEW))):
+                allowed = [before + more for before, more in zip(alone, (0, FEW))]
+                if all(beside <= most for beside, most in zip(seen[-1], allowed)):
                     print("still")
                     break
             else:
@@ -582,25 +640,37 @@ async def shared(stage: FeatureStage, *calls: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-async def test_floats_that_are_padded_stay_the_numbers_they_were(tensors: FeatureStage, library: str) -> None:
+async def test_floats_that_are_padded_stay_the_numbers_they_were(
+    tensors: FeatureStage, library: str
+) -> None:
     """batched 0.1.5: the model saw float32 [.25, .75, 1.5] as int64 [0, 0, 1]."""
     module: Any = pytest.importorskip(library)
     make = module.array if library == "numpy" else module.tensor
     tensors.decorate(lambda features: features["x"])
     results = await shared(
-        tensors, {"x": make([[0.25, 0.75, 1.5]], dtype=module.float32)}, {"x": make([[0.5, 0.125]], dtype=module.float32)}
+        tensors,
+        {"x": make([[0.25, 0.75, 1.5]], dtype=module.float32)},
+        {"x": make([[0.5, 0.125]], dtype=module.float32)},
     )
     assert tensors.seen[0]["x"].tolist() == [[0.25, 0.75, 1.5], [0.5, 0.125, 0.0]]
-    assert [features["x"].dtype for features in tensors.seen] == [module.float32] * len(tensors.seen)
+    assert [features["x"].dtype for features in tensors.seen] == [module.float32] * len(
+        tensors.seen
+    )
     assert [result.tolist() for result in results] == [[[0.25, 0.75, 1.5]], [[0.5, 0.125]]]
     assert [result.dtype for result in results] == [module.float32] * 2
 
 
 @pytest.mark.parametrize("callers", [1, 2, 3])
-async def test_a_tuple_of_two_heads_is_dealt_out_by_rows(tensors: FeatureStage, callers: int) -> None:
+async def test_a_tuple_of_two_heads_is_dealt_out_by_rows(
+    tensors: FeatureStage, callers: int
+) -> None:
     """batched 0.1.5: the heads were dealt out as rows."""
-    tensors.decorate(lambda features: (features["ids"][:, 0], features["ids"] * numpy.ones((1, 4), int)))
-    results = await shared(tensors, *({"ids": numpy.full((1, 1), number)} for number in range(callers)))
+    tensors.decorate(
+        lambda features: (features["ids"][:, 0], features["ids"] * numpy.ones((1, 4), int))
+    )
+    results = await shared(
+        tensors, *({"ids": numpy.full((1, 1), number)} for number in range(callers))
+    )
     assert len(tensors.seen) == 1
     for number, result in enumerate(results):
         assert type(result) is tuple
@@ -609,16 +679,22 @@ async def test_a_tuple_of_two_heads_is_dealt_out_by_rows(tensors: FeatureStage, 
         assert second.tolist() == [[number] * 4]
 
 
-async def test_results_per_token_are_as_long_as_the_rows_of_their_caller(tensors: FeatureStage) -> None:
+async def test_results_per_token_are_as_long_as_the_rows_of_their_caller(
+    tensors: FeatureStage,
+) -> None:
     """batched 0.1.5: of callers with 3 and 5 tokens, the first got 5 columns back."""
     tensors.decorate(lambda features: {"hidden": features["ids"][:, :, None] * numpy.ones(2, int)})
-    results = await shared(tensors, {"ids": numpy.array([[1, 2, 3]])}, {"ids": numpy.array([[4, 5, 6, 7, 8]])})
+    results = await shared(
+        tensors, {"ids": numpy.array([[1, 2, 3]])}, {"ids": numpy.array([[4, 5, 6, 7, 8]])}
+    )
     assert tensors.seen[0]["ids"].tolist() == [[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]]
     assert results[0]["hidden"].tolist() == [[[token] * 2 for token in (1, 2, 3)]]
     assert results[1]["hidden"].tolist() == [[[token] * 2 for token in (4, 5, 6, 7, 8)]]
 
 
-async def test_a_feature_that_only_the_second_caller_has_reaches_the_function(tensors: FeatureStage) -> None:
+async def test_a_feature_that_only_the_second_caller_has_reaches_the_function(
+    tensors: FeatureStage,
+) -> None:
     """batched 0.1.5: its `mask` was dropped in silence."""
     tensors.decorate(lambda features: features["ids"] * features.get("mask", 1))
     ids, mask = numpy.array([[1, 2, 3]]), numpy.array([[1, 1, 0]])

@@ -1,4 +1,6 @@
-"""More calls than the queue may hold, and calls that wait too long: for all four decorators on every runtime."""
+"""More calls than the queue may hold, and calls that wait too long: for all four decorators on
+every runtime.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ async def test_calls_wait_for_room_and_enter_in_their_order(stage: NumberStage) 
         assert (fn.stats.queue_size, fn.stats.blocked) == (2, 4)
         stage.let_through(100)
     assert stage.given == [[BUSY], [0, 1], [2, 3], [4, 5]]
-    assert [stage.values(callers.answers[call]) for call in calls] == [[number] for number in range(6)]
+    assert [stage.values(callers.answers[call]) for call in calls] == [
+        [number] for number in range(6)
+    ]
     assert (fn.stats.calls, fn.stats.blocked, fn.stats.rejected) == (7, 0, 0)
 
 
-async def test_a_call_larger_than_the_queue_enters_alone_and_holds_newer_ones_back(stage: NumberStage) -> None:
+async def test_a_call_larger_than_the_queue_enters_alone_and_holds_newer_ones_back(
+    stage: NumberStage,
+) -> None:
     fn = stage.decorate(gated=True, batch_size=8, max_queue_size=3)
     async with stage.busy() as callers:
         await callers.call(stage.one(10))
@@ -52,7 +58,11 @@ async def test_a_full_queue_refuses_if_it_is_to(stage: NumberStage) -> None:
     async with stage.busy() as callers:
         await callers.call(stage.many([1, 2]))
         for item in (stage.one(3), stage.many([3])):
-            with pytest.raises(batched.QueueFull, match=r"has 2 items waiting, of at most 2 \(max_queue_size\)"):
+            with pytest.raises(
+                batched.QueueFull,
+                match=r"has 2 items waiting, of at most 2 "
+                r"\(max_queue_size\)",
+            ):
                 await stage.call(item)
         with pytest.raises(batched.QueueFull):
             fn.submit(stage.one(4))
@@ -90,7 +100,9 @@ async def test_a_call_that_is_cancelled_in_line_is_never_computed(stage: NumberS
     assert stage.given == [[BUSY], [1]]
 
 
-async def test_a_full_queue_holds_nothing_back_and_one_that_is_full_no_longer_does(stage: NumberStage) -> None:
+async def test_a_full_queue_holds_nothing_back_and_one_that_is_full_no_longer_does(
+    stage: NumberStage,
+) -> None:
     only_calls_that_can_be_cancelled(stage)
     fn = stage.decorate(gated=True, batch_size=4, max_queue_size=4, flush="window", timeout_ms=1e9)
     async with stage.callers() as callers:
@@ -115,7 +127,9 @@ async def test_a_call_that_waits_too_long_ends_and_is_never_computed(stage: Numb
         while not stage.given:  # on a slow machine the first may come too late, too
             first = await callers.call(stage.one(BUSY))
             await stage.until(lambda first=first: bool(stage.given) or first in callers.answers)  # type: ignore[misc]
-        late = [await callers.call(item) for item in (stage.one(1), stage.many([2, 3]), stage.one(4))]
+        late = [
+            await callers.call(item) for item in (stage.one(1), stage.many([2, 3]), stage.one(4))
+        ]
         await stage.until(lambda: set(late) <= set(callers.answers))
         for number in late:
             assert isinstance(callers.answers[number], batched.QueueTimeout)
@@ -161,13 +175,17 @@ async def test_closing_with_cancel_ends_what_stands_in_line(stage: NumberStage) 
     assert (fn.stats.cancelled, fn.stats.blocked) == (3, 0)
 
 
-async def test_a_large_call_that_has_failed_makes_room_for_who_stands_in_line(stage: NumberStage) -> None:
+async def test_a_large_call_that_has_failed_makes_room_for_who_stands_in_line(
+    stage: NumberStage,
+) -> None:
     def compute(numbers: list[int]) -> list[int]:
         if 0 in numbers:
             raise KeyError(0)
         return numbers
 
-    fn = stage.decorate(compute, gated=True, batch_size=2, max_queue_size=4, small_batch_threshold=0)
+    fn = stage.decorate(
+        compute, gated=True, batch_size=2, max_queue_size=4, small_batch_threshold=0
+    )
     async with stage.callers() as callers:
         large = await callers.call(stage.many(range(6)))
         await stage.running(1)
@@ -180,7 +198,9 @@ async def test_a_large_call_that_has_failed_makes_room_for_who_stands_in_line(st
 
 
 @pytest.mark.parametrize("flush", ["auto", "window"])
-async def test_the_books_agree_whatever_becomes_of_the_calls(stage: NumberStage, flush: Any) -> None:
+async def test_the_books_agree_whatever_becomes_of_the_calls(
+    stage: NumberStage, flush: Any
+) -> None:
     only_calls_that_can_be_cancelled(stage)
 
     def compute(numbers: list[int]) -> list[int]:
@@ -201,5 +221,10 @@ async def test_the_books_agree_whatever_becomes_of_the_calls(stage: NumberStage,
         await stage.call(stage.one(1))
     stats = fn.stats
     answered = 1 + 3
-    assert (stats.calls, stats.errors, stats.cancelled, stats.rejected) == (answered + 1 + 3, 1, 3, 1)
+    assert (stats.calls, stats.errors, stats.cancelled, stats.rejected) == (
+        answered + 1 + 3,
+        1,
+        3,
+        1,
+    )
     assert stats.total_processed == answered + 1

@@ -26,12 +26,17 @@ async def test_every_batch_is_told_of(stage: Stage) -> None:
         await callers.call(["b", "c", "d", "e", "f"])
         stage.let_through(100)
     await fn.aclose()
-    assert [(record.size, record.calls, record.flush_reason, record.attempts) for record in records] == [
+    assert [
+        (record.size, record.calls, record.flush_reason, record.attempts) for record in records
+    ] == [
         (1, 1, "eager", 1),
         (4, 2, "full", 1),
         (2, 1, records[2].flush_reason, 1),
     ]
-    assert {(record.name, record.outcome, record.failed, record.error, record.tokens) for record in records} == {("it", "ok", 0, None, 0)}
+    assert {
+        (record.name, record.outcome, record.failed, record.error, record.tokens)
+        for record in records
+    } == {("it", "ok", 0, None, 0)}
     assert all(record.oldest_wait >= 0 and record.processing_time >= 0 for record in records)
     assert sum(record.size for record in records) == fn.stats.total_processed
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -73,7 +78,9 @@ async def test_a_record_tells_of_failures(stage: Stage) -> None:
     assert [record.attempts for record in records] == [1, 5, 1]
 
 
-@pytest.mark.parametrize("error", [KeyError("broken"), SystemExit(1), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyError("broken"), SystemExit(1), KeyboardInterrupt()], ids=repr
+)
 async def test_an_observer_that_raises_is_logged_once_and_harms_nobody(
     stage: Stage, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,10 +95,14 @@ async def test_an_observer_that_raises_is_logged_once_and_harms_nobody(
         assert [await stage.call(i) for i in range(3)] == [("done", i) for i in range(3)]
         await fn.aclose()
     assert seen == [1, 1, 1]
-    assert [record.getMessage() for record in caplog.records] == ["on_batch of it raised; further failures of it are not logged"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "on_batch of it raised; further failures of it are not logged"
+    ]
 
 
-async def test_an_observer_that_calls_its_own_function_is_told_so_instead_of_hanging(stage: Stage) -> None:
+async def test_an_observer_that_calls_its_own_function_is_told_so_instead_of_hanging(
+    stage: Stage,
+) -> None:
     if stage.kind in {"aio-sync", "aio-coroutine"}:
         pytest.skip("a plain function cannot await")
     told: list[Exception] = []

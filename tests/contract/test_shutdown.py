@@ -137,5 +137,9 @@ async def test_many_may_close_at_once_while_calls_arrive(stage: Stage) -> None:
                     for _ in range(4):
                         group.start_soon(fn.aclose)
     for number, answer in callers.answers.items():
-        assert answer == ("done", number) if number <= 10 else isinstance(answer, batched.BatcherClosed)
+        assert (
+            answer == ("done", number)
+            if number <= 10
+            else isinstance(answer, batched.BatcherClosed)
+        )
     assert len(callers.answers) == 20

@@ -1,4 +1,6 @@
-"""Like lengths together: what a batch holds when more waits than fits, and how large it may be, by arithmetic."""
+"""Like lengths together: what a batch holds when more waits than fits, and how large it may be, by
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,13 @@ def test_a_batch_without_lengths_has_no_longest_item() -> None:
     busy = scheduler()
     submitted(busy, Request([0], 1, "g", waker=None))
     batch = ran(busy)
-    assert (batch.longest, batch.too_big, batch.probes, batch.cells, batch.padding) == (0, [], 0, 0, 0)
+    assert (batch.longest, batch.too_big, batch.probes, batch.cells, batch.padding) == (
+        0,
+        [],
+        0,
+        0,
+        0,
+    )
 
 
 # ---------------------------------------------------------------- a small call leads
@@ -147,7 +155,9 @@ def test_all_of_the_leader_goes_first_whatever_its_lengths() -> None:
 
 
 def test_items_of_a_run_that_are_too_long_for_all_of_the_leader_stay_behind() -> None:
-    """The leader's four items fit 40 tokens as long as none is longer than 10; what is longer than 8 would push one out."""
+    """The leader's four items fit 40 tokens as long as none is longer than 10; what is longer than
+    8 would push one out.
+    """
     busy = scheduler(batch_size=8, max_batch_tokens=40)
     first = call(10, 2, 2)
     submitted(busy, first, *map(call, [30, 20, 13, 12, 10, 3, 2]))
@@ -184,7 +194,11 @@ def test_a_call_lies_in_a_batch_once_for_each_run_of_neighbours() -> None:
     begun = call(90, 50, 50, 10)
     submitted(busy, call(50), call(91), begun)
     slices = [piece for batch in all_ran(busy) for piece in batch.slices]
-    assert sorted((start, stop) for request, start, stop in slices if request is begun) == [(0, 1), (1, 2), (2, 4)]
+    assert sorted((start, stop) for request, start, stop in slices if request is begun) == [
+        (0, 1),
+        (1, 2),
+        (2, 4),
+    ]
 
 
 def test_groups_never_mix_whatever_their_lengths() -> None:
@@ -203,14 +217,17 @@ def test_calls_that_come_later_join_the_order() -> None:
 
 
 def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
-    """However well they would go with what leaves: those that came before them are nearer in line."""
+    """However well they would go with what leaves: those that came before them are nearer in
+    line.
+    """
     busy = scheduler(batch_size=2)
     near = [call(50), *(call(100 + number) for number in range(2 * LOOK_AHEAD - 1))]
     far = [call(50), call(50), call(99)]
     submitted(busy, *near, *far)
     assert [request for request, _, _ in ran(busy).slices] == near[:2]
     assert [request for request, _, _ in ran(busy).slices] == near[2:4]
-    assert busy.cancel(far[2])  # one of the calls still beyond, or one on the shelf: it makes no difference
+    # one of the calls still beyond, or one on the shelf: it makes no difference
+    assert busy.cancel(far[2])
     assert [request for request, _, _ in ran(busy).slices] == near[4:6]
 
 
@@ -230,14 +247,24 @@ def test_a_large_leader_takes_its_longest_items() -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=0)
     large = call(90, 80, 70, 60, 50, 40, 30, 20, 10)
     submitted(busy, large)
-    assert [batch.slices for batch in all_ran(busy)] == [[(large, 0, 4)], [(large, 4, 8)], [(large, 8, 9)]]
+    assert [batch.slices for batch in all_ran(busy)] == [
+        [(large, 0, 4)],
+        [(large, 4, 8)],
+        [(large, 8, 9)],
+    ]
 
 
 def test_a_large_leader_takes_as_many_as_the_first_allows() -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=0, max_batch_tokens=100)
     large = call(150, 60, 50, 40, 30, 25, 25, 10, 10)
     submitted(busy, large)
-    assert [lengths(batch) for batch in all_ran(busy)] == [[150], [60], [50, 40], [30, 25, 25], [10, 10]]
+    assert [lengths(batch) for batch in all_ran(busy)] == [
+        [150],
+        [60],
+        [50, 40],
+        [30, 25, 25],
+        [10, 10],
+    ]
 
 
 def test_room_that_small_calls_leave_goes_to_large_ones_of_about_the_same_length() -> None:
@@ -325,9 +352,18 @@ def test_room_that_a_large_leader_does_not_need_goes_to_small_calls_nearest_in_l
 
 
 @pytest.mark.parametrize(
-    ("budget", "expected"), [(1000, [60, 55, 50, 49]), (239, [55, 50, 49]), (170, [55, 50, 49]), (164, [50, 49]), (60, [50])]
+    ("budget", "expected"),
+    [
+        (1000, [60, 55, 50, 49]),
+        (239, [55, 50, 49]),
+        (170, [55, 50, 49]),
+        (164, [50, 49]),
+        (60, [50]),
+    ],
 )
-def test_small_calls_beside_a_large_leader_may_be_longer_if_they_fit(budget: int, expected: list[int]) -> None:
+def test_small_calls_beside_a_large_leader_may_be_longer_if_they_fit(
+    budget: int, expected: list[int]
+) -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=1, max_batch_tokens=budget)
     large = call(50, 49)
     earns(busy, large, {1000: 2, 239: 2, 170: 3, 164: 3, 60: 4}[budget])
@@ -349,9 +385,13 @@ def test_other_large_calls_come_last_beside_a_large_leader() -> None:
     assert third.taken == 0
 
 
-@pytest.mark.parametrize(("size", "budget"), [(4, None), (16, None), (4, 300), (16, 500), (4, 100), (16, 50)])
+@pytest.mark.parametrize(
+    ("size", "budget"), [(4, None), (16, None), (4, 300), (16, 500), (4, 100), (16, 50)]
+)
 @pytest.mark.parametrize("groups", ["g", "h", "gh"])
-def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(size: int, budget: int | None, groups: str) -> None:
+def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
+    size: int, budget: int | None, groups: str
+) -> None:
     """Within four times as many batches as it would need alone, and one more."""
     busy = scheduler(batch_size=size, max_batch_tokens=budget)
     large = call(*(120 - 115 * number // 60 for number in range(61)))
@@ -363,7 +403,9 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(siz
     batches = 0
     while large.taken < large.size:
         for number in range(2 * size + 1):
-            submitted(busy, *(call(5 + (batches + 7 * number) % 116, group=group) for group in groups))
+            submitted(
+                busy, *(call(5 + (batches + 7 * number) % 116, group=group) for group in groups)
+            )
         ran(busy)
         batches += 1
         assert batches <= 4 * alone + 1
@@ -376,8 +418,12 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(siz
 @pytest.mark.parametrize("length", [1, 60, 119, 120, 121, 500])
 @pytest.mark.parametrize("budget", [None, 500, 1])
 @pytest.mark.parametrize("threshold", [1, 8])
-def test_a_small_call_has_begun_in_time_whatever_lengths_come_later(length: int, budget: int | None, threshold: int) -> None:
-    """Each batch that a small call leads takes the oldest: behind k others, a call is in one of the next k + 1."""
+def test_a_small_call_has_begun_in_time_whatever_lengths_come_later(
+    length: int, budget: int | None, threshold: int
+) -> None:
+    """Each batch that a small call leads takes the oldest: behind k others, a call is in one of the
+    next k + 1.
+    """
     busy = scheduler(batch_size=4, small_batch_threshold=threshold, max_batch_tokens=budget)
     submitted(busy, *(call(*[120] * 9) for _ in range(3)))
     older = [call(5 + 53 * number % 116) for number in range(40)]
@@ -385,7 +431,9 @@ def test_a_small_call_has_begun_in_time_whatever_lengths_come_later(length: int,
     submitted(busy, *older, one)
     in_all = led_by_small = number = 0
     while not one.taken:
-        submitted(busy, *(call(5 + (number + 31 * index) % 116) for index in range(5)), call(*[100] * 9))
+        submitted(
+            busy, *(call(5 + (number + 31 * index) % 116) for index in range(5)), call(*[100] * 9)
+        )
         led_by_small += leader(ran(busy)).size == 1
         in_all += 1
         number += 1
@@ -397,7 +445,9 @@ def test_the_oldest_small_call_always_leads_its_batch() -> None:
     busy = scheduler(batch_size=3)
     waiting: list[Request] = []
     for number in range(300):
-        new = [call(5 + (97 * number + 31 * index) % 116) for index in range(3 if number < 250 else 2)]
+        new = [
+            call(5 + (97 * number + 31 * index) % 116) for index in range(3 if number < 250 else 2)
+        ]
         submitted(busy, *new)
         waiting += new
         batch = ran(busy)

@@ -1,7 +1,8 @@
-"""Random histories with lengths, token budgets and memory errors, step by step beside a model that looks at every item.
+"""Random histories with lengths, token budgets and memory errors, step by step beside a model that
+looks at every item.
 
-The model sorts all items whenever a batch is formed, and chooses them one by one. How many fit is asked of the real capacity,
-which has tests of its own.
+The model sorts all items whenever a batch is formed, and chooses them one by one. How many fit is
+asked of the real capacity, which has tests of its own.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class Chosen:
         """Those of `candidates`, in their order, that fit with what has been chosen before them."""
         for call, position in candidates:
             longest = max(self.longest, call.length(position))
-            if len(self.items) + 1 <= self.real.capacity.most(longest) and (call, position) not in self.items:
+            if (
+                len(self.items) + 1 <= self.real.capacity.most(longest)
+                and (call, position) not in self.items
+            ):
                 self.items.add((call, position))
                 self.longest = longest
 
@@ -107,9 +111,16 @@ class AlikeMachine(RuleBasedStateMachine):
     def may_leave(self, group: object) -> bool:
         calls = self.of(group)
         waiting = sum(len(call.waiting) for call in calls)
-        if waiting >= self.real.capacity.most(max(call.longest for call in calls)) or self.draining or self.policy.flush != "window":
+        if (
+            waiting >= self.real.capacity.most(max(call.longest for call in calls))
+            or self.draining
+            or self.policy.flush != "window"
+        ):
             return True
-        return any(call.request.taken for call in calls) or min(call.request.arrived for call in calls) + self.policy.timeout <= self.now
+        return (
+            any(call.request.taken for call in calls)
+            or min(call.request.arrived for call in calls) + self.policy.timeout <= self.now
+        )
 
     def alone(self, call: Call) -> int:
         """How many batches what waits of it would need alone."""
@@ -137,7 +148,12 @@ class AlikeMachine(RuleBasedStateMachine):
             if call.small and not call.shelved and count < LOOK_AHEAD * self.policy.batch_size:
                 call.shelved = True
                 count += len(call.waiting)
-        items = [(call, position) for call in calls if call.small and call.shelved for position in call.waiting]
+        items = [
+            (call, position)
+            for call in calls
+            if call.small and call.shelved
+            for position in call.waiting
+        ]
         return sorted(items, key=lambda item: (-item[0].length(item[1]), item[0].number, item[1]))
 
     def chosen(self, leader: Call) -> Chosen:
@@ -155,7 +171,9 @@ class AlikeMachine(RuleBasedStateMachine):
             while end <= at:
                 start, end = end, end + most(shelf[end][0].length(shelf[end][1]))
             if end >= len(shelf):
-                while start and len(shelf) - (start - 1) <= most(shelf[start - 1][0].length(shelf[start - 1][1])):
+                while start and len(shelf) - (start - 1) <= most(
+                    shelf[start - 1][0].length(shelf[start - 1][1])
+                ):
                     start -= 1
             chosen.add((leader, position) for position in leader.waiting)
             chosen.add(shelf[start:])
@@ -172,8 +190,15 @@ class AlikeMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(lengths, min_size=1, max_size=20), group=groups)
     def submit(self, sizes: list[int], group: str) -> None:
-        request = MeasuredRequest(list(sizes), len(sizes), group, waker=None, lengths=sorted(sizes, reverse=True))
-        call = Call(request, len(self.calls), request.size <= self.policy.small_batch_threshold, list(range(request.size)))
+        request = MeasuredRequest(
+            list(sizes), len(sizes), group, waker=None, lengths=sorted(sizes, reverse=True)
+        )
+        call = Call(
+            request,
+            len(self.calls),
+            request.size <= self.policy.small_batch_threshold,
+            list(range(request.size)),
+        )
         if call.small:
             call.owed = sum(self.alone(other) for other in self.queue if other.small) + 1
         self.calls.append(call)
@@ -200,10 +225,15 @@ class AlikeMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        allowed = {group for group in {call.request.group for call in self.queue} if self.may_leave(group)}
+        allowed = {
+            group for group in {call.request.group for call in self.queue} if self.may_leave(group)
+        }
         has_room = len(self.running) < self.policy.max_concurrent_batches
         if has_room:
-            oldest = next((call for call in self.queue if not call.small and call.request.group in allowed), None)
+            oldest = next(
+                (call for call in self.queue if not call.small and call.request.group in allowed),
+                None,
+            )
             if oldest is not self.heir:
                 self.heir = oldest
                 self.heir_owed = 4 * self.alone(oldest) + 1 if oldest is not None else 0
@@ -212,7 +242,11 @@ class AlikeMachine(RuleBasedStateMachine):
         if batch is None:
             return
         leader = next(call for call in self.queue if call.request is batch.slices[0][0])
-        assert leader is next(call for call in self.queue if call.request.group in allowed and call.small == leader.small)
+        assert leader is next(
+            call
+            for call in self.queue
+            if call.request.group in allowed and call.small == leader.small
+        )
         expected = self.chosen(leader)
         self.check_slices(batch, expected)
         assert batch.size == len(expected.items) <= self.real.capacity.most(batch.longest)
@@ -226,12 +260,18 @@ class AlikeMachine(RuleBasedStateMachine):
             assert self.heir_owed >= (1 if self.heir.waiting else 0)
 
     def check_slices(self, batch: Batch, expected: Chosen) -> None:
-        spelled = [(request, position) for request, start, stop in batch.slices for position in range(start, stop)]
+        spelled = [
+            (request, position)
+            for request, start, stop in batch.slices
+            for position in range(start, stop)
+        ]
         assert len(spelled) == len(set(spelled))
         assert set(spelled) == {(call.request, position) for call, position in expected.items}
         assert batch.longest == expected.longest
         ends = {(request, stop) for request, _, stop in batch.slices}
-        assert not any((request, start) in ends for request, start, _ in batch.slices), "neighbours are one slice"
+        assert not any((request, start) in ends for request, start, _ in batch.slices), (
+            "neighbours are one slice"
+        )
 
     def check_waiting(self, leader: Call, allowed: set[Any]) -> None:
         small_might = any(call.small and call.request.group in allowed for call in self.queue)
@@ -239,7 +279,11 @@ class AlikeMachine(RuleBasedStateMachine):
         assert self.in_a_row <= 2
         if leader.small:
             for call in self.queue:
-                if call.small and call.request.group in allowed and len(call.waiting) == call.request.size:
+                if (
+                    call.small
+                    and call.request.group in allowed
+                    and len(call.waiting) == call.request.size
+                ):
                     call.led += 1
                     assert call.led <= call.owed
 
@@ -276,10 +320,15 @@ class AlikeMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         assert self.real.waiting == sum(len(call.waiting) for call in self.queue)
         assert self.real.in_flight == sum(batch.size for batch in self.running)
-        assert list(self.real) == [call.request for call in sorted(self.queue, key=lambda call: (not call.small, call.number))]
+        assert list(self.real) == [
+            call.request
+            for call in sorted(self.queue, key=lambda call: (not call.small, call.number))
+        ]
         assert set(self.real._groups) == {call.request.group for call in self.queue}
         for call in self.queue:
-            assert [position for start, stop in call.request.spans for position in range(start, stop)] == call.waiting
+            assert [
+                position for start, stop in call.request.spans for position in range(start, stop)
+            ] == call.waiting
             assert call.request.taken == call.request.size - len(call.waiting)
 
     @invariant()
@@ -297,7 +346,12 @@ class AlikeMachine(RuleBasedStateMachine):
                 self.take()
             self.finish(0)
             self.counts_agree()
-        assert (self.real.waiting, self.real.in_flight, self.real._groups, list(self.real)) == (0, 0, {}, [])
+        assert (self.real.waiting, self.real.in_flight, self.real._groups, list(self.real)) == (
+            0,
+            0,
+            {},
+            [],
+        )
         assert self.real.next_deadline() == NEVER
         assert all(request.queues is None for request in (call.request for call in self.calls))
 

@@ -20,7 +20,9 @@ def fitted(capacity: Capacity, batches: int, items: int, longest: int = 0) -> No
 
 
 def run(capacity: Capacity, lengths: list[int], memory: Memory) -> int:
-    """Runs a batch of items of these lengths as far as memory goes, in halves if it must, and returns how often it did not fit."""
+    """Runs a batch of items of these lengths as far as memory goes, in halves if it must, and
+    returns how often it did not fit.
+    """
     failed: list[tuple[int, int]] = []
 
     def attempt(lengths: list[int]) -> None:
@@ -58,9 +60,24 @@ def test_without_a_token_budget_length_does_not_matter(longest: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("longest", "most"), [(0, 32), (1, 32), (3, 32), (4, 25), (33, 3), (34, 2), (50, 2), (51, 1), (100, 1), (101, 1), (10**9, 1)]
+    ("longest", "most"),
+    [
+        (0, 32),
+        (1, 32),
+        (3, 32),
+        (4, 25),
+        (33, 3),
+        (34, 2),
+        (50, 2),
+        (51, 1),
+        (100, 1),
+        (101, 1),
+        (10**9, 1),
+    ],
 )
-def test_a_token_budget_holds_items_times_the_longest_and_at_least_one_item(longest: int, most: int) -> None:
+def test_a_token_budget_holds_items_times_the_longest_and_at_least_one_item(
+    longest: int, most: int
+) -> None:
     assert Capacity(32, 100).most(longest) == most
     assert Capacity(32, 100).varies
 
@@ -104,14 +121,29 @@ def test_what_was_too_big_at_one_length_is_too_big_at_longer_ones_and_not_at_sho
 def test_the_token_budget_and_the_ceiling_both_hold() -> None:
     capacity = Capacity(32, 600)
     capacity.too_big(20, 30)
-    assert [capacity.most(longest) for longest in (10, 29, 30, 60, 61, 300)] == [32, 20, 10, 10, 9, 2]
+    assert [capacity.most(longest) for longest in (10, 29, 30, 60, 61, 300)] == [
+        32,
+        20,
+        10,
+        10,
+        9,
+        2,
+    ]
 
 
 def test_several_ceilings_hold_each_from_its_length_on() -> None:
     capacity = Capacity(32)
     for items, longest in ((8, 90), (32, 10), (16, 40)):
         capacity.too_big(items, longest)
-    assert [capacity.most(longest) for longest in (9, 10, 39, 40, 89, 90, 900)] == [32, 16, 16, 8, 8, 4, 4]
+    assert [capacity.most(longest) for longest in (9, 10, 39, 40, 89, 90, 900)] == [
+        32,
+        16,
+        16,
+        8,
+        8,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("longest", [39, 40])
@@ -133,8 +165,13 @@ def test_a_batch_from_before_the_ceiling_fell_teaches_nothing_new() -> None:
     assert len(capacity._ceilings) == 1
 
 
-@pytest.mark.parametrize(("known", "most"), [((24, 100), 24), ((24, 120), 24), ((24, 99), 16), ((10, 100), 16), ((31, 500), 31)])
-def test_a_ceiling_is_not_below_what_has_fitted_at_its_length_or_a_longer_one(known: tuple[int, int], most: int) -> None:
+@pytest.mark.parametrize(
+    ("known", "most"),
+    [((24, 100), 24), ((24, 120), 24), ((24, 99), 16), ((10, 100), 16), ((31, 500), 31)],
+)
+def test_a_ceiling_is_not_below_what_has_fitted_at_its_length_or_a_longer_one(
+    known: tuple[int, int], most: int
+) -> None:
     capacity = Capacity(32)
     capacity.fitted(*known)
     capacity.too_big(32, 100)
@@ -179,7 +216,9 @@ def test_a_failure_of_what_has_fitted_before_forgets_that_it_has() -> None:
 
 
 @pytest.mark.parametrize("longest", [100, 99])
-def test_the_size_that_has_just_failed_is_not_tried_again_because_it_fitted_once(longest: int) -> None:
+def test_the_size_that_has_just_failed_is_not_tried_again_because_it_fitted_once(
+    longest: int,
+) -> None:
     capacity = Capacity(32)
     capacity.fitted(24, 100)
     capacity.too_big(24, longest)
@@ -269,8 +308,12 @@ def test_a_ceiling_rises_as_far_as_the_one_for_shorter_items_and_vanishes_there(
 
 
 @pytest.mark.parametrize(("most", "at_first"), [(8, 1 + 2 + 4), (1, 1 + 2 + 4 + 8 + 16 + 32)])
-def test_a_raise_that_fails_is_taken_back_and_the_patience_doubles(most: int, at_first: int) -> None:
-    """64 -> 32 -> 16 -> 8 at first; then 9 is tried after 128 full batches, after 256, after 512, up to a limit."""
+def test_a_raise_that_fails_is_taken_back_and_the_patience_doubles(
+    most: int, at_first: int
+) -> None:
+    """64 -> 32 -> 16 -> 8 at first; then 9 is tried after 128 full batches, after 256, after 512,
+    up to a limit.
+    """
     capacity, memory = Capacity(64), rows(most)
     assert run(capacity, [0] * 64, memory) == at_first
     between: list[int] = []
@@ -329,7 +372,9 @@ def test_a_raise_that_holds_makes_patient_with_the_next_one_as_at_first() -> Non
 # ---------------------------------------------------------------- which length is to blame
 
 
-def test_a_raise_that_fails_at_a_length_while_shorter_ones_fit_is_taken_back_from_there_on() -> None:
+def test_a_raise_that_fails_at_a_length_while_shorter_ones_fit_is_taken_back_from_there_on() -> (
+    None
+):
     capacity = Capacity(64)
     capacity.too_big(64, 16)
     fitted(capacity, PATIENCE, 32, 16)
@@ -363,7 +408,9 @@ def test_the_next_raise_spares_the_length_that_failed() -> None:
 
 @pytest.mark.parametrize("most", [8, 9, 20])
 def test_where_only_rows_count_lengths_bring_no_more_errors(most: int) -> None:
-    """Once the shortest items have been met, no more errors than with equal lengths: one in 128 full batches, then in 256."""
+    """Once the shortest items have been met, no more errors than with equal lengths: one in 128
+    full batches, then in 256.
+    """
     capacity, memory, rng = Capacity(64), rows(most), random.Random(0)
     run(capacity, [5] * 64, memory)
     while capacity.most(5) <= most:
@@ -379,8 +426,12 @@ def test_where_only_rows_count_lengths_bring_no_more_errors(most: int) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.integers(1, 20_000), st.integers(0, 40), st.booleans())
-def test_no_batch_is_limited_to_less_than_half_of_what_fits(seed: int, memory_size: int, fixed: int, quadratic: bool) -> None:
-    """Whatever has failed: the ceilings that long items taught never reach below that for shorter ones."""
+def test_no_batch_is_limited_to_less_than_half_of_what_fits(
+    seed: int, memory_size: int, fixed: int, quadratic: bool
+) -> None:
+    """Whatever has failed: the ceilings that long items taught never reach below that for shorter
+    ones.
+    """
 
     def memory(items: int, longest: int) -> bool:
         return items * (longest * (longest if quadratic else 1) + fixed) <= memory_size
@@ -398,7 +449,9 @@ def test_no_batch_is_limited_to_less_than_half_of_what_fits(seed: int, memory_si
 
 
 @pytest.mark.parametrize("most", [1000, 3000])
-def test_where_memory_goes_with_length_short_items_keep_their_large_batches_and_errors_get_rare(most: int) -> None:
+def test_where_memory_goes_with_length_short_items_keep_their_large_batches_and_errors_get_rare(
+    most: int,
+) -> None:
     capacity, memory, rng = Capacity(64), cells(most), random.Random(0)
     errors = []
     for batch in range(20_000):

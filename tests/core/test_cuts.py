@@ -27,7 +27,11 @@ def taken(of: Scheduler) -> list[int]:
     batch = of.take(0.0)
     assert batch is not None
     finish(of, batch)
-    return sorted((request.lengths or [])[position] for request, start, stop in batch.slices for position in range(start, stop))[::-1]
+    return sorted(
+        (request.lengths or [])[position]
+        for request, start, stop in batch.slices
+        for position in range(start, stop)
+    )[::-1]
 
 
 def finish(of: Scheduler, batch: Batch) -> None:
@@ -55,7 +59,9 @@ def saved(lengths: list[int], place: int) -> int:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.data(), st.integers(0, 500))
 @settings(max_examples=300, deadline=None)
-def test_a_part_holds_its_item_and_no_further_cut_pays(lengths: list[int], data: st.DataObject, batch_in_cells: int) -> None:
+def test_a_part_holds_its_item_and_no_further_cut_pays(
+    lengths: list[int], data: st.DataObject, batch_in_cells: int
+) -> None:
     lengths.sort(reverse=True)
     at = data.draw(st.integers(0, len(lengths) - 1))
     low, high = part(lengths, at, batch_in_cells)
@@ -122,8 +128,12 @@ def test_a_large_call_is_cut_by_its_lengths() -> None:
     assert taken(busy) == [5] * 12
 
 
-@pytest.mark.parametrize("waiting", [[[200], [3], [50] * 12], [[200], [50] * 12], [[3], [50] * 12], [[50] * 12, [3]]])
-def test_nothing_is_filled_up_with_what_needs_more_padding_than_a_batch_is_worth(waiting: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    "waiting", [[[200], [3], [50] * 12], [[200], [50] * 12], [[3], [50] * 12], [[50] * 12, [3]]]
+)
+def test_nothing_is_filled_up_with_what_needs_more_padding_than_a_batch_is_worth(
+    waiting: list[list[int]],
+) -> None:
     busy = experienced(batch_size=16)
     for lengths in waiting:
         busy.submit(call(*lengths), 0.0)
@@ -145,8 +155,17 @@ def test_what_needs_little_padding_fills_up_a_batch() -> None:
     st.sampled_from([None, 100]),
 )
 @settings(max_examples=200, deadline=None)
-def test_every_item_leaves_once_in_batches_that_fit(calls: list[list[int]], batch_size: int, small: int, most_tokens: int | None) -> None:
-    busy = Scheduler(BatchPolicy(batch_size=batch_size, flush="eager", small_batch_threshold=small, max_batch_tokens=most_tokens))
+def test_every_item_leaves_once_in_batches_that_fit(
+    calls: list[list[int]], batch_size: int, small: int, most_tokens: int | None
+) -> None:
+    busy = Scheduler(
+        BatchPolicy(
+            batch_size=batch_size,
+            flush="eager",
+            small_batch_threshold=small,
+            max_batch_tokens=most_tokens,
+        )
+    )
     for cells in (10, 30) * ENOUGH:
         busy.capacity.took(cells, 20 + cells)  # a batch is worth 20 cells
     requests = [call(*sorted(lengths, reverse=True)) for lengths in calls]
@@ -154,9 +173,15 @@ def test_every_item_leaves_once_in_batches_that_fit(calls: list[list[int]], batc
         busy.submit(request, 0.0)
     left = {(request, position) for request in requests for position in range(request.size)}
     while (batch := busy.take(0.0)) is not None:
-        items = [(request, position) for request, start, stop in batch.slices for position in range(start, stop)]
+        items = [
+            (request, position)
+            for request, start, stop in batch.slices
+            for position in range(start, stop)
+        ]
         assert len(set(items)) == len(items) == batch.size <= batch_size
-        assert batch.longest == max((request.lengths or [])[position] for request, position in items)
+        assert batch.longest == max(
+            (request.lengths or [])[position] for request, position in items
+        )
         assert most_tokens is None or batch.size == 1 or batch.size * batch.longest <= most_tokens
         left -= set(items)
         busy.finished(batch, 0.0)

@@ -1,4 +1,6 @@
-"""How long a group that does not fill a batch is held: by arithmetic, and in histories of callers who come back."""
+"""How long a group that does not fill a batch is held: by arithmetic, and in histories of callers
+who come back.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_eager_lets_a_group_leave_at_once_whenever_it_came(oldest: float) -> Non
 
 @pytest.mark.parametrize("oldest", [-7.0, 0.0, 3.25, 1e9])
 @pytest.mark.parametrize("timeout", [0.0, 0.5, 1000.0])
-def test_a_window_lets_a_group_leave_when_its_oldest_item_is_as_old_as_the_timeout(oldest: float, timeout: float) -> None:
+def test_a_window_lets_a_group_leave_when_its_oldest_item_is_as_old_as_the_timeout(
+    oldest: float, timeout: float
+) -> None:
     assert Window(timeout).until(oldest, oldest + 1) == oldest + timeout
 
 
@@ -40,7 +44,9 @@ def test_each_rule_names_the_reason_for_which_a_batch_leaves() -> None:
 
 def test_each_setting_selects_its_rule() -> None:
     assert isinstance(linger(BatchPolicy()), Hindsight)
-    assert isinstance(linger(BatchPolicy(flush="auto", timeout_ms=0)), Eager), "nobody is to be held"
+    assert isinstance(linger(BatchPolicy(flush="auto", timeout_ms=0)), Eager), (
+        "nobody is to be held"
+    )
     assert isinstance(linger(BatchPolicy(flush="eager", timeout_ms=1000)), Eager)
     window = linger(BatchPolicy(flush="window", timeout_ms=250))
     assert isinstance(window, Window)
@@ -110,7 +116,9 @@ def test_the_fixed_part_is_never_negative_nor_more_than_all() -> None:
 
 
 def test_the_gains_are_those_of_the_formula() -> None:
-    """Two items are ready; of a third and a fourth, 0.5 and 2 ms later, waiting for 0.52 ms would have caught one."""
+    """Two items are ready; of a third and a fourth, 0.5 and 2 ms later, waiting for 0.52 ms would
+    have caught one.
+    """
     rule = Hindsight(timeout=1.0, batch_size=8)
     rule.finished(1, 0.010, 0)  # s = a = 10 ms: there is no other size yet
     rule.present(4)  # so many there can be
@@ -133,7 +141,11 @@ def test_the_gains_are_those_of_the_formula() -> None:
             expected = 0.0  # the batch would be over
         assert gain == pytest.approx(0.1 * expected)
     assert rule.reason == "settled"
-    assert rule.until(0.0, 5.0) == rule.until(5.0, 0.0) == 5.0 + min(wait for wait in rule._waits if wait >= 0.0020)
+    assert (
+        rule.until(0.0, 5.0)
+        == rule.until(5.0, 0.0)
+        == 5.0 + min(wait for wait in rule._waits if wait >= 0.0020)
+    )
 
 
 def test_only_what_was_seen_is_counted() -> None:
@@ -162,7 +174,9 @@ def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
 
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_who_comes_before_a_worker_looks_is_no_reason_to_wait(in_turn: bool) -> None:
-    """Bursts of four and of three, of which each call comes 15 us after the one before, and a worker that looks after the last."""
+    """Bursts of four and of three, of which each call comes 15 us after the one before, and a
+    worker that looks after the last.
+    """
     scheduler = Scheduler(BatchPolicy(), tick=0.001 if in_turn else 0.0)
     held = []
     for burst in range(4 * EPOCHS):
@@ -183,7 +197,15 @@ def test_who_comes_before_a_worker_looks_is_no_reason_to_wait(in_turn: bool) -> 
 # ---------------------------------------------------------------- callers who come back
 
 
-def closed_loop(scheduler: Scheduler, callers: int, batches: int, *, fixed: float, each: float = 0.0, gap: float = 1e-5) -> list[Batch]:
+def closed_loop(
+    scheduler: Scheduler,
+    callers: int,
+    batches: int,
+    *,
+    fixed: float,
+    each: float = 0.0,
+    gap: float = 1e-5,
+) -> list[Batch]:
     """The batches of `callers` who call again, one after another, as soon as they are answered."""
     now = 0.0
     done: list[Batch] = []
@@ -206,7 +228,9 @@ def closed_loop(scheduler: Scheduler, callers: int, batches: int, *, fixed: floa
             scheduler.finished(batch, now)
             scheduler.learn(now)
             done.append(batch)
-            arrivals = sorted([*arrivals, *(now + gap * (number + 1) for number in range(batch.size))])
+            arrivals = sorted(
+                [*arrivals, *(now + gap * (number + 1) for number in range(batch.size))]
+            )
     return done
 
 
@@ -220,14 +244,18 @@ def test_callers_who_come_back_are_merged_within_ten_batches(callers: int) -> No
     """Without holding anything they would be two convoys for ever, which take turns."""
     auto = closed_loop(Scheduler(BatchPolicy()), callers, 40, fixed=0.005, each=0.0001)
     assert [batch.size for batch in auto[10:]] == [callers] * 30
-    eager = closed_loop(Scheduler(BatchPolicy(flush="eager")), callers, 40, fixed=0.005, each=0.0001)
+    eager = closed_loop(
+        Scheduler(BatchPolicy(flush="eager")), callers, 40, fixed=0.005, each=0.0001
+    )
     assert max(batch.size for batch in eager[10:]) < callers
 
 
 def test_a_function_that_saves_nothing_by_merging_is_never_kept_waiting() -> None:
     batches = closed_loop(Scheduler(BatchPolicy()), 8, 60, fixed=1e-6, each=0.001, gap=1e-4)
     for before, after in itertools.pairwise(batches[20:]):
-        assert after.started == max(before.ended, min(request.arrived for request, _, _ in after.slices))
+        assert after.started == max(
+            before.ended, min(request.arrived for request, _, _ in after.slices)
+        )
 
 
 def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
@@ -265,14 +293,23 @@ steps = st.lists(
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)
-@given(steps, st.sampled_from([0.01, 1.0, 5.0, 1000.0]), st.integers(1, 2), st.sampled_from([1, 4, 16]))
+@given(
+    steps, st.sampled_from([0.01, 1.0, 5.0, 1000.0]), st.integers(1, 2), st.sampled_from([1, 4, 16])
+)
 def test_nobody_is_held_for_longer_than_the_timeout(
-    history: list[tuple[Literal["submit", "take", "finish", "wait"], int, str, float]], timeout_ms: float, workers: int, batch_size: int
+    history: list[tuple[Literal["submit", "take", "finish", "wait"], int, str, float]],
+    timeout_ms: float,
+    workers: int,
+    batch_size: int,
 ) -> None:
-    """After the later of its arrival and a worker's becoming free. And the same history leads to the same decisions."""
+    """After the later of its arrival and a worker's becoming free. And the same history leads to
+    the same decisions.
+    """
 
     def run() -> list[float]:
-        policy = BatchPolicy(batch_size=batch_size, timeout_ms=timeout_ms, max_concurrent_batches=workers)
+        policy = BatchPolicy(
+            batch_size=batch_size, timeout_ms=timeout_ms, max_concurrent_batches=workers
+        )
         scheduler, now, free = Scheduler(policy), 0.0, 0.0
         running: list[Batch] = []
         waiting: list[Request] = []
@@ -295,7 +332,10 @@ def test_nobody_is_held_for_longer_than_the_timeout(
             if len(running) == workers or not waiting:
                 assert deadline == NEVER
             else:
-                assert deadline <= min(max(request.arrived, free) for request in waiting) + policy.timeout
+                assert (
+                    deadline
+                    <= min(max(request.arrived, free) for request in waiting) + policy.timeout
+                )
             assert sum(request.size - request.taken for request in waiting) == scheduler.waiting
             assert sum(batch.size for batch in running) == scheduler.in_flight
         return deadlines

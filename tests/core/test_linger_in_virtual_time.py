@@ -1,4 +1,6 @@
-"""What `flush="auto"` promises, in the rows of benchmarks/policy.py where a rule can go wrong; the bounds are those of the benchmark."""
+"""What `flush="auto"` promises, in the rows of benchmarks/policy.py where a rule can go wrong; the
+bounds are those of the benchmark.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ NOTHING_TO_GAIN = [
     ClosedRow(COMPUTE_BOUND, 16, AT_ONCE),
     ClosedRow(LONG, 200, SLOWLY),
 ]
-"""A lone caller, callers who stay away for long, a function that merging does not make faster, and more callers than fit."""
+"""A lone caller, callers who stay away for long, a function that merging does not make faster, and
+more callers than fit.
+"""
 
 
 def calls(row: ClosedRow) -> int:
@@ -64,7 +68,9 @@ def test_nobody_is_held_where_nothing_is_to_be_gained(row: ClosedRow) -> None:
     assert shares(row.throughput(calls=calls(row)))["auto"] >= LEAST_SHARE
 
 
-@pytest.mark.parametrize("row", [ClosedRow(model, 1, way) for model in MODELS for way in WAYS], ids=str)
+@pytest.mark.parametrize(
+    "row", [ClosedRow(model, 1, way) for model in MODELS for way in WAYS], ids=str
+)
 def test_a_lone_caller_never_waits(row: ClosedRow) -> None:
     throughput = row.throughput(BOTH, 500)
     assert throughput["auto"] == pytest.approx(throughput["eager"], rel=1e-3)
@@ -82,13 +88,19 @@ def test_a_lone_caller_never_waits(row: ClosedRow) -> None:
     ],
     ids=str,
 )
-def test_calls_that_come_at_random_are_answered_as_soon_as_if_nobody_were_held(row: OpenRow) -> None:
+def test_calls_that_come_at_random_are_answered_as_soon_as_if_nobody_were_held(
+    row: OpenRow,
+) -> None:
     mean, p99 = ratios(row.latency(BOTH, 10_000))["auto"]
     assert mean <= MOST_MEAN
     assert p99 <= MOST_P99
 
 
-@pytest.mark.parametrize("row", [OpenRow(model, "in bursts", load) for model in (LONG, EVEN, SHORT) for load in (0.05, 0.2)], ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [OpenRow(model, "in bursts", load) for model in (LONG, EVEN, SHORT) for load in (0.05, 0.2)],
+    ids=str,
+)
 def test_a_burst_is_answered_sooner_than_if_its_first_call_left_alone(row: OpenRow) -> None:
     assert row.merging_pays
     mean, _ = ratios(row.latency(BOTH, 5_000))["auto"]
@@ -102,7 +114,9 @@ def test_a_free_worker_waits_no_longer_than_the_timeout(model: Model, load: floa
     rate = load * model.capacity(BATCH_SIZE)
     moments = sorted(at_random(rate / 2, 1000, dice) + in_bursts(rate / 2, 1000, dice))
     free = 0.0
-    for batch in batches(RULES["auto"], model, [(moment, number) for number, moment in enumerate(moments)], 1):
+    for batch in batches(
+        RULES["auto"], model, [(moment, number) for number, moment in enumerate(moments)], 1
+    ):
         oldest = min(request.arrived for request, _, _ in batch.slices)
         assert batch.started - max(oldest, free) <= TIMEOUT / 1e3 + 1e-9
         free = batch.ended

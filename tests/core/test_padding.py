@@ -1,4 +1,5 @@
-"""What like lengths together are for, and what they must not cost: less padding, and nobody who waits too long.
+"""What like lengths together are for, and what they must not cost: less padding, and nobody who
+waits too long.
 
 Everything is counted or runs in virtual time, so the figures are the same on every machine.
 """
@@ -22,7 +23,9 @@ SEEDS = range(50)
 
 
 def call(lengths: list[int]) -> Request:
-    return MeasuredRequest(list(lengths), len(lengths), "g", waker=None, lengths=sorted(lengths, reverse=True))
+    return MeasuredRequest(
+        list(lengths), len(lengths), "g", waker=None, lengths=sorted(lengths, reverse=True)
+    )
 
 
 def wasted(lengths: list[int]) -> int:
@@ -32,7 +35,12 @@ def wasted(lengths: list[int]) -> int:
 
 
 def padding(batch: Batch) -> int:
-    lengths = [request.lengths[at] for request, start, stop in batch.slices if request.lengths for at in range(start, stop)]
+    lengths = [
+        request.lengths[at]
+        for request, start, stop in batch.slices
+        if request.lengths
+        for at in range(start, stop)
+    ]
     assert len(lengths) == batch.size
     assert max(lengths) == batch.longest
     return batch.size * batch.longest - sum(lengths)
@@ -96,7 +104,9 @@ def test_a_backlog_of_a_thousand_is_as_good_as_sorted() -> None:
     ratios: list[float] = []
     for seed in SEEDS:
         backlog = singles(random.Random(seed), 1000)
-        ratios.append(left(backlog)[0] / wasted(sorted((length for (length,) in backlog), reverse=True)))
+        ratios.append(
+            left(backlog)[0] / wasted(sorted((length for (length,) in backlog), reverse=True))
+        )
     assert statistics.median(ratios) <= 1.01
     assert max(ratios) <= 1.5
 
@@ -115,24 +125,31 @@ class Waiting:
 
 
 class Overload:
-    """One worker, and calls that come about as fast as it can run them, or faster. Each small call fits one batch."""
+    """One worker, and calls that come about as fast as it can run them, or faster. Each small call
+    fits one batch.
+    """
 
     def __init__(self, seed: int, load: float, **settings: Any) -> None:
         self.rng = random.Random(seed)
         self.load = load
-        self.busy = Scheduler(BatchPolicy(batch_size=SIZE, small_batch_threshold=8, flush="eager", **settings))
+        self.busy = Scheduler(
+            BatchPolicy(batch_size=SIZE, small_batch_threshold=8, flush="eager", **settings)
+        )
         self.small: dict[Request, Waiting] = {}  # of which anything waits
         self.heir: Request | None = None
         self.heir_owed = 0  # batches within which it must be finished
         self.slowest = 0.0  # batch (s)
-        self.waits: list[tuple[float, int]] = []  # of small calls until they have begun (s), each with `older`
+        # of small calls until they have begun (s), each with `older`
+        self.waits: list[tuple[float, int]] = []
         self.waste = 0  # padding
         self.lengths: list[int] = []  # of all items, in the order of arrival
 
     def arrive(self, now: float) -> int:
         """One more call; returns its items."""
         kind = self.rng.random()
-        size = 1 if kind < 0.9 else self.rng.randint(2, 8) if kind < 0.98 else self.rng.randint(9, 100)
+        size = (
+            1 if kind < 0.9 else self.rng.randint(2, 8) if kind < 0.98 else self.rng.randint(9, 100)
+        )
         request = call([min(120, 1 + int(self.rng.lognormvariate(3.2, 0.7))) for _ in range(size)])
         self.lengths += request.items
         self.busy.submit(request, now)
@@ -143,7 +160,9 @@ class Overload:
     def alone(self, request: Request) -> int:
         """How many batches what waits of a large call would need alone."""
         assert request.lengths is not None
-        lengths = [request.lengths[at] for start, stop in request.spans for at in range(start, stop)]
+        lengths = [
+            request.lengths[at] for start, stop in request.spans for at in range(start, stop)
+        ]
         at = batches = 0
         while at < len(lengths):
             at += self.busy.capacity.most(lengths[at])
@@ -166,7 +185,9 @@ class Overload:
             assert call.batches <= 3 * (call.older + 1)
             if request.taken:
                 self.waits.append((now - call.arrived, call.older))
-        self.small = {request: call for request, call in self.small.items() if request.taken < request.size}
+        self.small = {
+            request: call for request, call in self.small.items() if request.taken < request.size
+        }
         self.heir_owed -= 1
         assert self.heir is None or self.heir_owed >= (1 if self.heir.taken < self.heir.size else 0)
         took = 1e-3 + 1e-5 * batch.size * batch.longest
@@ -177,7 +198,8 @@ class Overload:
 
     def run(self, items: int) -> None:
         now = arrival = free = 0.0
-        mean = 1e-3 / SIZE + 1e-5 * 31  # an item of mean length, in full batches without padding (s)
+        # an item of mean length, in full batches without padding (s)
+        mean = 1e-3 / SIZE + 1e-5 * 31
         while items > 0 or self.busy.waiting:
             if items > 0 and (arrival <= free or not self.busy.waiting):
                 now = arrival
@@ -192,8 +214,12 @@ class Overload:
 @pytest.mark.parametrize("load", [1.0, 1.2])
 @pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 1500}], ids=["items", "tokens"])
 @pytest.mark.parametrize("seed", range(4))
-def test_under_lasting_overload_every_wait_is_within_its_bound(load: float, settings: dict[str, Any], seed: int) -> None:
-    """However long the queue gets, a call that came behind k small ones has begun within 3 * (k + 1) batches."""
+def test_under_lasting_overload_every_wait_is_within_its_bound(
+    load: float, settings: dict[str, Any], seed: int
+) -> None:
+    """However long the queue gets, a call that came behind k small ones has begun within 3 * (k +
+    1) batches.
+    """
     overload = Overload(seed, load, **settings)
     overload.run(6000)
     assert not overload.small

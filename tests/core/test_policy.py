@@ -1,4 +1,6 @@
-"""Every setting is checked once, and a refusal is one sentence that names the setting, the value and what is allowed."""
+"""Every setting is checked once, and a refusal is one sentence that names the setting, the value
+and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import pytest
 
 from batched._core.policy import BatchPolicy
 
-WHOLE = {"batch_size": 1, "small_batch_threshold": 0, "max_batch_tokens": 1, "max_concurrent_batches": 1, "prefetch": 0}
+WHOLE = {
+    "batch_size": 1,
+    "small_batch_threshold": 0,
+    "max_batch_tokens": 1,
+    "max_concurrent_batches": 1,
+    "prefetch": 0,
+}
 """The settings that are whole numbers, each with the least that is allowed."""
 
 
@@ -70,27 +78,35 @@ def test_policies_with_the_same_settings_are_equal_however_they_were_written() -
     assert BatchPolicy(batch_size=4) != BatchPolicy(batch_size=5)
 
 
-@pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 0.0), (5, 0.005), (0.25, 0.00025), (1e6, 1e3)])
+@pytest.mark.parametrize(
+    ("milliseconds", "seconds"), [(0, 0.0), (5, 0.005), (0.25, 0.00025), (1e6, 1e3)]
+)
 def test_the_timeout_is_told_in_seconds(milliseconds: float, seconds: float) -> None:
     assert BatchPolicy(timeout_ms=milliseconds).timeout == seconds
 
 
 @pytest.mark.parametrize(("name", "least"), WHOLE.items())
 @pytest.mark.parametrize("more", [0, 1, 10**9])
-def test_a_whole_number_from_its_least_value_on_is_accepted(name: str, least: int, more: int) -> None:
+def test_a_whole_number_from_its_least_value_on_is_accepted(
+    name: str, least: int, more: int
+) -> None:
     assert getattr(BatchPolicy(**{name: least + more}), name) == least + more  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "least"), WHOLE.items())
 @pytest.mark.parametrize("less", [1, 2, 10**9])
-def test_a_whole_number_below_its_least_value_is_a_value_error(name: str, least: int, less: int) -> None:
+def test_a_whole_number_below_its_least_value_is_a_value_error(
+    name: str, least: int, less: int
+) -> None:
     with pytest.raises(ValueError) as caught:
         BatchPolicy(**{name: least - less})  # type: ignore[arg-type]
     assert str(caught.value) == f"{name} must be at least {least}, got {least - less}"
 
 
 @pytest.mark.parametrize(("name", "least"), WHOLE.items())
-@pytest.mark.parametrize("value", [4.0, 1.5, math.inf, "4", b"4", 4 + 0j, Fraction(4), [4], True, False])
+@pytest.mark.parametrize(
+    "value", [4.0, 1.5, math.inf, "4", b"4", 4 + 0j, Fraction(4), [4], True, False]
+)
 def test_what_is_no_whole_number_is_a_type_error(name: str, least: int, value: object) -> None:
     with pytest.raises(TypeError) as caught:
         BatchPolicy(**{name: value})  # type: ignore[arg-type]
@@ -145,7 +161,9 @@ def test_a_duration_of_numpy_becomes_a_float(kind: str) -> None:
     assert kept == 4.0
 
 
-@pytest.mark.parametrize("value", [-1, -1e-9, math.nan, math.inf, -math.inf, Decimal("nan"), Fraction(-1, 3)])
+@pytest.mark.parametrize(
+    "value", [-1, -1e-9, math.nan, math.inf, -math.inf, Decimal("nan"), Fraction(-1, 3)]
+)
 def test_a_duration_below_nothing_or_without_end_is_a_value_error(value: Any) -> None:
     with pytest.raises(ValueError) as caught:
         BatchPolicy(timeout_ms=value)
@@ -156,7 +174,10 @@ def test_a_duration_below_nothing_or_without_end_is_a_value_error(value: Any) ->
 def test_what_is_no_duration_is_a_type_error(value: Any) -> None:
     with pytest.raises(TypeError) as caught:
         BatchPolicy(timeout_ms=value)
-    assert str(caught.value) == f"timeout_ms must be a number of milliseconds, at least 0 and finite, got {value!r}"
+    assert (
+        str(caught.value)
+        == f"timeout_ms must be a number of milliseconds, at least 0 and finite, got {value!r}"
+    )
 
 
 def test_a_duration_too_large_for_a_float_is_a_value_error() -> None:

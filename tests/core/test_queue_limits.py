@@ -1,4 +1,6 @@
-"""Who gets into a queue that is full, and who has waited too long: by arithmetic, every `now` a literal number of seconds."""
+"""Who gets into a queue that is full, and who has waited too long: by arithmetic, every `now` a
+literal number of seconds.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_what_does_not_fit_stands_in_line_and_enters_in_its_order() -> None:
 def test_a_small_call_does_not_pass_a_large_one_in_line() -> None:
     full = scheduler(max_queue_size=4)
     first, large, small = submitted(full, 2, 3, 1)
-    assert (full.waiting, full.in_line) == (2, 2), "the third would fit, but is not the first in line"
+    assert (full.waiting, full.in_line) == (2, 2), (
+        "the third would fit, but is not the first in line"
+    )
     assert requests_of(ran(full)) == [first]
     assert (full.waiting, full.in_line, list(full.entered)) == (4, 0, [large, small])
 
@@ -71,7 +75,9 @@ def test_a_call_larger_than_the_queue_holds_newer_ones_back_and_enters_alone() -
         assert requests_of(ran(full)) == [giant]
         assert (full.waiting, full.in_line) == (left, 1)
     assert requests_of(ran(full)) == [giant]
-    assert list(full.entered) == [giant, newer], "one item of the large call waits, and so there is room"
+    assert list(full.entered) == [giant, newer], (
+        "one item of the large call waits, and so there is room"
+    )
     assert set(requests_of(ran(full))) == {newer, giant}
 
 
@@ -101,7 +107,9 @@ def test_a_full_queue_holds_nothing_back() -> None:
     assert ran(held).reason == "full"
     submitted(held, 2)
     assert held.next_deadline() == 1e6
-    assert departure(held, call(2), 0.0) == AT_ONCE, "there is room for one, but the next in line are two"
+    assert departure(held, call(2), 0.0) == AT_ONCE, (
+        "there is room for one, but the next in line are two"
+    )
     assert [ran(held).size, held.waiting, held.in_line] == [2, 2, 0]
     assert held.next_deadline() == 1e6
 
@@ -122,7 +130,11 @@ def test_a_call_expires_exactly_when_its_time_is_over() -> None:
     assert impatient.next_expiry() == 10.25
     assert impatient.expire(math.nextafter(10.25, 0.0)) == []
     assert impatient.expire(10.25) == [one]
-    assert (impatient.waiting, impatient.next_expiry(), impatient.next_deadline()) == (0, NEVER, NEVER)
+    assert (impatient.waiting, impatient.next_expiry(), impatient.next_deadline()) == (
+        0,
+        NEVER,
+        NEVER,
+    )
 
 
 def test_all_that_have_waited_too_long_expire_oldest_first_and_no_other() -> None:

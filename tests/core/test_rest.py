@@ -19,7 +19,9 @@ def spelled(spans: list[Span]) -> list[int]:
 
 
 @given(st.integers(1, 40), cuts)
-def test_cutting_takes_what_is_asked_for_and_nothing_else(size: int, cuts: list[tuple[float, float]]) -> None:
+def test_cutting_takes_what_is_asked_for_and_nothing_else(
+    size: int, cuts: list[tuple[float, float]]
+) -> None:
     rest, waiting = Rest(size), list(range(size))
     for where, share in cuts:
         if not waiting:
@@ -31,7 +33,9 @@ def test_cutting_takes_what_is_asked_for_and_nothing_else(size: int, cuts: list[
         assert spelled(rest.spans) == waiting
         for position in range(size + 1):
             assert rest.rank(position) == sum(other < position for other in waiting)
-            assert list(rest.before(position)) == [other for other in reversed(waiting) if other < position]
+            assert list(rest.before(position)) == [
+                other for other in reversed(waiting) if other < position
+            ]
 
 
 @given(st.integers(1, 40), cuts)

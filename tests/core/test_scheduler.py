@@ -98,7 +98,9 @@ def test_looking_for_a_batch_too_early_changes_nothing() -> None:
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("sizes", [(4,), (1, 1, 1, 1), (3, 1), (2, 3), (80,)])
-def test_a_full_batch_leaves_at_once_under_every_flush(flush: Flush, sizes: tuple[int, ...]) -> None:
+def test_a_full_batch_leaves_at_once_under_every_flush(
+    flush: Flush, sizes: tuple[int, ...]
+) -> None:
     busy = scheduler(flush=flush, timeout_ms=1e6)
     submitted(busy, *map(call, sizes))
     assert busy.next_deadline() == AT_ONCE
@@ -107,7 +109,9 @@ def test_a_full_batch_leaves_at_once_under_every_flush(flush: Flush, sizes: tupl
 
 
 @pytest.mark.parametrize("flush", ["auto", "eager"])
-def test_eager_holds_nothing_nor_does_auto_before_it_has_learned(flush: Literal["auto", "eager"]) -> None:
+def test_eager_holds_nothing_nor_does_auto_before_it_has_learned(
+    flush: Literal["auto", "eager"],
+) -> None:
     eager = scheduler(flush=flush, timeout_ms=1e6)
     one = call()
     assert departure(eager, one, 7.0) == AT_ONCE
@@ -205,7 +209,8 @@ def test_a_group_is_held_again_when_no_call_of_it_has_begun_any_more(how: str) -
     submitted(held, begun)
     ran(held)
     if how == "ran":
-        submitted(held, *(call() for _ in range(4)), now=2.0)  # one more than there is room for beside the rest
+        # one more than there is room for beside the rest
+        submitted(held, *(call() for _ in range(4)), now=2.0)
         assert requests_of(ran(held, 2.0))[0] is begun
     else:
         held.submit(call(), 2.0)
@@ -309,7 +314,11 @@ def test_groups_never_mix() -> None:
     busy = scheduler(batch_size=8)
     submitted(busy, *(call(1, number % 3) for number in range(12)))
     batches = all_ran(busy)
-    assert [{request.group for request in requests_of(batch)} for batch in batches] == [{0}, {1}, {2}]
+    assert [{request.group for request in requests_of(batch)} for batch in batches] == [
+        {0},
+        {1},
+        {2},
+    ]
     assert [batch.size for batch in batches] == [4, 4, 4]
 
 
@@ -323,7 +332,11 @@ def test_groups_compare_by_equality() -> None:
 def test_the_oldest_small_call_of_all_groups_leads() -> None:
     busy = scheduler()
     submitted(busy, call(1, "b"), call(1, "a"), call(1, "b"), call(1, "c"))
-    assert [(requests_of(batch)[0].group, batch.size) for batch in all_ran(busy)] == [("b", 2), ("a", 1), ("c", 1)]
+    assert [(requests_of(batch)[0].group, batch.size) for batch in all_ran(busy)] == [
+        ("b", 2),
+        ("a", 1),
+        ("c", 1),
+    ]
 
 
 def test_the_group_with_the_most_items_does_not_go_first_on_that_account() -> None:
@@ -352,7 +365,11 @@ def test_held_groups_of_either_class_are_passed_over_and_keep_their_place() -> N
     busy.submit(full, 0.25)
     assert requests_of(ran(busy, 0.25)) == [full]
     assert busy.take(0.25) is None
-    assert [set(requests_of(batch)) for batch in all_ran(busy, 1.0)] == [set(held[:3]), set(held[3:5]), {held[5]}]
+    assert [set(requests_of(batch)) for batch in all_ran(busy, 1.0)] == [
+        set(held[:3]),
+        set(held[3:5]),
+        {held[5]},
+    ]
 
 
 # ---------------------------------------------------------------- small first
@@ -369,7 +386,9 @@ def test_held_groups_of_either_class_are_passed_over_and_keep_their_place() -> N
         (64, 9),
     ],
 )
-def test_a_small_call_goes_before_a_large_one_that_came_first(batch_size: int, size: int, groups: tuple[str, str]) -> None:
+def test_a_small_call_goes_before_a_large_one_that_came_first(
+    batch_size: int, size: int, groups: tuple[str, str]
+) -> None:
     busy = scheduler(batch_size)
     large, small = call(size, groups[0]), call(1, groups[1])
     submitted(busy, large, small)
@@ -422,7 +441,7 @@ def test_a_small_call_in_the_middle_of_a_call_of_80_is_in_the_very_next_batch(be
     assert sum(batch.size for batch in all_ran(busy)) == 80 - 4 * before - 3
 
 
-def test_a_small_call_in_the_middle_of_a_call_of_80_does_not_wait_because_a_third_call_is_held() -> None:
+def test_a_small_call_amid_a_call_of_80_does_not_wait_because_a_third_call_is_held() -> None:
     busy = windowed(small_batch_threshold=1, timeout_ms=1e6)
     held, large, small = call(2, "held"), call(80), call()
     submitted(busy, held, large)
@@ -441,15 +460,22 @@ def steady(*groups: str) -> Traffic:
     """Keeps more than two batches of small calls waiting in each of `groups`."""
 
     def arrive(busy: Scheduler, _: int) -> None:
-        waiting = {group: sum(request.group == group and request.size == 1 for request in busy) for group in groups}
+        waiting = {
+            group: sum(request.group == group and request.size == 1 for request in busy)
+            for group in groups
+        }
         for group, count in waiting.items():
-            submitted(busy, *(call(1, group) for _ in range(2 * busy.policy.batch_size + 1 - count)))
+            submitted(
+                busy, *(call(1, group) for _ in range(2 * busy.policy.batch_size + 1 - count))
+            )
 
     return arrive
 
 
 def with_gaps(period: int, places: int) -> Traffic:
-    """Fills every batch with small calls, except one of every `period`, in which it leaves some places."""
+    """Fills every batch with small calls, except one of every `period`, in which it leaves some
+    places.
+    """
 
     def arrive(busy: Scheduler, number: int) -> None:
         waiting = sum(request.size == 1 for request in busy)
@@ -460,7 +486,9 @@ def with_gaps(period: int, places: int) -> Traffic:
 
 
 def batches_per_large_call(busy: Scheduler, larges: list[Request], arrive: Traffic) -> list[int]:
-    """In how many batches each of `larges` was finished, counted from when it was the oldest large one."""
+    """In how many batches each of `larges` was finished, counted from when it was the oldest large
+    one.
+    """
     submitted(busy, *larges)
     counts: list[int] = []
     number = 0
@@ -486,13 +514,17 @@ def bound(size: int, batch_size: int) -> int:
 def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
     batch_size: int, groups: tuple[str, ...], sizes: tuple[int, ...]
 ) -> None:
-    counts = batches_per_large_call(scheduler(batch_size), [call(size) for size in sizes], steady(*groups))
+    counts = batches_per_large_call(
+        scheduler(batch_size), [call(size) for size in sizes], steady(*groups)
+    )
     for size, count in zip(sizes, counts, strict=True):
         assert count <= bound(size, batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 9, 32])
-def test_large_calls_of_several_groups_are_finished_in_time_one_after_another(batch_size: int) -> None:
+def test_large_calls_of_several_groups_are_finished_in_time_one_after_another(
+    batch_size: int,
+) -> None:
     larges = [call(size, group) for size, group in ((9, "a"), (80, "b"), (10, "a"), (33, "c"))]
     counts = batches_per_large_call(scheduler(batch_size), larges, steady("a", "x"))
     for large, count in zip(larges, counts, strict=True):
@@ -500,16 +532,22 @@ def test_large_calls_of_several_groups_are_finished_in_time_one_after_another(ba
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 7, 9, 16, 32])
-def test_a_large_call_is_finished_in_time_also_when_it_fills_gaps_now_and_then(batch_size: int) -> None:
+def test_a_large_call_is_finished_in_time_also_when_it_fills_gaps_now_and_then(
+    batch_size: int,
+) -> None:
     for period in range(2, 8):
         for places in {1, batch_size // 2, batch_size - 1, batch_size} - {0}:
             for size in {9, 80, 20 * batch_size}:
-                (count,) = batches_per_large_call(scheduler(batch_size), [call(size)], with_gaps(period, places))
+                (count,) = batches_per_large_call(
+                    scheduler(batch_size), [call(size)], with_gaps(period, places)
+                )
                 assert count <= bound(size, batch_size), (period, places, size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 32])
-def test_a_large_call_gets_no_more_than_a_quarter_while_small_ones_fill_all_batches(batch_size: int) -> None:
+def test_a_large_call_gets_no_more_than_a_quarter_while_small_ones_fill_all_batches(
+    batch_size: int,
+) -> None:
     busy = scheduler(batch_size)
     large = call(10**6)
     submitted(busy, large)
@@ -568,7 +606,13 @@ def test_small_calls_never_wait_for_more_than_two_batches_in_a_row_that_large_on
     busy = scheduler(batch_size)
     in_a_row = 0
     for number in range(60):
-        submitted(busy, *(call(size, groups[(number + index) % len(groups)]) for index, size in enumerate(sizes)))
+        submitted(
+            busy,
+            *(
+                call(size, groups[(number + index) % len(groups)])
+                for index, size in enumerate(sizes)
+            ),
+        )
         if not any(request.size == 1 for request in busy):
             submitted(busy, call(1, "query"))
         in_a_row = 0 if requests_of(ran(busy))[0].size == 1 else in_a_row + 1
@@ -608,7 +652,9 @@ def test_no_more_batches_run_at_once_than_allowed(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_as_many_more_batches_as_are_prefetched_are_formed_early(workers: int, prefetch: int) -> None:
+def test_as_many_more_batches_as_are_prefetched_are_formed_early(
+    workers: int, prefetch: int
+) -> None:
     busy = scheduler(max_concurrent_batches=workers, prefetch=prefetch)
     submitted(busy, call(80))
     running = [taken(busy) for _ in range(workers + prefetch)]
@@ -622,7 +668,11 @@ def test_the_parts_of_a_call_may_run_at_once() -> None:
     busy = scheduler(max_concurrent_batches=3)
     large = call(9)
     submitted(busy, large)
-    assert [contents(taken(busy)) for _ in range(3)] == [[(large, 0, 4)], [(large, 4, 8)], [(large, 8, 9)]]
+    assert [contents(taken(busy)) for _ in range(3)] == [
+        [(large, 0, 4)],
+        [(large, 4, 8)],
+        [(large, 8, 9)],
+    ]
 
 
 def test_a_batch_that_could_not_be_formed_for_want_of_a_worker_still_counts_later_calls() -> None:
@@ -831,7 +881,9 @@ class Key:
         return self is other
 
 
-def test_a_key_that_can_not_be_compared_reaches_only_the_caller_who_brought_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_can_not_be_compared_reaches_only_the_caller_who_brought_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     busy = scheduler()
     first, bad = call(1, Key()), call(1, Key())
     submitted(busy, first)
@@ -918,7 +970,9 @@ def test_the_outcome_of_a_failed_request_is_its_error() -> None:
 
 
 def test_an_error_that_was_raised_is_gone_with_its_caller() -> None:
-    """Nothing of the request keeps it, and its traceback does not keep itself: no garbage collection is needed."""
+    """Nothing of the request keeps it, and its traceback does not keep itself: no garbage
+    collection is needed.
+    """
 
     class BadItem(Exception):
         pass

@@ -1,7 +1,8 @@
-"""Random histories of the real scheduler, step by step beside a model so naive that it can be seen to be right.
+"""Random histories of the real scheduler, step by step beside a model so naive that it can be seen
+to be right.
 
-The model is a list of calls in the order in which they came. Whatever the scheduler answers is compared with what a scan of that
-list says, and after every step the counts are compared too.
+The model is a list of calls in the order in which they came. Whatever the scheduler answers is
+compared with what a scan of that list says, and after every step the counts are compared too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ policies = st.builds(
     batch_size=st.sampled_from([32, 16, 12, 9, 8, 5, 3, 1]),
     timeout_ms=st.sampled_from([1000, 5.5, 1, 0]),
     small_batch_threshold=st.sampled_from([1, 3, 8, 0]),
-    flush=st.sampled_from(["window", "eager"]),  # what "auto" does depends on all that was before: see test_linger
+    # what "auto" does depends on all that was before: see test_linger
+    flush=st.sampled_from(["window", "eager"]),
     max_concurrent_batches=st.integers(1, 3),
     max_queue_size=st.sampled_from([None, None, 20, 7, 1]),
     queue_timeout_ms=st.sampled_from([None, 1, 5.5, 1000]),
@@ -78,7 +80,9 @@ class Model:
         return sum(call.waiting for call in self.queue)
 
     def has_room_for(self, call: Call) -> bool:
-        return not self.queue or self.waiting + call.waiting <= (self.policy.max_queue_size or math.inf)
+        return not self.queue or self.waiting + call.waiting <= (
+            self.policy.max_queue_size or math.inf
+        )
 
     def let_in(self) -> None:
         while self.line and self.has_room_for(self.line[0]):
@@ -91,11 +95,18 @@ class Model:
     @property
     def hopeful(self) -> list[Call]:
         """The calls that expire if nothing becomes of them."""
-        return [call for call in (*self.queue, *self.line) if not call.handed_out] if self.policy.queue_timeout_ms is not None else []
+        return (
+            [call for call in (*self.queue, *self.line) if not call.handed_out]
+            if self.policy.queue_timeout_ms is not None
+            else []
+        )
 
     @property
     def expiry(self) -> float:
-        return min((call.arrived + (self.policy.queue_timeout or 0.0) for call in self.hopeful), default=NEVER)
+        return min(
+            (call.arrived + (self.policy.queue_timeout or 0.0) for call in self.hopeful),
+            default=NEVER,
+        )
 
     @property
     def groups(self) -> set[Any]:
@@ -117,11 +128,21 @@ class Model:
 
     @property
     def deadline(self) -> float:
-        return min((self.departure(group)[0] for group in self.groups), default=NEVER) if self.has_room else NEVER
+        return (
+            min((self.departure(group)[0] for group in self.groups), default=NEVER)
+            if self.has_room
+            else NEVER
+        )
 
     def filled(self, leader: Call) -> list[tuple[Request, int, int]]:
-        """What a batch behind `leader` holds: the group's small calls, then its large ones, in the order in which they came."""
-        others = [call for call in self.queue if call.request.group == leader.request.group and call is not leader]
+        """What a batch behind `leader` holds: the group's small calls, then its large ones, in the
+        order in which they came.
+        """
+        others = [
+            call
+            for call in self.queue
+            if call.request.group == leader.request.group and call is not leader
+        ]
         room = self.policy.batch_size
         slices: list[tuple[Request, int, int]] = []
         for call in (leader, *sorted(others, key=lambda call: (not call.small, call.number))):
@@ -146,13 +167,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(size=sizes, group=groups)
     def submit(self, size: int, group: str) -> None:
         request = Request(list(range(size)), size, group, waker=None)
-        call = Call(request, len(self.model.calls), self.now, size <= self.model.policy.small_batch_threshold, waiting=size)
+        call = Call(
+            request,
+            len(self.model.calls),
+            self.now,
+            size <= self.model.policy.small_batch_threshold,
+            waiting=size,
+        )
         self.model.calls.append(call)
         admitted = not self.model.line and self.model.has_room_for(call)
         assert self.real.admits(request) == admitted
         (self.model.queue if admitted else self.model.line).append(call)
         self.real.submit(request, self.now)
-        assert self.real.departure(request.queues) == (self.model.departure(group)[0] if admitted else AT_ONCE)
+        assert self.real.departure(request.queues) == (
+            self.model.departure(group)[0] if admitted else AT_ONCE
+        )
         assert request.arrived == self.now
 
     @precondition(lambda self: len(self.model.queue) <= 2 * self.model.policy.batch_size)
@@ -190,8 +219,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         """Whoever has waited too long, the oldest first."""
-        expired = [call for call in self.model.hopeful if call.arrived + (self.model.policy.queue_timeout or 0.0) <= self.now]
-        assert self.real.expire(self.now) == [call.request for call in sorted(expired, key=lambda call: call.number)]
+        expired = [
+            call
+            for call in self.model.hopeful
+            if call.arrived + (self.model.policy.queue_timeout or 0.0) <= self.now
+        ]
+        assert self.real.expire(self.now) == [
+            call.request for call in sorted(expired, key=lambda call: call.number)
+        ]
         for call in expired:
             self.gone(call)
 
@@ -224,7 +259,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take(self) -> None:
         deadline = self.real.next_deadline()
         assert deadline == self.model.deadline
-        allowed = {group for group in self.model.groups if self.model.departure(group)[0] <= self.now}
+        allowed = {
+            group for group in self.model.groups if self.model.departure(group)[0] <= self.now
+        }
         if self.model.has_room:
             self.look_at_the_oldest_large_call(allowed)
         batch = self.real.take(self.now)
@@ -235,11 +272,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         leader = by_request[batch.slices[0][0]]
         assert leader.request.group in allowed
         assert leader is next(
-            call for call in self.model.queue if call.request.group in allowed and call.small == leader.small
+            call
+            for call in self.model.queue
+            if call.request.group in allowed and call.small == leader.small
         )  # first come, first served
         assert batch.reason == self.model.departure(leader.request.group)[1]
-        assert [(request, start, stop) for request, start, stop in batch.slices] == self.model.filled(leader)
-        assert batch.size == sum(stop - start for _, start, stop in batch.slices) <= self.model.policy.batch_size
+        assert [
+            (request, start, stop) for request, start, stop in batch.slices
+        ] == self.model.filled(leader)
+        assert (
+            batch.size
+            == sum(stop - start for _, start, stop in batch.slices)
+            <= self.model.policy.batch_size
+        )
         assert batch.started == self.now
 
         small_might = any(call.small and call.request.group in allowed for call in self.model.queue)
@@ -252,10 +297,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model.let_in()
         if self.watch is not None and self.watch.call.waiting:
             self.watch.batches += 1
-            assert self.watch.batches <= math.ceil(4 * self.watch.owed / self.model.policy.batch_size), "one more must finish it"
+            assert self.watch.batches <= math.ceil(
+                4 * self.watch.owed / self.model.policy.batch_size
+            ), "one more must finish it"
 
     def look_at_the_oldest_large_call(self, allowed: set[Any]) -> None:
-        oldest = next((call for call in self.model.queue if not call.small and call.request.group in allowed), None)
+        oldest = next(
+            (call for call in self.model.queue if not call.small and call.request.group in allowed),
+            None,
+        )
         if oldest is None:
             self.watch = None
         elif self.watch is None or self.watch.call is not oldest:
@@ -325,9 +375,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert sum(call.waiting for call in self.model.calls) < before
             self.finish(0, 0.0)
             self.counts_agree()
-        assert (self.real.waiting, self.real.in_flight, self.real._groups, list(self.real)) == (0, 0, {}, [])
-        assert (self.real.next_deadline(), self.real.next_expiry(), self.real.in_line) == (NEVER, NEVER, 0)
-        assert all(call.cancelled or call.handed_out == call.request.size for call in self.model.calls)
+        assert (self.real.waiting, self.real.in_flight, self.real._groups, list(self.real)) == (
+            0,
+            0,
+            {},
+            [],
+        )
+        assert (self.real.next_deadline(), self.real.next_expiry(), self.real.in_line) == (
+            NEVER,
+            NEVER,
+            0,
+        )
+        assert all(
+            call.cancelled or call.handed_out == call.request.size for call in self.model.calls
+        )
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -1,4 +1,6 @@
-"""The simulation that judges the linger rules, against cases that can be worked out by hand; times in milliseconds."""
+"""The simulation that judges the linger rules, against cases that can be worked out by hand; times
+in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,16 @@ def rule(flush: Flush, timeout_ms: float = 5.0, **settings: Any) -> BatchPolicy:
 
 
 def test_a_lone_eager_caller_pays_for_its_batch_and_for_coming_back() -> None:
-    assert closed_loop(rule("eager"), EXACT, 1, ONE_BY_ONE, 1, 100) == pytest.approx(1 / (5.05 + 0.1))
+    assert closed_loop(rule("eager"), EXACT, 1, ONE_BY_ONE, 1, 100) == pytest.approx(
+        1 / (5.05 + 0.1)
+    )
 
 
 @pytest.mark.parametrize("timeout", [0.5, 1.0, 5.0])
 def test_a_window_adds_its_time_to_a_lone_caller(timeout: float) -> None:
-    assert closed_loop(rule("window", timeout), EXACT, 1, ONE_BY_ONE, 1, 100) == pytest.approx(1 / (timeout + 5.05 + 0.1))
+    assert closed_loop(rule("window", timeout), EXACT, 1, ONE_BY_ONE, 1, 100) == pytest.approx(
+        1 / (timeout + 5.05 + 0.1)
+    )
 
 
 def test_two_eager_callers_take_turns() -> None:
@@ -53,12 +59,16 @@ def test_two_eager_callers_take_turns() -> None:
 
 def test_two_callers_share_every_batch_under_a_window_longer_than_their_gap() -> None:
     """The first is back after one gap, and then the window runs."""
-    assert closed_loop(rule("window", 1.0), EXACT, 2, ONE_BY_ONE, 1, 100) == pytest.approx(2 / (5.1 + 0.1 + 1.0))
+    assert closed_loop(rule("window", 1.0), EXACT, 2, ONE_BY_ONE, 1, 100) == pytest.approx(
+        2 / (5.1 + 0.1 + 1.0)
+    )
 
 
 def test_as_many_callers_as_fill_a_batch_wait_for_nothing_but_the_last_of_them() -> None:
     way = Way(0.015, spread=0.0)
-    assert closed_loop(rule("window"), EXACT, 64, way, 1, 64 * 20) == pytest.approx(64 / (8.2 + 64 * 0.015))
+    assert closed_loop(rule("window"), EXACT, 64, way, 1, 64 * 20) == pytest.approx(
+        64 / (8.2 + 64 * 0.015)
+    )
 
 
 @pytest.mark.parametrize("flush", ["eager", "window"])
@@ -68,18 +78,28 @@ def test_more_callers_than_two_batches_hold_keep_the_worker_busy(flush: Flush) -
 
 def test_think_times_count_between_a_batch_and_the_next_call() -> None:
     way = Way(0.1, think=3.0, spread=0.0)
-    assert closed_loop(rule("eager"), EXACT, 1, way, 1, 40_000) == pytest.approx(1 / (5.05 + 0.1 + 3.0), rel=0.01)
+    assert closed_loop(rule("eager"), EXACT, 1, way, 1, 40_000) == pytest.approx(
+        1 / (5.05 + 0.1 + 3.0), rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
     ("flush", "callers", "share"),
     [
-        *(("window", callers, share) for callers, share in ((1, 0.83), (2, 0.83), (4, 0.84), (16, 0.85), (64, 0.62))),
-        *(("eager", callers, share) for callers, share in ((1, 1.00), (2, 0.50), (4, 0.51), (16, 0.54), (64, 0.62))),
+        *(
+            ("window", callers, share)
+            for callers, share in ((1, 0.83), (2, 0.83), (4, 0.84), (16, 0.85), (64, 0.62))
+        ),
+        *(
+            ("eager", callers, share)
+            for callers, share in ((1, 1.00), (2, 0.50), (4, 0.51), (16, 0.54), (64, 0.62))
+        ),
     ],
 )
 def test_neither_fixed_rule_is_good_enough(flush: Flush, callers: int, share: float) -> None:
-    """As a share of what full merging would give, with a window of 1 ms: figures from another simulation of the same."""
+    """As a share of what full merging would give, with a window of 1 ms: figures from another
+    simulation of the same.
+    """
     found = closed_loop(rule(flush, 1.0), Model(5.0, 0.05), callers, Way(0.015), 1, 200 * callers)
     assert found / (callers / (5 + 0.05 * callers)) == pytest.approx(share, abs=0.01)
 
@@ -88,15 +108,21 @@ def test_neither_fixed_rule_is_good_enough(flush: Flush, callers: int, share: fl
 
 
 def test_eager_latencies_are_as_worked_out() -> None:
-    """The first leaves alone; the next two wait for it, and the fourth, who comes as their batch ends, finds the worker free."""
+    """The first leaves alone; the next two wait for it, and the fourth, who comes as their batch
+    ends, finds the worker free.
+    """
     moments = [0.0, 1.0 * SECONDS, 2.0 * SECONDS, 11.5 * SECONDS]
     found = latencies(rule("eager"), Model(5.0, 0.5, jitter=0.0), moments, 1)
     assert found == pytest.approx([5.5, 10.5, 9.5, 5.5])
 
 
 def test_latencies_under_a_window_are_as_worked_out() -> None:
-    """The first two leave together after 2 ms; the third has waited long enough when their batch ends."""
-    found = latencies(rule("window", 2.0), Model(5.0, 0.5, jitter=0.0), [0.0, 1.0 * SECONDS, 3.0 * SECONDS], 1)
+    """The first two leave together after 2 ms; the third has waited long enough when their batch
+    ends.
+    """
+    found = latencies(
+        rule("window", 2.0), Model(5.0, 0.5, jitter=0.0), [0.0, 1.0 * SECONDS, 3.0 * SECONDS], 1
+    )
     assert found == pytest.approx([8.0, 7.0, 10.5])
 
 
@@ -117,9 +143,12 @@ def test_rare_calls_are_answered_after_one_batch_of_one() -> None:
 
 @pytest.mark.parametrize("arrivals", ["at random", "in bursts"])
 def test_a_worker_keeps_up_below_its_capacity_and_not_above(arrivals: Arrivals) -> None:
-    below, above = (open_loop(rule("eager"), EXACT, arrivals, load, 1, 20_000) for load in (0.8, 1.2))
+    below, above = (
+        open_loop(rule("eager"), EXACT, arrivals, load, 1, 20_000) for load in (0.8, 1.2)
+    )
     assert max(below) < 100
-    # a fifth more than it can do for as long as calls come: a sixth of them wait at the end, 20,000 / 6 at 64 in 8.2 ms
+    # a fifth more than it can do for as long as calls come: a sixth of them wait at the end, 20,000
+    # / 6 at 64 in 8.2 ms
     assert above[-1] == pytest.approx(20_000 / 6 / 64 * 8.2, rel=0.15)
 
 
@@ -141,8 +170,14 @@ def test_bursts_are_of_ten() -> None:
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_one_others() -> None:
-    closed = [closed_loop(rule("eager"), Model(1.0, 0.02), 8, Way(0.015, think=0.3), seed, 500) for seed in (1, 1, 2)]
-    opened = [open_loop(rule("eager"), Model(1.0, 0.02), "in bursts", 0.5, seed, 500) for seed in (1, 1, 2)]
+    closed = [
+        closed_loop(rule("eager"), Model(1.0, 0.02), 8, Way(0.015, think=0.3), seed, 500)
+        for seed in (1, 1, 2)
+    ]
+    opened = [
+        open_loop(rule("eager"), Model(1.0, 0.02), "in bursts", 0.5, seed, 500)
+        for seed in (1, 1, 2)
+    ]
     assert closed[0] == closed[1] != closed[2]
     assert opened[0] == opened[1] != opened[2]
 

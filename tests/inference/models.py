@@ -1,7 +1,9 @@
-"""Random features, random functions of them, and what each caller must get: the promise of the tensor variant, computed without it.
+"""Random features, random functions of them, and what each caller must get: the promise of the
+tensor variant, computed without it.
 
-The functions treat rows independently and ignore padding; numpy and torch share their code. What a caller must get is what the function
-returns for that caller's own features, whose rows of different length are padded here, by code of its own, to the longest of them.
+The functions treat rows independently and ignore padding; numpy and torch share their code. What a
+caller must get is what the function returns for that caller's own features, whose rows of different
+length are padded here, by code of its own, to the longest of them.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def scaled(array: Any) -> Any:
     return array * 2 + 1 if "int" in kind else array * 0.5 + 0.25
 
 
-# ---------------------------------------------------------------- functions of features, all of which have `ids`, whose pad is no token
+# ---------------------------------------------------------------- functions of features, all of
+# which have `ids`, whose pad is no token
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,9 @@ def per_token(features: Call, shape: Shape) -> Any:
 
 
 def pooled(features: Call, shape: Shape) -> Any:
-    return masked_mean(features, shape)[:, None] + like(features["ids"], [float(number) for number in range(shape.hidden)])
+    return masked_mean(features, shape)[:, None] + like(
+        features["ids"], [float(number) for number in range(shape.hidden)]
+    )
 
 
 def attentions(features: Call, shape: Shape) -> Any:
@@ -130,7 +135,10 @@ def listed_heads(features: Call, shape: Shape) -> Any:
 
 def nested(features: Call, shape: Shape) -> Any:
     return {
-        "tokens": {"hidden": per_token(features, shape), "states": (per_token(features, shape), attentions(features, shape), None)},
+        "tokens": {
+            "hidden": per_token(features, shape),
+            "states": (per_token(features, shape), attentions(features, shape), None),
+        },
         "loss": None,
         "pooled": [pooled(features, shape)],
         3: {name: scaled(array) for name, array in features.items()},
@@ -139,11 +147,15 @@ def nested(features: Call, shape: Shape) -> Any:
 
 def dataclass_heads(features: Call, shape: Shape) -> Any:
     tokens = per_token(features, shape)
-    return Heads(tokens, pooled(features, shape), (attentions(features, shape),), (tokens, tokens * 2))
+    return Heads(
+        tokens, pooled(features, shape), (attentions(features, shape),), (tokens, tokens * 2)
+    )
 
 
 def across(features: Call, shape: Shape) -> Any:
-    """Two features that have nothing to do with each other's length, on two axes of one output and on one axis each."""
+    """Two features that have nothing to do with each other's length, on two axes of one output and
+    on one axis each.
+    """
     ids, _ = masked(features, shape)
     outputs = {"ids": scaled(features["ids"])}
     for name, array in features.items():
@@ -192,7 +204,9 @@ def pads(dtype: str) -> st.SearchStrategy[Any]:
         return st.sampled_from([None, False, True])
     if dtype == "uint8":
         return st.sampled_from([None, 0, 255])
-    return st.sampled_from([None, 0, 1, -1, 9]) if "int" in dtype else st.sampled_from([None, 0, -1.5])
+    return (
+        st.sampled_from([None, 0, 1, -1, 9]) if "int" in dtype else st.sampled_from([None, 0, -1.5])
+    )
 
 
 @st.composite
@@ -205,7 +219,9 @@ def specs(draw: st.DrawFn, name: str, dtypes: list[str]) -> Spec:
     return Spec(name, dtype, trailing, width, draw(pads(dtype)))
 
 
-def values(spec: Spec, shape: tuple[int, ...], source: numpy.random.Generator, tensors: bool) -> Any:
+def values(
+    spec: Spec, shape: tuple[int, ...], source: numpy.random.Generator, tensors: bool
+) -> Any:
     """Small numbers that every dtype holds exactly."""
     if spec.dtype == "bool":
         made: Any = source.random(shape) < 0.5
@@ -224,7 +240,9 @@ def laid_out(array: Any, layout: str) -> Any:
     """The same values, elsewhere in memory."""
     tensors = is_tensor(array)
     if layout == "sliced" and array.ndim:
-        out = (array.new_zeros if tensors else lambda shape: numpy.zeros(shape, array.dtype))((*array.shape[:-1], 2 * array.shape[-1] + 1))
+        out = (array.new_zeros if tensors else lambda shape: numpy.zeros(shape, array.dtype))(
+            (*array.shape[:-1], 2 * array.shape[-1] + 1)
+        )
         out[..., 1::2] = array
         return out[..., 1::2]
     if layout == "turned" and array.ndim > 1:
@@ -264,13 +282,22 @@ def calls(draw: st.DrawFn, all_specs: list[Spec], dtypes: list[str], tensors: bo
         if spec.trailing is None:
             array = values(spec, (rows,), source, tensors)
             listed = draw(st.integers(0, 3)) == 0
-            features[spec.name] = [array[number, ...] for number in range(rows)] if listed else laid_out(array, layout)
+            features[spec.name] = (
+                [array[number, ...] for number in range(rows)]
+                if listed
+                else laid_out(array, layout)
+            )
         elif draw(st.booleans()):
             width = spec.width if spec.width is not None else draw(WIDTHS)
-            features[spec.name] = laid_out(values(spec, (rows, width, *spec.trailing), source, tensors), layout)
+            features[spec.name] = laid_out(
+                values(spec, (rows, width, *spec.trailing), source, tensors), layout
+            )
         else:
             widths = [spec.width if spec.width is not None else draw(WIDTHS) for _ in range(rows)]
-            features[spec.name] = [laid_out(values(spec, (width, *spec.trailing), source, tensors), layout) for width in widths]
+            features[spec.name] = [
+                laid_out(values(spec, (width, *spec.trailing), source, tensors), layout)
+                for width in widths
+            ]
     return features
 
 
@@ -290,17 +317,25 @@ def tokens(row: Call) -> int:
 
 
 @st.composite
-def examples(draw: st.DrawFn, make: Callable[[Call, Shape], Any], dtypes: list[str], *, tensors: bool) -> Example:
+def examples(
+    draw: st.DrawFn, make: Callable[[Call, Shape], Any], dtypes: list[str], *, tensors: bool
+) -> Example:
     ids = draw(specs("ids", ["int64", "int64", "int32", "uint8"]))
-    others = [draw(specs(name, dtypes)) for name in ("alpha", "beta", "gamma")[: draw(st.integers(0, 3))]]
+    others = [
+        draw(specs(name, dtypes)) for name in ("alpha", "beta", "gamma")[: draw(st.integers(0, 3))]
+    ]
     every = [ids, *others]
-    shape = Shape(0 if ids.pad is None else ids.pad, draw(st.integers(1, 7)), draw(st.integers(1, 5)))
+    shape = Shape(
+        0 if ids.pad is None else ids.pad, draw(st.integers(1, 7)), draw(st.integers(1, 5))
+    )
     scenario = draw(st.sampled_from(SCENARIOS))
     settings: dict[str, Any] = {
         "batch_size": draw(st.sampled_from([1, 2, 3, 5, 8, 32, 32])),
         "padding_side": draw(st.sampled_from(["right", "left"])),
         "pad_to_multiple_of": draw(st.sampled_from([1, 1, 4])),
-        draw(st.sampled_from(["pad_token", "pad_tokens"])): {spec.name: spec.pad for spec in every if spec.pad is not None},
+        draw(st.sampled_from(["pad_token", "pad_tokens"])): {
+            spec.name: spec.pad for spec in every if spec.pad is not None
+        },
         "spread_kwargs": draw(st.booleans()),
         "max_concurrent_batches": draw(st.sampled_from([1, 1, 1, 2])),
         "prefetch": 0 if scenario.kind == "aio-coroutine" else draw(st.sampled_from([0, 0, 0, 1])),
@@ -308,12 +343,14 @@ def examples(draw: st.DrawFn, make: Callable[[Call, Shape], Any], dtypes: list[s
         "max_batch_tokens": draw(st.sampled_from([None, None, None, 6, 20])),
     }
     rounds = [
-        [draw(calls(every, dtypes, tensors)) for _ in range(draw(st.integers(2, 6)))] for _ in range(draw(st.sampled_from([1, 1, 2, 3])))
+        [draw(calls(every, dtypes, tensors)) for _ in range(draw(st.integers(2, 6)))]
+        for _ in range(draw(st.sampled_from([1, 1, 2, 3])))
     ]
     return Example(scenario, lambda features: make(features, shape), every, rounds, settings)
 
 
-# ---------------------------------------------------------------- what callers get, and what they must get
+# ---------------------------------------------------------------- what callers get, and what they
+# must get
 
 
 def own(call: Call, example: Example) -> Call:
@@ -328,7 +365,9 @@ def own(call: Call, example: Example) -> Call:
         spec = dataclasses.replace(known[name], dtype=str(value[0].dtype).removeprefix("torch."))
         shapes = [tuple(row.shape) for row in value]
         longest = max((shape[0] for shape in shapes if shape), default=0)
-        array = spec.blank(spec.pad or 0, (len(value), *([longest] if shapes[0] else []), *shapes[0][1:]), tensors)
+        array = spec.blank(
+            spec.pad or 0, (len(value), *([longest] if shapes[0] else []), *shapes[0][1:]), tensors
+        )
         for number, row in enumerate(value):
             source = row.detach() if tensors else row
             if not shapes[number]:
@@ -352,13 +391,18 @@ def same(actual: Any, expected: Any, path: str = "output") -> None:
             assert actual.device == expected.device, path
             assert not actual.requires_grad, path
             exact = not expected.dtype.is_floating_point
-            actual, expected = ((tensor if exact else tensor.detach().double()).numpy() for tensor in (actual, expected))
+            actual, expected = (
+                (tensor if exact else tensor.detach().double()).numpy()
+                for tensor in (actual, expected)
+            )
         else:
             exact = expected.dtype.kind not in "fc"
         if exact:
             assert (actual == expected).all(), f"{path}: {actual} is not {expected}"
         else:
-            assert numpy.allclose(actual, expected, rtol=1e-5, atol=1e-5), f"{path}: {actual} is not {expected}"
+            assert numpy.allclose(actual, expected, rtol=1e-5, atol=1e-5), (
+                f"{path}: {actual} is not {expected}"
+            )
     elif isinstance(expected, Mapping):
         assert list(actual) == list(expected), path
         for key in expected:
@@ -395,17 +439,26 @@ async def performed(example: Example) -> list[list[Any]]:
 
 
 def check(example: Example, to_own: Callable[[Any], Any] = lambda array: array) -> None:
-    """Fails unless each caller got what the function returns for that caller's own features, each put through `to_own`."""
+    """Fails unless each caller got what the function returns for that caller's own features, each
+    put through `to_own`.
+    """
     backend, options = example.scenario.backend
     answers = anyio.run(performed, example, backend=backend, backend_options=options)
     for round_of_calls, round_of_answers in zip(example.rounds, answers, strict=True):
         for call, answer in zip(round_of_calls, round_of_answers, strict=True):
             if isinstance(answer, Exception):
                 raise answer
-            same(answer, example.model({name: to_own(array) for name, array in own(call, example).items()}))
+            same(
+                answer,
+                example.model({name: to_own(array) for name, array in own(call, example).items()}),
+            )
 
 
-def hold(random_examples: st.SearchStrategy[Example], name: str, to_own: Callable[[Any], Any] = lambda array: array) -> None:
+def hold(
+    random_examples: st.SearchStrategy[Example],
+    name: str,
+    to_own: Callable[[Any], Any] = lambda array: array,
+) -> None:
     """Checks examples, the same ones every time unless their number was asked for."""
 
     @PROPERTY
@@ -414,5 +467,7 @@ def hold(random_examples: st.SearchStrategy[Example], name: str, to_own: Callabl
         check(example, to_own)
 
     if "BATCHED_EXAMPLES" not in os.environ:
-        each_caller_gets_its_own = hypothesis.seed(zlib.crc32(name.encode()))(each_caller_gets_its_own)
+        each_caller_gets_its_own = hypothesis.seed(zlib.crc32(name.encode()))(
+            each_caller_gets_its_own
+        )
     each_caller_gets_its_own()

@@ -13,7 +13,10 @@ from feature_stage import Together
 
 torch: Any = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.model, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
 
 A_WHILE = 200_000_000
 """Cycles of a GPU, about a tenth of a second."""
@@ -26,17 +29,30 @@ def doubled(features: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("output_device", [None, "cpu"])
-def test_features_reach_the_gpu_and_results_come_back(library: str, output_device: str | None) -> None:
+def test_features_reach_the_gpu_and_results_come_back(
+    library: str, output_device: str | None
+) -> None:
     together = Together(doubled, device="cuda", output_device=output_device, batch_size=16)
     source = numpy.random.default_rng(0)
     for _ in range(20):  # memory that transfers start from is used again
-        arrays = [source.integers(0, 100, (int(rows), int(width))) for rows, width in source.integers(1, 9, (6, 2))]
+        arrays = [
+            source.integers(0, 100, (int(rows), int(width)))
+            for rows, width in source.integers(1, 9, (6, 2))
+        ]
         calls = [{"ids": array, "scores": (array / 4).astype("float16")} for array in arrays]
-        given = calls if library == "numpy" else [{name: torch.from_numpy(array) for name, array in call.items()} for call in calls]
+        given = (
+            calls
+            if library == "numpy"
+            else [{name: torch.from_numpy(array) for name, array in call.items()} for call in calls]
+        )
         for call, result in zip(calls, together.results(*given), strict=True):
-            assert {name: tensor.device.type for name, tensor in result.items()} == dict.fromkeys(call, output_device or "cuda")
+            assert {name: tensor.device.type for name, tensor in result.items()} == dict.fromkeys(
+                call, output_device or "cuda"
+            )
             assert result["scores"].dtype is torch.float16
-            assert all((result[name].cpu().numpy() == array * 2).all() for name, array in call.items())
+            assert all(
+                (result[name].cpu().numpy() == array * 2).all() for name, array in call.items()
+            )
     together.close()
 
 
@@ -56,12 +72,16 @@ def test_memory_that_a_transfer_starts_from_is_not_written_to_before_it_has_arri
 def test_tensors_on_the_gpu_stay_there() -> None:
     together = Together(doubled)
     results = together.results(*({"x": torch.ones(1, width, device="cuda")} for width in (2, 4, 3)))
-    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [("cuda", (1, width)) for width in (2, 4, 3)]
+    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [
+        ("cuda", (1, width)) for width in (2, 4, 3)
+    ]
     together.close()
 
 
 @pytest.mark.parametrize("callers", [1, 3])
-def test_inputs_that_are_still_being_computed_on_a_stream_of_the_caller_are_waited_for(callers: int) -> None:
+def test_inputs_that_are_still_being_computed_on_a_stream_of_the_caller_are_waited_for(
+    callers: int,
+) -> None:
     together = Together(doubled)
     calls = []
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -77,13 +97,17 @@ def test_inputs_that_are_still_being_computed_on_a_stream_of_the_caller_are_wait
 
 @pytest.mark.parametrize("callers", [1, 3])
 @pytest.mark.parametrize("output_device", [None, "cpu"])
-def test_results_are_complete_whichever_stream_they_are_read_on(callers: int, output_device: str | None) -> None:
+def test_results_are_complete_whichever_stream_they_are_read_on(
+    callers: int, output_device: str | None
+) -> None:
     def slow(features: dict[str, Any]) -> Any:
         torch.cuda._sleep(A_WHILE)
         return features["x"] * 2
 
     together = Together(slow, device="cuda", output_device=output_device)
-    results = together.results(*({"x": numpy.full((1, 1000 + number), 3)} for number in range(callers)))
+    results = together.results(
+        *({"x": numpy.full((1, 1000 + number), 3)} for number in range(callers))
+    )
     with torch.cuda.stream(torch.cuda.Stream()):
         assert all((result.cpu() == 6).all() for result in results)
     together.close()

@@ -1,4 +1,6 @@
-"""The promise of the tensor variant, over random functions and callers: each gets what it would have got alone. Arrays of numpy."""
+"""The promise of the tensor variant, over random functions and callers: each gets what it would
+have got alone. Arrays of numpy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The promise of the tensor variant, over random functions and callers: each gets what it would have got alone. Tensors of torch."""
+"""The promise of the tensor variant, over random functions and callers: each gets what it would
+have got alone. Tensors of torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from inference.models import MODELS, Call, Example, Shape, attentions, elementwise, examples, hold, per_token, pooled, scaled
+from inference.models import (
+    MODELS,
+    Call,
+    Example,
+    Shape,
+    attentions,
+    elementwise,
+    examples,
+    hold,
+    per_token,
+    pooled,
+    scaled,
+)
 
 torch: Any = pytest.importorskip("torch")
 generic: Any = pytest.importorskip("transformers.utils.generic")
@@ -31,7 +45,11 @@ class EncoderOutput(generic.ModelOutput):  # type: ignore[misc]  # its base is l
 
 def encoder(features: Call, shape: Shape) -> Any:
     hidden = per_token(features, shape)
-    return EncoderOutput(last_hidden_state=hidden, hidden_states=(scaled(hidden), hidden), attentions=(attentions(features, shape),))
+    return EncoderOutput(
+        last_hidden_state=hidden,
+        hidden_states=(scaled(hidden), hidden),
+        attentions=(attentions(features, shape),),
+    )
 
 
 def encoder_in_a_dict(features: Call, shape: Shape) -> Any:
@@ -65,4 +83,8 @@ def test_arrays_of_numpy_become_tensors_where_a_device_is_given(model: Any) -> N
     def sent(example: Example) -> Example:
         return dataclasses.replace(example, settings={**example.settings, "device": "cpu"})
 
-    hold(examples(on_tensors, NUMPY_DTYPES, tensors=False).map(sent), model.__name__, lambda array: torch.from_numpy(array.copy()))
+    hold(
+        examples(on_tensors, NUMPY_DTYPES, tensors=False).map(sent),
+        model.__name__,
+        lambda array: torch.from_numpy(array.copy()),
+    )

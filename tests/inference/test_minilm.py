@@ -1,4 +1,6 @@
-"""A real embedding model and a real tokenizer: each sentence gets from a shared batch what it gets alone."""
+"""A real embedding model and a real tokenizer: each sentence gets from a shared batch what it gets
+alone.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,23 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
 CALLERS = 32
 SENTENCES = 200
-WORDS = ["the", "river", "ran", "past", "a", "quiet", "mill", "while", "children", "watched", "boats", "drift", "under", "old", "stone"]
+WORDS = [
+    "the",
+    "river",
+    "ran",
+    "past",
+    "a",
+    "quiet",
+    "mill",
+    "while",
+    "children",
+    "watched",
+    "boats",
+    "drift",
+    "under",
+    "old",
+    "stone",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,16 +51,26 @@ def one_thread_of_torch() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return transformers.AutoModel.from_pretrained(minilm.get_model_path(), local_files_only=True, attn_implementation="eager").eval()
+    return transformers.AutoModel.from_pretrained(
+        minilm.get_model_path(), local_files_only=True, attn_implementation="eager"
+    ).eval()
 
 
 @pytest.fixture(scope="module")
 def calls() -> list[dict[str, Any]]:
     """What the tokenizer makes of sentences of 3 to 120 tokens, one at a time."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm.get_model_path(), local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        minilm.get_model_path(), local_files_only=True
+    )
     source = random.Random(0)
-    sentences = [" ".join(source.choices(WORDS, k=source.choice([1, 3, 8, 20, 60, 118]))) for _ in range(SENTENCES)]
-    tokenized = [tokenizer(sentence, return_tensors="pt", truncation=True, max_length=120) for sentence in sentences]
+    sentences = [
+        " ".join(source.choices(WORDS, k=source.choice([1, 3, 8, 20, 60, 118])))
+        for _ in range(SENTENCES)
+    ]
+    tokenized = [
+        tokenizer(sentence, return_tensors="pt", truncation=True, max_length=120)
+        for sentence in sentences
+    ]
     lengths = {features["input_ids"].shape[1] for features in tokenized}
     assert (min(lengths), max(lengths)) == (3, 120)
     return tokenized
@@ -62,7 +90,9 @@ def close(one: Any, other: Any) -> bool:
     return bool(one.shape == other.shape and torch.allclose(one, other, atol=1e-5, rtol=0))
 
 
-def test_hidden_states_and_embeddings_equal_those_of_single_calls(model: Any, calls: list[dict[str, Any]]) -> None:
+def test_hidden_states_and_embeddings_equal_those_of_single_calls(
+    model: Any, calls: list[dict[str, Any]]
+) -> None:
     largest = 0
 
     def compute(features: dict[str, Any]) -> Any:
@@ -80,7 +110,8 @@ def test_hidden_states_and_embeddings_equal_those_of_single_calls(model: Any, ca
     stats = fn.stats
     assert stats.total_processed == SENTENCES
     assert stats.total_batches < SENTENCES / 2
-    assert stats.probes < stats.total_batches  # only a batch with a row shorter than any before it needs one
+    # only a batch with a row shorter than any before it needs one
+    assert stats.probes < stats.total_batches
     for features, result in zip(calls, results, strict=True):
         alone = compute(features)
         assert type(result) is type(alone)
@@ -106,11 +137,19 @@ def test_attentions_are_cut_on_both_axes(model: Any, calls: list[dict[str, Any]]
         with torch.inference_mode():
             alone = model(**features, output_attentions=True, output_hidden_states=True)
         assert [attention.shape for attention in result.attentions] == [(1, 12, length, length)] * 6
-        assert all(close(one, other) for one, other in zip(result.attentions, alone.attentions, strict=True))
-        assert all(close(one, other) for one, other in zip(result.hidden_states, alone.hidden_states, strict=True))
+        assert all(
+            close(one, other)
+            for one, other in zip(result.attentions, alone.attentions, strict=True)
+        )
+        assert all(
+            close(one, other)
+            for one, other in zip(result.hidden_states, alone.hidden_states, strict=True)
+        )
 
 
-def test_a_list_of_sentences_of_different_length_equals_single_calls_cut_to_their_lengths(model: Any, calls: list[dict[str, Any]]) -> None:
+def test_a_list_of_sentences_of_different_length_equals_single_calls_cut_to_their_lengths(
+    model: Any, calls: list[dict[str, Any]]
+) -> None:
     chosen = calls[:24]
 
     @batched.inference.dynamically(batch_size=5)
@@ -119,9 +158,16 @@ def test_a_list_of_sentences_of_different_length_equals_single_calls_cut_to_thei
             return model(**features)
 
     with fn:
-        result = fn({name: [features[name][0] for features in chosen] for name in ("input_ids", "attention_mask")})
+        result = fn(
+            {
+                name: [features[name][0] for features in chosen]
+                for name in ("input_ids", "attention_mask")
+            }
+        )
     assert len(result.last_hidden_state) == len(chosen)
-    assert result.last_hidden_state.shape[1] == max(features["input_ids"].shape[1] for features in chosen)
+    assert result.last_hidden_state.shape[1] == max(
+        features["input_ids"].shape[1] for features in chosen
+    )
     for features, states in zip(chosen, result.last_hidden_state, strict=True):
         with torch.inference_mode():
             alone = model(**features).last_hidden_state[0]
@@ -129,7 +175,9 @@ def test_a_list_of_sentences_of_different_length_equals_single_calls_cut_to_thei
 
 
 @pytest.mark.parametrize("labels", [5, 22])
-def test_a_token_classifier_labels_each_token_as_if_alone(calls: list[dict[str, Any]], labels: int) -> None:
+def test_a_token_classifier_labels_each_token_as_if_alone(
+    calls: list[dict[str, Any]], labels: int
+) -> None:
     chosen = [features for features in calls if features["input_ids"].shape[1] <= 22][:60]
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -145,7 +193,9 @@ def test_a_token_classifier_labels_each_token_as_if_alone(calls: list[dict[str, 
     @batched.inference.dynamically(batch_size=16, spread_kwargs=True)
     def fn(input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
         with torch.inference_mode():
-            return classifier(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+            return classifier(
+                input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+            )
 
     with fn:
         results = from_many_threads(fn, chosen)

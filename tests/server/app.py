@@ -1,4 +1,5 @@
-"""A small service with a real model: one endpoint on the event loop, one in threads, and one that tells what is going on.
+"""A small service with a real model: one endpoint on the event loop, one in threads, and one that
+tells what is going on.
 
 Batches wait at a gate, closed at first, which SIGUSR1 opens and SIGUSR2 closes.
 """
@@ -33,9 +34,13 @@ CLIENT_CLOSED_REQUEST = 499  # of nginx; nobody reads it
 torch.set_num_threads(1)
 model: Any = transformers.AutoModel.from_pretrained(get_model_path(), local_files_only=True).eval()
 tokenizer: Any = transformers.AutoTokenizer.from_pretrained(get_model_path(), local_files_only=True)
-padding_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(get_model_path(), local_files_only=True)  # no two threads share one
+# no two threads share one
+padding_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+    get_model_path(), local_files_only=True
+)
 gate = threading.Event()
-ended: collections.Counter[str] = collections.Counter()  # calls of `embed` that handlers made, by how they ended
+# calls of `embed` that handlers made, by how they ended
+ended: collections.Counter[str] = collections.Counter()
 
 
 def vectors(features: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -54,7 +59,9 @@ def embed(features: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @batched.dynamically(name="texts", batch_size=BATCH_SIZE)
 def embed_texts(texts: list[str]) -> list[list[float]]:
-    rows: list[list[float]] = vectors(padding_tokenizer(texts, padding=True, return_tensors="pt")).tolist()
+    rows: list[list[float]] = vectors(
+        padding_tokenizer(texts, padding=True, return_tensors="pt")
+    ).tolist()
     return rows
 
 
@@ -88,7 +95,9 @@ def state() -> dict[str, Any]:
     return {
         "gate": "open" if gate.is_set() else "closed",
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "tasks": sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in asyncio.all_tasks()),
+        "tasks": sorted(
+            str(getattr(task.get_coro(), "__qualname__", task)) for task in asyncio.all_tasks()
+        ),
         "ended": ended,
         "embed": dataclasses.asdict(embed.stats),
         "embed_texts": dataclasses.asdict(embed_texts.stats),

@@ -1,4 +1,6 @@
-"""A real server under load, FastAPI under uvicorn with uvloop: clients that leave, and a stop in the middle of requests."""
+"""A real server under load, FastAPI under uvicorn with uvloop: clients that leave, and a stop in
+the middle of requests.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,30 @@ IN_THREADS = 40
 """Clients of the endpoint that blocks: as many as Starlette has threads for."""
 BOUND = 60.0
 """Seconds after which a wait counts as a hang; a server loads a model first."""
-WORDS = ["the", "river", "ran", "past", "a", "quiet", "mill", "while", "children", "watched", "boats", "drift", "under", "old", "stone"]
+WORDS = [
+    "the",
+    "river",
+    "ran",
+    "past",
+    "a",
+    "quiet",
+    "mill",
+    "while",
+    "children",
+    "watched",
+    "boats",
+    "drift",
+    "under",
+    "old",
+    "stone",
+]
 TESTS = Path(__file__).parents[1]
-ENVIRONMENT = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 Vector = list[float]
 State = dict[str, Any]
@@ -48,7 +71,11 @@ State = dict[str, Any]
 def sentences() -> list[str]:
     """A sentence for each client, no two of them alike."""
     source = random.Random(0)
-    found = list(dict.fromkeys(" ".join(source.choices(WORDS, k=source.randint(2, 24))) for _ in range(2 * ON_THE_LOOP)))
+    found = list(
+        dict.fromkeys(
+            " ".join(source.choices(WORDS, k=source.randint(2, 24))) for _ in range(2 * ON_THE_LOOP)
+        )
+    )
     return found[:ON_THE_LOOP]
 
 
@@ -59,7 +86,19 @@ class Server:
     """The service of `app.py` in a process of its own."""
 
     def __init__(self) -> None:
-        arguments = ["--app-dir", str(TESTS), "--host", "127.0.0.1", "--port", "0", "--loop", "uvloop", "--http", "h11", "--no-access-log"]
+        arguments = [
+            "--app-dir",
+            str(TESTS),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--loop",
+            "uvloop",
+            "--http",
+            "h11",
+            "--no-access-log",
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "uvicorn", "server.app:app", *arguments],
             stdout=subprocess.PIPE,
@@ -104,7 +143,12 @@ class Server:
 
     def client(self) -> Any:
         address = self.hear(r"running on (\S+)")[1]
-        return httpx.AsyncClient(base_url=address, timeout=BOUND, limits=httpx.Limits(max_connections=None), trust_env=False)
+        return httpx.AsyncClient(
+            base_url=address,
+            timeout=BOUND,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+        )
 
     def last_state(self) -> State:
         """What it said of itself at last, once it has ended by itself."""
@@ -143,7 +187,8 @@ class Client:
         state: State = {}
         try:
             with anyio.fail_after(BOUND):
-                while not condition(state := await self.state()):  # noqa: ASYNC110  # a server that is polled
+                # a server that is polled
+                while not condition(state := await self.state()):  # noqa: ASYNC110
                     await anyio.sleep(0.005)
         except TimeoutError:
             raise AssertionError(f"it did not happen in time: {state}") from None
@@ -190,17 +235,28 @@ def expected() -> list[Any]:
     """What the model makes of each sentence alone, in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model = transformers.AutoModel.from_pretrained(minilm.get_model_path(), local_files_only=True).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm.get_model_path(), local_files_only=True)
+    model = transformers.AutoModel.from_pretrained(
+        minilm.get_model_path(), local_files_only=True
+    ).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        minilm.get_model_path(), local_files_only=True
+    )
     with torch.inference_mode():
-        found = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in SENTENCES]
+        found = [
+            model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+            for text in SENTENCES
+        ]
     torch.set_num_threads(threads)
     return found
 
 
 def wrong(answers: dict[int, Vector], expected: list[Any]) -> list[int]:
     """The sentences whose answers are not what is expected."""
-    return [n for n, vector in answers.items() if not torch.allclose(torch.tensor(vector), expected[n], atol=1e-5, rtol=0)]
+    return [
+        n
+        for n, vector in answers.items()
+        if not torch.allclose(torch.tensor(vector), expected[n], atol=1e-5, rtol=0)
+    ]
 
 
 def idle(stats: State) -> bool:
@@ -220,12 +276,15 @@ def test_embeddings_of_different_sentences_could_not_be_mistaken(expected: list[
     assert apart.min() > 1e-3
 
 
-def test_clients_that_leave_are_not_computed_and_all_others_get_their_own_embeddings(server: Server, expected: list[Any]) -> None:
+def test_clients_that_leave_are_not_computed_and_all_others_get_their_own_embeddings(
+    server: Server, expected: list[Any]
+) -> None:
     source = random.Random(1)
     leaving = source.sample(range(ON_THE_LOOP), ON_THE_LOOP // 3)
     early, late = leaving[::2], leaving[1::2]
     staying = ON_THE_LOOP - len(leaving)
-    moments: dict[int, list[int]] = collections.defaultdict(list)  # who leaves when that many answers have been given
+    # who leaves when that many answers have been given
+    moments: dict[int, list[int]] = collections.defaultdict(list)
     for number in late:
         moments[source.randrange(1, staying)].append(number)
 
@@ -247,7 +306,9 @@ def test_clients_that_leave_are_not_computed_and_all_others_get_their_own_embedd
         await client.until(lambda state: state["embed"]["cancelled"] == len(early))
         await client.gate("open")
         await all_done(tasks)
-        after = await client.until(lambda state: idle(state["embed"]) and not beyond(state["tasks"], before["tasks"]))
+        after = await client.until(
+            lambda state: idle(state["embed"]) and not beyond(state["tasks"], before["tasks"])
+        )
 
         assert set(answers) >= set(range(ON_THE_LOOP)).difference(leaving)
         assert not set(answers).intersection(early)
@@ -257,7 +318,8 @@ def test_clients_that_leave_are_not_computed_and_all_others_get_their_own_embedd
         assert (stats["errors"], stats["rejected"]) == (0, 0)
         assert stats["calls"] == ended["answered"] + ended["left"] == ON_THE_LOOP
         assert len(answers) <= ended["answered"]
-        assert len(early) <= stats["cancelled"] <= ended["left"]  # one whose answer was on its way has left, but is not cancelled
+        # one whose answer was on its way has left, but is not cancelled
+        assert len(early) <= stats["cancelled"] <= ended["left"]
         assert stats["total_processed"] <= ON_THE_LOOP - len(early) + held["embed"]["in_flight"]
         assert stats["total_batches"] < staying / 4
         assert beyond(after["threads"], before["threads"]) == ["batched-embed-1"]
@@ -272,19 +334,34 @@ def test_answers_in_threads_are_right_whoever_leaves(server: Server, expected: l
     async def main(client: Client) -> None:
         await client.gate("closed")
         before = await client.state()
-        tasks = [asyncio.create_task(client.ask("/embed-texts", text)) for text in SENTENCES[:IN_THREADS]]
+        tasks = [
+            asyncio.create_task(client.ask("/embed-texts", text)) for text in SENTENCES[:IN_THREADS]
+        ]
         await client.until(lambda state: state["embed_texts"]["calls"] == IN_THREADS)
         for number in leaving:
             tasks[number].cancel()
         await client.gate("open")
         await all_done(tasks)
-        after = await client.until(lambda state: idle(state["embed_texts"]) and not beyond(state["tasks"], before["tasks"]))
+        after = await client.until(
+            lambda state: idle(state["embed_texts"]) and not beyond(state["tasks"], before["tasks"])
+        )
 
-        assert wrong({number: tasks[number].result() for number in set(range(IN_THREADS)).difference(leaving)}, expected) == []
+        assert (
+            wrong(
+                {
+                    number: tasks[number].result()
+                    for number in set(range(IN_THREADS)).difference(leaving)
+                },
+                expected,
+            )
+            == []
+        )
         stats = after["embed_texts"]
         assert (stats["errors"], stats["cancelled"]) == (0, 0)
         assert stats["calls"] == stats["total_processed"] == IN_THREADS
-        assert [name for name in after["threads"] if name.startswith("batched-texts-")] == ["batched-texts-1"]
+        assert [name for name in after["threads"] if name.startswith("batched-texts-")] == [
+            "batched-texts-1"
+        ]
         assert server.complaints == []
 
     using(server, main)
@@ -293,21 +370,32 @@ def test_answers_in_threads_are_right_whoever_leaves(server: Server, expected: l
 def test_sigterm_answers_what_was_accepted_and_ends_the_process(expected: list[Any]) -> None:
     async def main(client: Client) -> None:
         awaiting = [asyncio.create_task(client.ask("/embed", text)) for text in SENTENCES]
-        blocking = [asyncio.create_task(client.ask("/embed-texts", text)) for text in SENTENCES[:IN_THREADS]]
-        await client.until(lambda state: (state["embed"]["calls"], state["embed_texts"]["calls"]) == (ON_THE_LOOP, IN_THREADS))
+        blocking = [
+            asyncio.create_task(client.ask("/embed-texts", text)) for text in SENTENCES[:IN_THREADS]
+        ]
+        await client.until(
+            lambda state: (
+                (state["embed"]["calls"], state["embed_texts"]["calls"])
+                == (ON_THE_LOOP, IN_THREADS)
+            )
+        )
         client.server.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(client.server.hear, "Waiting for connections to close")
         assert not any(task.done() for task in (*awaiting, *blocking))
         client.server.process.send_signal(signal.SIGUSR1)  # opens the gate
         await all_done((*awaiting, *blocking))
         for tasks in (awaiting, blocking):
-            assert wrong({number: task.result() for number, task in enumerate(tasks)}, expected) == []
+            assert (
+                wrong({number: task.result() for number, task in enumerate(tasks)}, expected) == []
+            )
 
     with running() as server:
         using(server, main)
         last = server.last_state()
     assert server.complaints == []
-    assert server.process.returncode == -signal.SIGTERM, "uvicorn stops in good order, then raises the signal once more"
+    assert server.process.returncode == -signal.SIGTERM, (
+        "uvicorn stops in good order, then raises the signal once more"
+    )
     assert [name for name in last["threads"] if name.startswith("batched-")] == []
     for name, calls in (("embed", ON_THE_LOOP), ("embed_texts", IN_THREADS)):
         stats = last[name]

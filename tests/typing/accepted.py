@@ -1,14 +1,15 @@
-"""What type checkers must accept, and which types they must see. Checked by test_typing.py, never run."""
+"""What type checkers must accept, and which types they must see. Checked by test_typing.py, never
+run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import assert_type
 
 import batched
 from batched import Stats
@@ -21,7 +22,14 @@ def embed(texts: list[str], prompt: str = "") -> list[Vector]:
     return [(float(len(prompt + text)),) for text in texts]
 
 
-@batched.dynamically(batch_size=64, timeout_ms=2.0, small_batch_threshold=4, flush="window", max_concurrent_batches=2, name="embed")
+@batched.dynamically(
+    batch_size=64,
+    timeout_ms=2.0,
+    small_batch_threshold=4,
+    flush="window",
+    max_concurrent_batches=2,
+    name="embed",
+)
 def embed_called(texts: Sequence[str]) -> tuple[Vector, ...]:
     return tuple((float(len(text)),) for text in texts)
 
@@ -87,7 +95,13 @@ def hidden(features: Features, layer: int = 0) -> NDArray[np.float32]:
     return features["ids"].astype(np.float32) + layer
 
 
-@batched.inference.dynamically(batch_size=8, pad_token={"ids": 1}, padding_side="left", unpad={"": {1: "ids"}}, max_batch_tokens=4096)
+@batched.inference.dynamically(
+    batch_size=8,
+    pad_token={"ids": 1},
+    padding_side="left",
+    unpad={"": {1: "ids"}},
+    max_batch_tokens=4096,
+)
 def hidden_called(features: Features) -> tuple[NDArray[np.float32], Features]:
     return hidden.__wrapped__(features), features
 
@@ -148,7 +162,10 @@ def functions() -> None:
     assert_type(embed_called("x"), Vector)
     assert_type(embed.submit("x").result(), Vector)
     assert_type(embed.map(["x"]), Generator[Vector, None, None])
-    assert_type(embed.map(["x"], buffersize=3, timeout=1.0, return_exceptions=True), Generator[Vector | Exception, None, None])
+    assert_type(
+        embed.map(["x"], buffersize=3, timeout=1.0, return_exceptions=True),
+        Generator[Vector | Exception, None, None],
+    )
     assert_type(embed.stats, Stats)
     assert_type(embed.with_options(batch_size=3)("x"), Vector)
     assert_type(encode("x"), Any)
