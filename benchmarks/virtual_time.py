@@ -98,20 +98,17 @@ def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> 
         scheduler.submit(Request([caller], 1, "g", waker=None), moment)
 
     while True:
-        while (deadline := scheduler.next_deadline()) > now:
+        while (batch := scheduler.take(now)) is None:
             arrives = calls[0][0] if calls else math.inf
-            now = min(arrives, deadline)
+            now = min(arrives, scheduler.next_deadline())
             if now == math.inf:
                 return
             if arrives <= now:
                 arrival()
-        batch = scheduler.take(now)
-        assert batch is not None, "the deadline is past, and there is no batch"
         now += model.duration(batch.size, next(deviation)) / 1e3
         while calls and calls[0][0] < now:
             arrival()
         scheduler.finished(batch, now)
-        scheduler.learn(now)
         yield batch
 
 

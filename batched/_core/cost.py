@@ -1,4 +1,10 @@
-"""What a batch takes, by its size."""
+"""Cost of a batch by its size n: s = a + b * n seconds, a line through the latest batches.
+
+s   time of a batch (s); here its mean
+n   size of a batch (items, or cells); here its mean
+a   part of s that does not depend on n (s)
+b   part of s that each unit of n adds (s)
+"""
 
 from __future__ import annotations
 
@@ -6,75 +12,58 @@ import math
 from typing import Final
 
 LAST: Final = 50
-"""Batches that count in what is known of their cost."""
-KNOWN: Final = 10
-"""Times the square of the mean size: what is remembered of how sizes differed, from which the slope
-is known.
+"""Batches that count in the means."""
+MAX_INFORMATION: Final = 10
+"""Cap on the accumulated squared spread of sizes, in squares of the mean size, so that a function
+that becomes another one is learned anew.
 """
-
-
 ENOUGH: Final = 8
 """Batches from which on their cost may be trusted."""
 EXPLAINED: Final = 2
 """Times the mean square error, for sizes to explain the spread of times."""
 LEAST_FIXED: Final = 0.05
-"""The part of a batch's time that does not depend on its size is taken to be at least this much."""
+"""Part of a batch's time that is taken not to depend on its size, at least."""
 
 
 class Cost:
-    """What a batch takes, by its size: a straight line through those so far, the latest counting
-    most.
-    """
+    """Recursive least squares over the sizes and times of batches, the latest counting most."""
 
-    __slots__ = ("_batches", "_known", "_missed", "_new", "_size", "_slope", "_spread", "_time")
+    __slots__ = ("_b", "_batches", "_error", "_information", "_n", "_s", "_spread")
 
     def __init__(self) -> None:
         self._batches = 0  # so far, but at most LAST
-        self._size = self._time = 0.0  # means of sizes and times (s)
-        self._slope = 0.0  # time per item (s)
-        self._known = 0.0  # how well: the sum of squares of what sizes differed by
-        # mean squares of what times differed by, and of what the line was wrong by (s2)
-        self._spread = self._missed = 0.0
-        self._new: list[tuple[int, float]] = []  # not counted yet
+        self._n = self._s = self._b = 0.0
+        self._information = 0.0  # accumulated squares of what sizes differed by
+        self._spread = self._error = 0.0  # mean squares of times about the mean, about the line
 
-    def add(self, size: int, seconds: float) -> None:
-        self._new.append((size, seconds))
-        if len(self._new) == LAST:
-            self._digest()
+    def add(self, n: int, s: float) -> None:
+        """Counts a batch.
 
-    def _digest(self) -> None:
-        """Recursive least squares: batches of one size say nothing about the slope, and so make
-        nothing forgotten either.
+        Batches of one size say nothing about b, and so make nothing forgotten of it either.
         """
-        for size, seconds in self._new:
-            self._batches = min(self._batches + 1, LAST)
-            if self._batches > 1:
-                more, longer = size - self._size, seconds - self._time
-                if more:
-                    self._known = min(self._known, KNOWN * self._size * self._size) + more * more
-                    self._slope += more * (longer - self._slope * more) / self._known
-                self._spread += (longer * longer - self._spread) / self._batches
-                self._missed += ((longer - self._slope * more) ** 2 - self._missed) / self._batches
-                self._size += more / self._batches
-                self._time += longer / self._batches
-            else:
-                self._size, self._time = float(size), seconds
-        self._new.clear()
+        self._batches = min(self._batches + 1, LAST)
+        if self._batches == 1:
+            self._n, self._s = float(n), s
+            return
+        more, longer = n - self._n, s - self._s
+        if more:
+            known = min(self._information, MAX_INFORMATION * self._n**2)
+            self._information = known + more**2
+            self._b += more * (longer - self._b * more) / self._information
+        self._spread += (longer**2 - self._spread) / self._batches
+        self._error += ((longer - self._b * more) ** 2 - self._error) / self._batches
+        self._n += more / self._batches
+        self._s += longer / self._batches
 
     def estimate(self) -> tuple[float, float, float]:
-        """The mean time of a batch, the part of it that does not depend on its size, and what an
-        item adds (s).
-        """
-        self._digest()
-        fixed = min(max(self._time - self._slope * self._size, 0.0), self._time)
-        return self._time, fixed, (self._time - fixed) / self._size if self._size else 0.0
+        """s, a and b; all 0 before the first batch."""
+        a = min(max(self._s - self._b * self._n, 0.0), self._s)
+        return self._s, a, (self._s - a) / self._n if self._n else 0.0
 
     @property
     def fixed_size(self) -> float:
-        """The size that takes as long as the fixed part of a batch; infinite as long as sizes do
-        not explain the time well.
-        """
-        seconds, fixed, each = self.estimate()
-        if self._batches < ENOUGH or self._missed * EXPLAINED > self._spread or not each:
+        """Size that takes as long as a; infinite while sizes do not explain the times well."""
+        s, a, b = self.estimate()
+        if self._batches < ENOUGH or self._error * EXPLAINED > self._spread or not b:
             return math.inf
-        return max(fixed, seconds * LEAST_FIXED) / each
+        return max(a, s * LEAST_FIXED) / b

@@ -1,22 +1,27 @@
-"""How long a batch that is not full is held back, in the hope that more items join it.
+"""Linger rules: how long a batch that is not full is held, in the hope that more items join it.
 
-The scheduler asks only while nothing else (a full batch, a drain, a call already begun) settles the
-matter. `Hindsight` is the rule of `flush="auto"`. Each moment when a batch might leave though it is
-not full is a chance: n items are ready, and for as long as that batch would run, what arrives does
-not depend on whether it has left. So what it would have been worth to wait is known afterwards,
-without a try. Let K items arrive, and k of them within a wait of at most d, the last one that was
-hoped for after e <= d. Then
+The scheduler asks only while nothing else (a full batch, a drain, a call already begun) settles
+the matter. `Hindsight` is the rule of `flush="auto"`. A decision point is a moment when a batch
+might leave though it is not full. For as long as that batch would run, what arrives does not
+depend on whether it has left: so what a wait of d would have been worth is known afterwards,
+without ever trying it on live calls:
 
-    gain(d) = k * (p * (1 - e / s) - max(0, e - p) - i * n * b) - DOUBT * n * e        where p = a *
-    k / K
+    gain(d) = k * (p * (1 - e / s) - max(0, e - p) - i * n * b) - WAIT_WEIGHT * n * e
 
-A batch takes s, of which a does not depend on its size and b is what an item adds. Whoever joins
-saves a batch in so far as none is needed for the rest, less the later it starts, and loses what the
-wait took longer than it saved. Whoever was ready waits, and where the worker would be idle
-afterwards (for the share i of time that it is) waits for the items that joined, too; where it is
-not, that comes back in the next batch. Averages of this for a few d say how long to wait: for the
-best of them if it is positive, and not longer than until everyone is there: the most items that
-were waiting or running at once lately.
+    d   the wait considered (s)
+    n   items ready at the decision point
+    k   items that arrived within d of it, as far as they fit the batch
+    m   items that arrived while the batch would have run, as far as they fit one batch
+    e   min(d, when all had arrived that could be hoped for) (s)
+    s   time of a batch (s), of which a does not depend on its size, and each item adds b
+    p   a * k / m, what each item that joins saves (s): for all m it is one batch less
+    i   share of time in which the worker is idle
+
+Whoever joins saves p, less the later the batch starts, and loses what the wait took beyond that.
+Whoever was ready waits for e, and where the worker would be idle afterwards, for the items that
+joined, too; where it is not, that comes back in the next batch. Averages of the gain for a few d
+say how long to wait: for the best of them if it is positive, and not longer than until everyone
+expected is there: the most items that were waiting or running at once lately.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Final, Literal
 
-from .cost import Cost
+from .cost import LAST, Cost
 from .policy import BatchPolicy
 
 FlushReason = Literal["full", "settled", "timeout", "eager", "drain"]
@@ -36,181 +41,177 @@ AT_ONCE = -math.inf
 NEVER = math.inf
 
 WAITS: Final = [20e-6 * 2**step for step in range(10)]
-"""The waits that are considered (s): from what it costs to wake a thread to 10 ms."""
+"""Waits that are considered (s): from what it costs to wake a thread to 10 ms."""
 WEIGHT: Final = 0.1
-"""Of a new gain in the average."""
-DOUBT: Final = 1.2
-"""How much the wait of those who are ready counts: a gain that is nearly even with it is often none
-(1.1 to 1.3 serve as well).
+"""Weight of a new gain in the average."""
+WAIT_WEIGHT: Final = 1.2
+"""Weight of the wait of those who are ready: a gain nearly even with it is often none (1.1 to 1.3
+serve as well).
 """
-TOGETHER: Final = 4
-"""Chances that are looked back at together, once there have been some: between sleeps, each first
-step finds cold caches.
-"""
+EVALUATE_EVERY: Final = 4
+"""Decision points evaluated together, once there have been some: between sleeps caches are cold."""
 EPOCHS: Final = 8
 """Batches over which the most items at once are taken for everyone there is."""
 
 
 class Eager:
-    """Holds nothing: whatever waits leaves as soon as a worker is free."""
+    """Rule that holds nothing and learns nothing: a batch leaves as soon as a worker is free."""
 
-    reason: FlushReason = "eager"
-    holds = False
-    everyone = math.inf
+    reason: FlushReason = "eager"  # why a batch leaves that was not full
+    holds = False  # whether any batch is held
+    expected = math.inf  # items waiting or running from which on nobody else is to come
 
-    def until(self, oldest: float, ready: float, /) -> float:  # noqa: ARG002
+    def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
+        """When a group may leave whose oldest item arrived at `oldest` (s)."""
         return AT_ONCE
 
+    def arrived(self, group: Hashable, items: int, now: float) -> None:
+        """Notes that `items` have come to `group`."""
 
-class Window:
-    """Holds a group until its oldest item is `timeout` seconds old; time spent behind a busy worker
-    counts.
+    def note_outstanding(self, items: int) -> None:
+        """Notes how many wait or run; to be told before they get fewer, and at decision points."""
+
+    def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
+        """Notes a decision point: a batch of `items` of `group` might leave, though not full."""
+
+    def finished(self, size: int, seconds: float, outstanding: int) -> None:
+        """Notes that a batch has ended, of so many items that waited or ran until then."""
+
+    def evaluate(self) -> None:
+        """Learns from what has been noted."""
+
+
+class Window(Eager):
+    """Rule that holds a group until its oldest item is `timeout` seconds old; time spent behind a
+    busy worker counts.
     """
 
     reason: FlushReason = "timeout"
     holds = True
-    everyone = math.inf
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
 
-    def until(self, oldest: float, ready: float, /) -> float:  # noqa: ARG002
+    def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
         return oldest + self._timeout
 
 
-class Chance:
-    """A moment when a batch might have left though it was not full, and who came then."""
+class DecisionPoint:
+    """Moment when a batch might have left though it was not full, and who came then."""
 
-    __slots__ = ("coming", "group", "moments", "ready", "seconds", "since")
+    __slots__ = ("arrived", "group", "moments", "n", "seconds", "since")
 
-    def __init__(self, group: Hashable, ready: int, now: float) -> None:
+    def __init__(self, group: Hashable, n: int, now: float) -> None:
         self.group = hash(group)  # not the group, which is not to be kept alive
-        self.ready = ready  # items
+        self.n = n
         self.since = now  # when it was (s)
         self.moments: list[float] = []  # after it, when more of the group arrived (s)
-        self.coming: list[int] = []  # items that had arrived by each of these
-        self.seconds = 0.0  # until the next chance, once that has come
+        self.arrived: list[int] = []  # items that had arrived by each of these
+        self.seconds = 0.0  # until the next decision point, once that has come
 
 
-class Hindsight:
-    """Holds a group as long as that has paid so far, and until everyone who has been there lately
-    is back.
+class Hindsight(Eager):
+    """Rule that holds a group as long as that has paid so far, and until everyone who has been
+    there lately is back.
     """
 
     def __init__(self, timeout: float, batch_size: int, tick: float = 0.0) -> None:
         self._batch_size = batch_size
-        # that are considered (s)
+        # considered (s)
         self._waits = sorted({min(max(wait, tick), timeout) for wait in WAITS})
-        # average of what each would have gained (item seconds)
-        self._gains = [0.0] * len(self._waits)
+        self._gains = [0.0] * len(self._waits)  # mean of what each would have gained (item seconds)
         self._cost = Cost()
-        self._linger = 0.0  # the best of them; 0.0 if none would have gained anything (s)
+        # size and time of each batch since the last evaluation (s)
+        self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
+        self._linger = 0.0  # the best of the waits; 0.0 if none would have gained anything (s)
         # most items waiting or running at once since the end of each of the last batches
         self._peaks = deque([0], maxlen=EPOCHS + 1)
-        self.everyone = 0  # items that are likely to come: the most of these
-        self.holds = False  # whether there is a wait that pays
-        self.reason: FlushReason = "eager"  # why a batch leaves when its time is over
-        self._pace = 0.0  # mean time from one chance to the next (s)
-        self._chance: Chance | None = None  # the latest
-        # those before at which nobody has looked back yet
-        self._past: deque[Chance] = deque(maxlen=EPOCHS)
-        self._young = EPOCHS  # chances that are still to be looked back at one by one
-        # items of which the arrival matters still: a full batch less those that have come
         self.expected = 0
+        self._pace = 0.0  # mean time from one decision point to the next (s)
+        self._latest: DecisionPoint | None = None
+        # those before it that have not been evaluated
+        self._past: deque[DecisionPoint] = deque(maxlen=EPOCHS)
+        self._early = EPOCHS  # decision points that are still to be evaluated one by one
+        self._room = 0  # items that could still join the batch of the latest decision point
 
-    def until(self, oldest: float, ready: float, /) -> float:
-        """When a group may leave whose oldest item arrived at `oldest`, if a worker is free since
-        `ready`.
-        """
-        return max(oldest, ready) + self._linger if self._linger else AT_ONCE
-
-    def present(self, items: int) -> None:
-        """Notes how many items wait or run; to be told whenever there are about to be fewer, and at
-        each chance.
-        """
-        if items > self._peaks[-1]:
-            self._peaks[-1] = items
-            if items > self.everyone:
-                self.everyone = items
-
-    def chance(self, group: Hashable, items: int, now: float) -> None:
-        """Notes that a batch of `items` of `group` might leave now, though it is not full."""
-        past, self._chance = self._chance, Chance(group, items, now)
-        if past is not None:
-            past.seconds = now - past.since
-            self._past.append(past)
-        self.expected = self._batch_size
+    def until(self, oldest: float, free_since: float) -> float:
+        return max(oldest, free_since) + self._linger if self._linger else AT_ONCE
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
-        """Notes that `items` have come to `group`."""
-        chance = self._chance
-        assert chance is not None  # or nothing would be expected
-        if hash(group) == chance.group:
-            self.expected -= items
-            chance.moments.append(now - chance.since)
-            chance.coming.append(self._batch_size - self.expected)
+        point = self._latest
+        if self._room > 0 and point is not None and hash(group) == point.group:
+            self._room -= items
+            point.moments.append(now - point.since)
+            point.arrived.append(self._batch_size - self._room)
 
-    def finished(self, size: int, seconds: float, left: int) -> None:
-        """Notes that a batch has ended, and that so many items wait or run now."""
-        self._cost.add(size, seconds)
-        self._peaks.append(left)
+    def note_outstanding(self, items: int) -> None:
+        if items > self._peaks[-1]:
+            self._peaks[-1] = items
+            self.expected = max(self.expected, items)
 
-    def look_back(self) -> None:
-        """Takes stock of the batches that have ended, and works out what waiting would have gained
-        at chances that are over.
-        """
-        self.everyone = max(self._peaks)
-        if len(self._past) >= (1 if self._young else TOGETHER):
-            batch, fixed, each = self._cost.estimate()
-            for chance in self._past if batch else ():
-                self._look_back_at(chance, batch, fixed, each)
-                self._young = max(self._young - 1, 0)
+    def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
+        self.note_outstanding(outstanding)
+        if self._latest is not None:
+            self._latest.seconds = now - self._latest.since
+            self._past.append(self._latest)
+        self._latest = DecisionPoint(group, items, now)
+        self._room = self._batch_size
+
+    def finished(self, size: int, seconds: float, outstanding: int) -> None:
+        if outstanding > self._peaks[-1]:
+            self.note_outstanding(outstanding)
+        self._peaks.append(outstanding - size)
+        self._ended.append((size, seconds))
+
+    def evaluate(self) -> None:
+        self.expected = max(self._peaks)
+        if len(self._past) >= (1 if self._early else EVALUATE_EVERY):
+            for size, seconds in self._ended:
+                self._cost.add(size, seconds)
+            self._ended.clear()
+            s, a, b = self._cost.estimate()
+            for point in self._past if s else ():
+                self._evaluate(point, s, a, b)
+                self._early = max(self._early - 1, 0)
             self._past.clear()
 
-    def _look_back_at(self, chance: Chance, batch: float, fixed: float, each: float) -> None:
-        """Counts what waiting would have gained at `chance`, given the time of a batch, its fixed
-        part, and that of an item (s).
-        """
-        self._pace += (chance.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
-        idle = max(0.0, 1 - batch / self._pace) if self._pace else 0.0
-        seen = min(chance.seconds, batch)
-        ready, moments, coming = chance.ready, chance.moments, chance.coming
-        room = self._batch_size - ready
-        hoped = min(room, max(self.everyone - ready, 0))
-        there = 0.0  # when all were there that could be
+    def _evaluate(self, point: DecisionPoint, s: float, a: float, b: float) -> None:
+        """Counts the gain of each wait at `point`; letters as at the head of this file."""
+        self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
+        i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
+        seen = min(point.seconds, s)
+        n, moments, arrived = point.n, point.moments, point.arrived
+        room = self._batch_size - n
+        hoped = min(room, max(self.expected - n, 0))  # items that could be hoped for
+        there = 0.0  # when these had arrived (s)
         if hoped:
-            place = bisect_left(coming, hoped)
+            place = bisect_left(arrived, hoped)
             there = moments[place] if place < len(moments) else NEVER
         last = max(there, moments[-1]) if moments else there
-        until = bisect_right(moments, seen)
-        came = min(coming[until - 1], self._batch_size) if until else 0
+        within = bisect_right(moments, seen)
+        m = min(arrived[within - 1], self._batch_size) if within else 0
         waits, gains = self._waits, self._gains
         gain, changes = 0.0, True
-        for number, wait in enumerate(waits):
-            if wait > seen:
+        for number, d in enumerate(waits):
+            if d > seen:
                 break
             if changes:
-                held = min(wait, there)
-                gain = -DOUBT * ready * held
-                joined = bisect_right(moments, wait)
+                e = min(d, there)
+                gain = -WAIT_WEIGHT * n * e
+                joined = bisect_right(moments, d)
                 if joined:
-                    more = min(coming[joined - 1], room)
-                    saved = fixed * more / came
-                    gain += more * (
-                        saved * (1 - held / batch) - max(0.0, held - saved) - idle * ready * each
-                    )
-                changes = wait < last
+                    k = min(arrived[joined - 1], room)
+                    p = a * k / m
+                    gain += k * (p * (1 - e / s) - max(0.0, e - p) - i * n * b)
+                changes = d < last
             gains[number] += WEIGHT * (gain - gains[number])
-        best = max(gains[: bisect_right(waits, batch)], default=0.0)
+        best = max(gains[: bisect_right(waits, s)], default=0.0)
         self._linger = waits[gains.index(best)] if best > 0 else 0.0
         self.holds = bool(self._linger)
         self.reason = "settled" if self._linger else "eager"
 
 
-Rule = Eager | Window | Hindsight
-
-
-def linger(policy: BatchPolicy, tick: float = 0.0) -> Rule:
+def linger_rule(policy: BatchPolicy, tick: float = 0.0) -> Eager:
     """The rule that `policy.flush` selects, where no wait is shorter than `tick` (s)."""
     if policy.flush == "auto" and policy.timeout:
         return Hindsight(policy.timeout, policy.batch_size, tick)

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 
 from batched._core.cost import Cost
-from batched._core.linger import AT_ONCE, DOUBT, EPOCHS, NEVER, Eager, Hindsight, Window, linger
+from batched._core.linger import (
+    AT_ONCE,
+    EPOCHS,
+    NEVER,
+    WAIT_WEIGHT,
+    Eager,
+    Hindsight,
+    Window,
+    linger_rule,
+)
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
 
@@ -43,18 +52,16 @@ def test_each_rule_names_the_reason_for_which_a_batch_leaves() -> None:
 
 
 def test_each_setting_selects_its_rule() -> None:
-    assert isinstance(linger(BatchPolicy()), Hindsight)
-    assert isinstance(linger(BatchPolicy(flush="auto", timeout_ms=0)), Eager), (
-        "nobody is to be held"
-    )
-    assert isinstance(linger(BatchPolicy(flush="eager", timeout_ms=1000)), Eager)
-    window = linger(BatchPolicy(flush="window", timeout_ms=250))
+    assert isinstance(linger_rule(BatchPolicy()), Hindsight)
+    assert type(linger_rule(BatchPolicy(timeout_ms=0))) is Eager, "nobody is to be held"
+    assert type(linger_rule(BatchPolicy(flush="eager", timeout_ms=1000))) is Eager
+    window = linger_rule(BatchPolicy(flush="window", timeout_ms=250))
     assert isinstance(window, Window)
     assert window.until(10.0, 0.0) == 10.25
 
 
 def test_a_window_without_a_timeout_is_due_on_arrival_and_not_before() -> None:
-    rule = linger(BatchPolicy(flush="window", timeout_ms=0))
+    rule = linger_rule(BatchPolicy(flush="window", timeout_ms=0))
     assert rule.until(10.0, 0.0) == 10.0
     assert not math.isinf(rule.until(10.0, 0.0))
 
@@ -121,22 +128,23 @@ def test_the_gains_are_those_of_the_formula() -> None:
     """
     rule = Hindsight(timeout=1.0, batch_size=8)
     rule.finished(1, 0.010, 0)  # s = a = 10 ms: there is no other size yet
-    rule.present(4)  # so many there can be
-    rule.chance(0, 2, 1.0)
+    rule.decide(0, 2, 4, 1.0)  # there can be four
     rule.arrived(0, 1, 1.0005)
     rule.arrived(1, 1, 1.0010)  # of another group
     rule.arrived(0, 1, 1.0020)
-    rule.chance(0, 2, 1.02)
-    rule.look_back()
+    rule.decide(0, 2, 4, 1.02)
+    rule.evaluate()
     gains = dict(zip(rule._waits, rule._gains, strict=True))
     for wait, gain in gains.items():
         if wait < 0.0005:
-            expected = -2 * wait * DOUBT
+            expected = -2 * wait * WAIT_WEIGHT
         elif wait < 0.0020:
             saved = 0.010 * 1 / 2
-            expected = 1 * (saved * (1 - wait / 0.010) - max(0.0, wait - saved)) - 2 * wait * DOUBT
+            expected = (
+                1 * (saved * (1 - wait / 0.010) - max(0.0, wait - saved)) - 2 * wait * WAIT_WEIGHT
+            )
         elif wait <= 0.010:
-            expected = 2 * 0.010 * (1 - 0.0020 / 0.010) - 2 * 0.0020 * DOUBT  # all are there
+            expected = 2 * 0.010 * (1 - 0.0020 / 0.010) - 2 * 0.0020 * WAIT_WEIGHT  # all are there
         else:
             expected = 0.0  # the batch would be over
         assert gain == pytest.approx(0.1 * expected)
@@ -152,10 +160,9 @@ def test_only_what_was_seen_is_counted() -> None:
     """The next chance came after 0.1 ms, so nothing is known of longer waits."""
     rule = Hindsight(timeout=1.0, batch_size=8)
     rule.finished(1, 0.010, 0)
-    rule.present(4)
-    rule.chance(0, 1, 1.0)
-    rule.chance(0, 1, 1.0001)
-    rule.look_back()
+    rule.decide(0, 1, 4, 1.0)
+    rule.decide(0, 1, 4, 1.0001)
+    rule.evaluate()
     assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]
 
 
@@ -164,34 +171,32 @@ def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     """A second item came 0.05 ms after the first."""
     rule = Hindsight(timeout=0.005, batch_size=8, tick=tick)
     rule.finished(1, 0.010, 0)
-    rule.present(2)
-    rule.chance(0, 1, 1.0)
+    rule.decide(0, 1, 2, 1.0)
     rule.arrived(0, 1, 1.00005)
-    rule.chance(0, 1, 1.02)
-    rule.look_back()
+    rule.decide(0, 1, 2, 1.02)
+    rule.evaluate()
     assert rule.until(0.0, 5.0) == 5.0 + (tick or 80e-6)
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_who_comes_before_a_worker_looks_is_no_reason_to_wait(in_turn: bool) -> None:
+@pytest.mark.parametrize("from_event_loop", [True, False])
+def test_who_comes_before_a_worker_looks_is_no_reason_to_wait(from_event_loop: bool) -> None:
     """Bursts of four and of three, of which each call comes 15 us after the one before, and a
     worker that looks after the last.
     """
-    scheduler = Scheduler(BatchPolicy(), tick=0.001 if in_turn else 0.0)
+    scheduler = Scheduler(BatchPolicy(), tick=0.001 if from_event_loop else 0.0)
     held = []
     for burst in range(4 * EPOCHS):
         now = burst * 0.1
         for _ in range(4 - burst % 2):
             now += 15e-6
-            scheduler.submit(Request([0], 1, "g", waker=None), now, in_turn=in_turn)
-        scheduler.learn(now)
-        held.append(scheduler.next_deadline() > now)
-        batch = scheduler.take(now + 0.005)
+            scheduler.submit(Request([0], 1, "g", waker=None), now, from_event_loop=from_event_loop)
+        batch = scheduler.take(now)
+        held.append(batch is None)
+        batch = batch or scheduler.take(now + 0.005)
         assert batch is not None
         assert batch.size == 4 - burst % 2
         scheduler.finished(batch, now + 0.010)
-        scheduler.learn(now + 0.010)
-    assert any(held) != in_turn
+    assert any(held) != from_event_loop
 
 
 # ---------------------------------------------------------------- callers who come back
@@ -212,13 +217,11 @@ def closed_loop(
     arrivals = [gap * number for number in range(callers)]
     running: list[tuple[float, Batch]] = []
     while len(done) < batches:
-        deadline = scheduler.next_deadline()
-        if deadline <= now:
-            batch = scheduler.take(now)
-            assert batch is not None
+        batch = scheduler.take(now)
+        if batch is not None:
             running.append((now + fixed + each * batch.size, batch))
             continue
-        moments = [*arrivals[:1], *(end for end, _ in running[:1]), deadline]
+        moments = [*arrivals[:1], *(end for end, _ in running[:1]), scheduler.next_deadline()]
         now = min(moments)
         if arrivals and arrivals[0] == now:
             arrivals.pop(0)
@@ -226,7 +229,6 @@ def closed_loop(
         elif running and running[0][0] == now:
             _, batch = running.pop(0)
             scheduler.finished(batch, now)
-            scheduler.learn(now)
             done.append(batch)
             arrivals = sorted(
                 [*arrivals, *(now + gap * (number + 1) for number in range(batch.size))]
@@ -263,17 +265,16 @@ def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
     closed_loop(scheduler, 24, 30, fixed=0.005)
     while (batch := scheduler.take(1e6)) is not None:
         scheduler.finished(batch, 1e6)
-        scheduler.learn(1e6)
     waits = []
     for number in range(3 * EPOCHS):
         now = 1e6 + number
         scheduler.submit(Request([0], 1, "g", waker=None), now)
-        left = max(now, scheduler.next_deadline())
+        taken = scheduler.take(now)
+        left = now if taken else scheduler.next_deadline()
         waits.append(left - now)
-        taken = scheduler.take(left)
+        taken = taken or scheduler.take(left)
         assert taken is not None
         scheduler.finished(taken, left + 0.005)
-        scheduler.learn(left + 0.005)
     assert max(waits) <= 0.005
     assert waits[EPOCHS + 1 :] == [0.0] * (len(waits) - EPOCHS - 1)
 
@@ -323,10 +324,9 @@ def test_nobody_is_held_for_longer_than_the_timeout(
                 if len(running) == workers:
                     free = now
                 scheduler.finished(running.pop(0), now)
-                scheduler.learn(now)
             elif step == "take" and (batch := scheduler.take(now)) is not None:
                 running.append(batch)
-            waiting = [request for request in waiting if request.taken < request.size]
+            waiting = [request for request in waiting if request.dispatched < request.size]
             deadline = scheduler.next_deadline()
             deadlines.append(deadline)
             if len(running) == workers or not waiting:
@@ -336,7 +336,9 @@ def test_nobody_is_held_for_longer_than_the_timeout(
                     deadline
                     <= min(max(request.arrived, free) for request in waiting) + policy.timeout
                 )
-            assert sum(request.size - request.taken for request in waiting) == scheduler.waiting
+            assert (
+                sum(request.size - request.dispatched for request in waiting) == scheduler.waiting
+            )
             assert sum(batch.size for batch in running) == scheduler.in_flight
         return deadlines
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from batched._core.policy import BatchPolicy
-from batched._core.scheduler import Batch, MeasuredRequest, Request, Scheduler
+from batched._core.scheduler import Batch, Request, Scheduler
 
 Backlog = list[list[int]]  # the lengths of the items of each call
 SIZE = 32
@@ -23,7 +23,7 @@ SEEDS = range(50)
 
 
 def call(lengths: list[int]) -> Request:
-    return MeasuredRequest(
+    return Request(
         list(lengths), len(lengths), "g", waker=None, lengths=sorted(lengths, reverse=True)
     )
 
@@ -161,7 +161,9 @@ class Overload:
         """How many batches what waits of a large call would need alone."""
         assert request.lengths is not None
         lengths = [
-            request.lengths[at] for start, stop in request.spans for at in range(start, stop)
+            request.lengths[at]
+            for start, stop in request.remaining.spans
+            for at in range(start, stop)
         ]
         at = batches = 0
         while at < len(lengths):
@@ -174,7 +176,7 @@ class Overload:
         heir = next((request for request in self.busy if request.size > 8), None)
         if heir is not self.heir:
             self.heir, self.heir_owed = heir, 0 if heir is None else 4 * self.alone(heir) + 1
-        untouched = [request for request in self.small if not request.taken]
+        untouched = [request for request in self.small if not request.dispatched]
         batch = self.busy.take(now)
         assert batch is not None
         for request in untouched:
@@ -183,13 +185,17 @@ class Overload:
             call.led_by_small += batch.slices[0][0].size <= 8
             assert call.led_by_small <= call.older + 1
             assert call.batches <= 3 * (call.older + 1)
-            if request.taken:
+            if request.dispatched:
                 self.waits.append((now - call.arrived, call.older))
         self.small = {
-            request: call for request, call in self.small.items() if request.taken < request.size
+            request: call
+            for request, call in self.small.items()
+            if request.dispatched < request.size
         }
         self.heir_owed -= 1
-        assert self.heir is None or self.heir_owed >= (1 if self.heir.taken < self.heir.size else 0)
+        assert self.heir is None or self.heir_owed >= (
+            1 if self.heir.dispatched < self.heir.size else 0
+        )
         took = 1e-3 + 1e-5 * batch.size * batch.longest
         self.slowest = max(self.slowest, took)
         self.waste += padding(batch)

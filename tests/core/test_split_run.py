@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batched._core.batch_formation import split_run
 from batched._core.cost import ENOUGH, Cost
-from batched._core.forming import part
 from batched._core.policy import BatchPolicy
-from batched._core.request import MeasuredRequest
+from batched._core.request import Request
 from batched._core.scheduler import Batch, Scheduler
 
 FIXED, CELL = 0.010, 0.001
 """What batches take here (s): so much, and so much for each cell."""
 
 
-def call(*lengths: int) -> MeasuredRequest:
-    return MeasuredRequest([0] * len(lengths), len(lengths), "g", None, lengths=list(lengths))
+def call(*lengths: int) -> Request:
+    return Request([0] * len(lengths), len(lengths), "g", None, lengths=list(lengths))
 
 
 def taken(of: Scheduler) -> list[int]:
@@ -38,7 +38,6 @@ def finish(of: Scheduler, batch: Batch) -> None:
     batch.attempts = 1
     batch.started = -(FIXED + CELL * batch.size * batch.longest)
     of.finished(batch, 0.0)
-    of.learn(0.0)
 
 
 def experienced(batch_size: int = 8) -> Scheduler:
@@ -64,7 +63,7 @@ def test_a_part_holds_its_item_and_no_further_cut_pays(
 ) -> None:
     lengths.sort(reverse=True)
     at = data.draw(st.integers(0, len(lengths) - 1))
-    low, high = part(lengths, at, batch_in_cells)
+    low, high = split_run(lengths, at, batch_in_cells)
     assert 0 <= low <= at < high <= len(lengths)
     of_part = lengths[low:high]
     assert all(saved(of_part, place) <= batch_in_cells for place in range(1, len(of_part)))
@@ -73,7 +72,7 @@ def test_a_part_holds_its_item_and_no_further_cut_pays(
 
 
 def test_nothing_is_cut_as_long_as_it_is_not_known_what_a_batch_costs() -> None:
-    assert part([1000, 1, 1], 0, math.inf) == (0, 3)
+    assert split_run([1000, 1, 1], 0, math.inf) == (0, 3)
     fresh = Scheduler(BatchPolicy(batch_size=4, flush="eager"))
     for length in (1000, 1, 1):
         fresh.submit(call(length), 0.0)
@@ -167,7 +166,7 @@ def test_every_item_leaves_once_in_batches_that_fit(
         )
     )
     for cells in (10, 30) * ENOUGH:
-        busy.capacity.took(cells, 20 + cells)  # a batch is worth 20 cells
+        busy.capacity.cost.add(cells, 20 + cells)  # a batch is worth 20 cells
     requests = [call(*sorted(lengths, reverse=True)) for lengths in calls]
     for request in requests:
         busy.submit(request, 0.0)

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from batched._core.capacity import PATIENCE
+from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE
 from batched._core.policy import BatchPolicy
-from batched._core.scheduler import Batch, MeasuredRequest, Request, Scheduler
-from batched._core.shelf import LOOK_AHEAD
+from batched._core.scheduler import Batch, Request, Scheduler
 
 
 def call(*lengths: int, group: Hashable = "g") -> Request:
     """A call of items of these lengths, which are given longest first."""
     assert list(lengths) == sorted(lengths, reverse=True)
-    return MeasuredRequest(list(lengths), len(lengths), group, waker=None, lengths=list(lengths))
+    return Request(list(lengths), len(lengths), group, waker=None, lengths=list(lengths))
 
 
 def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
@@ -31,7 +31,7 @@ def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
 def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
     """When what `request` waits with may leave, after it was submitted."""
     of.submit(request, now)
-    return of.departure(request.queues)
+    return of.ready_at(request.queued_in)
 
 
 def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
@@ -43,9 +43,8 @@ def ran(of: Scheduler, now: float = 0.0, *, too_big: Sequence[tuple[int, int]] =
     """The next batch, after it has run."""
     batch = of.take(now)
     assert batch is not None
-    batch.too_big.extend(too_big)
+    batch.too_big = too_big
     of.finished(batch, now)
-    of.learn(now)
     return batch
 
 
@@ -54,7 +53,6 @@ def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
     batches: list[Batch] = []
     while (batch := of.take(now)) is not None:
         of.finished(batch, now)
-        of.learn(now)
         batches.append(batch)
     return batches
 
@@ -205,7 +203,7 @@ def test_groups_never_mix_whatever_their_lengths() -> None:
     busy = scheduler(batch_size=2)
     submitted(busy, *(call(length, group=length % 2) for length in range(1, 11)))
     for batch in all_ran(busy):
-        assert len({request.group for request, _, _ in batch.slices}) == 1
+        assert len({request.group_key for request, _, _ in batch.slices}) == 1
 
 
 def test_calls_that_come_later_join_the_order() -> None:
@@ -310,7 +308,7 @@ def test_large_calls_that_do_not_fit_are_passed_over() -> None:
     submitted(busy, older, younger, small)
     batch = ran(busy)
     assert batch.slices == [(small, 0, 1), (younger, 0, 1)]
-    assert older.taken == 0
+    assert older.dispatched == 0
     assert [lengths(batch) for batch in all_ran(busy)] == [[90], [80], [20]]
 
 
@@ -319,9 +317,9 @@ def test_large_items_fill_only_what_small_ones_leave() -> None:
     large = call(50, 50, 50, 50, 50)
     submitted(busy, large, *map(call, [50, 90, 10, 20, 50]))
     assert lengths(ran(busy)) == [90, 50, 50, 20]
-    assert large.taken == 0
+    assert large.dispatched == 0
     assert lengths(ran(busy)) == [50, 50, 50, 10]
-    assert large.taken == 3
+    assert large.dispatched == 3
 
 
 def test_room_that_no_small_item_can_use_goes_to_large_ones() -> None:
@@ -382,7 +380,7 @@ def test_other_large_calls_come_last_beside_a_large_leader() -> None:
     assert batch.slices[0] == (large, 0, 2)
     assert lengths(batch) == [90, 70, 50, 40, 10]
     assert part(batch, second) == [(1, 2)]
-    assert third.taken == 0
+    assert third.dispatched == 0
 
 
 @pytest.mark.parametrize(
@@ -401,7 +399,7 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
         alone += 1
     submitted(busy, large)
     batches = 0
-    while large.taken < large.size:
+    while large.dispatched < large.size:
         for number in range(2 * size + 1):
             submitted(
                 busy, *(call(5 + (batches + 7 * number) % 116, group=group) for group in groups)
@@ -430,7 +428,7 @@ def test_a_small_call_has_begun_in_time_whatever_lengths_come_later(
     one = call(length)
     submitted(busy, *older, one)
     in_all = led_by_small = number = 0
-    while not one.taken:
+    while not one.dispatched:
         submitted(
             busy, *(call(5 + (number + 31 * index) % 116) for index in range(5)), call(*[100] * 9)
         )
@@ -452,7 +450,7 @@ def test_the_oldest_small_call_always_leads_its_batch() -> None:
         waiting += new
         batch = ran(busy)
         assert leader(batch) is waiting[0]
-        waiting = [request for request in waiting if not request.taken]
+        waiting = [request for request in waiting if not request.dispatched]
 
 
 # ---------------------------------------------------------------- when a batch leaves
@@ -554,7 +552,7 @@ def test_a_large_call_has_its_share_of_the_batches_that_memory_allows() -> None:
     large = Request([0] * 10, 10, "g", waker=None)
     submitted(busy, large)
     batches = 0
-    while large.taken < large.size:
+    while large.dispatched < large.size:
         submitted(busy, *(Request([0], 1, "g", waker=None) for _ in range(5)))
         ran(busy)
         batches += 1
@@ -610,7 +608,7 @@ def test_a_call_that_has_ended_is_not_kept_alive(how: str) -> None:
     busy = scheduler(batch_size=2)
     owner = Owner()
     gone = weakref.ref(owner)
-    ending = MeasuredRequest([0] * 3, 3, "g", waker=None, owner=owner, lengths=[60, 60, 20])
+    ending = Request([0] * 3, 3, "g", waker=None, owner=owner, lengths=[60, 60, 20])
     submitted(busy, ending, call(70), call(30), call(20))
     if how != "cancelled":
         ran(busy)

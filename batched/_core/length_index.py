@@ -1,5 +1,5 @@
-"""The small calls next in line, item by item and longest first, from which runs of like lengths are
-cut.
+"""Length index: the small calls next in line, item by item and longest first, from which runs of
+like lengths are cut.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .capacity import Capacity
 from .request import Request
 
 LOOK_AHEAD: Final = 32
-"""Full batches that the shelf holds: enough for like lengths to meet (a backlog of so many is as
+"""Full batches that the index holds: enough for like lengths to meet (a backlog of so many is as
 good as sorted).
 """
 FEW: Final = 8
@@ -25,41 +25,31 @@ Entry = tuple[int, int, int, Request]
 """Minus the length of an item, the number of its request, its position there, and the request."""
 
 
-class Shelf:
-    """The items of small calls in the order of their lengths; calls beyond the look-ahead wait in
-    order of arrival.
+class LengthIndex:
+    """Items of small calls in the order of their lengths; calls beyond the look-ahead wait in order
+    of arrival.
     """
 
-    __slots__ = ("_beyond", "_entries", "_limit", "_number")
+    __slots__ = ("_beyond", "_entries", "_limit")
 
     def __init__(self, calls: Iterable[Request], batch_size: int) -> None:
         self._entries: list[Entry] = []  # longest first, then oldest first
         self._limit = LOOK_AHEAD * batch_size  # entries from which on no call is added
-        self._beyond = OrderedDict[Request, None].fromkeys(calls)  # not on the shelf yet
-        self._number = 0  # of the last call that came onto the shelf
+        self._beyond = OrderedDict[Request, None].fromkeys(calls)  # not among the entries yet
 
     def add(self, request: Request) -> None:
         """Queues a small call."""
         self._beyond[request] = None
 
     def fill(self) -> None:
-        """Brings as many calls onto the shelf as belong there."""
+        """Makes entries of as many calls as the look-ahead holds."""
         new: list[Entry] = []
-        beyond, number = self._beyond, self._number
         room = self._limit - len(self._entries)
-        while beyond and len(new) < room:
-            request, _ = beyond.popitem(last=False)
-            lengths = request.lengths
-            assert lengths is not None
-            # a slot of those that have lengths
-            request.number = number = number + 1  # type: ignore[misc]
-            if request.size == 1:
-                new.append((-lengths[0], number, 0, request))
-            else:
-                new += [
-                    (-length, number, position, request) for position, length in enumerate(lengths)
-                ]
-        self._number = number
+        while self._beyond and len(new) < room:
+            request, _ = self._beyond.popitem(last=False)
+            assert request.lengths is not None
+            for position, length in enumerate(request.lengths):
+                new.append((-length, request.number, position, request))
         if FEW * len(new) > len(self._entries):
             self._entries += new
             self._entries.sort()
@@ -68,28 +58,28 @@ class Shelf:
                 insort(self._entries, entry)
 
     def length(self, at: int) -> int:
-        """Of the item at `at`."""
+        """Length of the item at `at`."""
         return -self._entries[at][0]
 
     def lengths(self, low: int, high: int) -> list[int]:
-        """Of the items from `low` up to, not including, `high`, as far as there are so many."""
+        """Lengths of the items from `low` to `high` (exclusive), as far as there are so many."""
         return [-entry[0] for entry in self._entries[low:high]]
 
     def count(self, request: Request, low: int, high: int) -> int:
-        """How many items of `request` are among those from `low` up to, not including, `high`."""
+        """Number of items of `request` from `low` to `high` (exclusive)."""
         return sum([entry[3] is request for entry in self._entries[low:high]])
 
     def index(self, request: Request, position: int) -> int:
-        """Where the waiting item at `position` of `request` is."""
+        """Place of the waiting item at `position` of `request`."""
         assert request.lengths is not None
         return bisect_left(self._entries, (-request.lengths[position], request.number, position))
 
     def not_longer(self, length: int) -> int:
-        """Where the items begin that are not longer than `length`."""
+        """Place of the first item that is not longer than `length`."""
         return bisect_left(self._entries, (-length,))
 
     def run(self, at: int, capacity: Capacity) -> int:
-        """Where the run begins that holds the item at `at`; it is as large as its first item
+        """Place where the run begins that holds the item at `at`, as large as its first item
         allows.
         """
         entries, low, high = self._entries, 0, 0
@@ -101,22 +91,22 @@ class Shelf:
         return low
 
     def take(self, low: int, high: int) -> list[Entry]:
-        """Takes down the items from `low` up to, not including, `high`."""
+        """Takes out the items from `low` to `high` (exclusive)."""
         taken = self._entries[low:high]
         del self._entries[low:high]
         return taken
 
     def take_of(self, request: Request, first: int, last: int) -> None:
-        """Takes down the items of `request` from position `first` to `last`."""
+        """Takes out the items of `request` from position `first` to `last` (inclusive)."""
         low, high = self.index(request, first), self.index(request, last) + 1
         self._entries[low:high] = [
             entry for entry in self._entries[low:high] if entry[3] is not request
         ]
 
     def discard(self, request: Request) -> None:
-        """Takes down all items of a call, or takes it out of those that wait beyond the shelf."""
+        """Takes out all items of a call."""
         if request in self._beyond:
             del self._beyond[request]
         else:
-            spans = request.spans
+            spans = request.remaining.spans
             self.take_of(request, spans[0][0], spans[-1][1] - 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
-from batched._core.request import MeasuredRequest, Request
-from batched._core.rest import Rest, Span
+from batched._core.remaining_spans import RemainingSpans, Span
+from batched._core.request import Request
 
 cuts = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1)), max_size=20)
 
@@ -22,7 +21,7 @@ def spelled(spans: list[Span]) -> list[int]:
 def test_cutting_takes_what_is_asked_for_and_nothing_else(
     size: int, cuts: list[tuple[float, float]]
 ) -> None:
-    rest, waiting = Rest(size), list(range(size))
+    rest, waiting = RemainingSpans(size), list(range(size))
     for where, share in cuts:
         if not waiting:
             break
@@ -41,7 +40,7 @@ def test_cutting_takes_what_is_asked_for_and_nothing_else(
 @given(st.integers(1, 40), cuts)
 def test_neighbours_stay_together(size: int, cuts: list[tuple[float, float]]) -> None:
     """There are no more spans than gaps between them, in what waits and in what was cut."""
-    rest, waiting = Rest(size), size
+    rest, waiting = RemainingSpans(size), size
     for where, share in cuts:
         if not waiting:
             break
@@ -53,21 +52,10 @@ def test_neighbours_stay_together(size: int, cuts: list[tuple[float, float]]) ->
         waiting -= high - low
 
 
-@pytest.mark.parametrize("position", range(4))
-def test_a_call_of_which_nothing_has_left_needs_no_record_of_its_rest(position: int) -> None:
-    request = MeasuredRequest([0] * 3, 3, "g", waker=None, lengths=[9, 5, 5])
-    assert request.rank(position) == position
-    assert list(request.before(position)) == list(range(position))[::-1]
-    assert (request.spans, request.longest, request.rest) == ([(0, 3)], 9, None)
-
-
 def test_the_longest_item_of_a_call_is_the_longest_that_waits() -> None:
-    request = MeasuredRequest([0] * 4, 4, "g", waker=None, lengths=[9, 5, 5, 2])
-    assert request.cut(0, 1) == [(0, 1)]
-    assert request.longest == 5
-    assert request.cut(0, 2) == [(1, 3)]
-    assert request.longest == 2
-
-
-def test_a_call_without_lengths_has_no_longest_item() -> None:
-    assert Request([0] * 4, 4, "g", waker=None).longest == 0
+    request = Request([0] * 4, 4, "g", lengths=[9, 5, 5, 2])
+    assert request.longest == 9
+    assert request.remaining.cut(0, 1) == [(0, 1)]
+    assert (request.longest, request.waiting_lengths(2)) == (5, [5, 5])
+    assert request.remaining.cut(0, 2) == [(1, 3)]
+    assert (request.longest, request.waiting_lengths(2)) == (2, [2])

@@ -16,10 +16,10 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE, NEVER
 from batched._core.policy import BatchPolicy
-from batched._core.scheduler import Batch, MeasuredRequest, Request, Scheduler
-from batched._core.shelf import LOOK_AHEAD
+from batched._core.scheduler import Batch, Request, Scheduler
 
 SETTINGS = settings(max_examples=120, stateful_step_count=40, derandomize=True, deadline=None)
 """The same histories in every run; some seconds."""
@@ -106,7 +106,7 @@ class AlikeMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------ the model
 
     def of(self, group: object) -> list[Call]:
-        return [call for call in self.queue if call.request.group == group]
+        return [call for call in self.queue if call.request.group_key == group]
 
     def may_leave(self, group: object) -> bool:
         calls = self.of(group)
@@ -118,7 +118,7 @@ class AlikeMachine(RuleBasedStateMachine):
         ):
             return True
         return (
-            any(call.request.taken for call in calls)
+            any(call.request.dispatched for call in calls)
             or min(call.request.arrived for call in calls) + self.policy.timeout <= self.now
         )
 
@@ -157,7 +157,7 @@ class AlikeMachine(RuleBasedStateMachine):
         return sorted(items, key=lambda item: (-item[0].length(item[1]), item[0].number, item[1]))
 
     def chosen(self, leader: Call) -> Chosen:
-        calls = self.of(leader.request.group)
+        calls = self.of(leader.request.group_key)
         chosen = Chosen(self.real)
         most = self.real.capacity.most
         if sum(len(call.waiting) for call in calls) <= most(max(call.longest for call in calls)):
@@ -190,7 +190,7 @@ class AlikeMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(lengths, min_size=1, max_size=20), group=groups)
     def submit(self, sizes: list[int], group: str) -> None:
-        request = MeasuredRequest(
+        request = Request(
             list(sizes), len(sizes), group, waker=None, lengths=sorted(sizes, reverse=True)
         )
         call = Call(
@@ -204,7 +204,7 @@ class AlikeMachine(RuleBasedStateMachine):
         self.calls.append(call)
         self.queue.append(call)
         self.real.submit(request, self.now)
-        assert (self.real.departure(request.queues) <= self.now) == self.may_leave(group)
+        assert (self.real.ready_at(request.queued_in) <= self.now) == self.may_leave(group)
 
     @precondition(lambda self: len(self.queue) <= 150)
     @rule(sizes=st.lists(lengths, min_size=10, max_size=80), group=groups)
@@ -226,12 +226,18 @@ class AlikeMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         allowed = {
-            group for group in {call.request.group for call in self.queue} if self.may_leave(group)
+            group
+            for group in {call.request.group_key for call in self.queue}
+            if self.may_leave(group)
         }
         has_room = len(self.running) < self.policy.max_concurrent_batches
         if has_room:
             oldest = next(
-                (call for call in self.queue if not call.small and call.request.group in allowed),
+                (
+                    call
+                    for call in self.queue
+                    if not call.small and call.request.group_key in allowed
+                ),
                 None,
             )
             if oldest is not self.heir:
@@ -245,7 +251,7 @@ class AlikeMachine(RuleBasedStateMachine):
         assert leader is next(
             call
             for call in self.queue
-            if call.request.group in allowed and call.small == leader.small
+            if call.request.group_key in allowed and call.small == leader.small
         )
         expected = self.chosen(leader)
         self.check_slices(batch, expected)
@@ -274,14 +280,14 @@ class AlikeMachine(RuleBasedStateMachine):
         )
 
     def check_waiting(self, leader: Call, allowed: set[Any]) -> None:
-        small_might = any(call.small and call.request.group in allowed for call in self.queue)
+        small_might = any(call.small and call.request.group_key in allowed for call in self.queue)
         self.in_a_row = self.in_a_row + 1 if small_might and not leader.small else 0
         assert self.in_a_row <= 2
         if leader.small:
             for call in self.queue:
                 if (
                     call.small
-                    and call.request.group in allowed
+                    and call.request.group_key in allowed
                     and len(call.waiting) == call.request.size
                 ):
                     call.led += 1
@@ -293,7 +299,7 @@ class AlikeMachine(RuleBasedStateMachine):
         batch = self.running.pop(pick % len(self.running))
         items, longest = batch.size, batch.longest
         while items * longest > self.memory and len(batch.too_big) < 4:
-            batch.too_big.append((items, longest))
+            batch.too_big = [*batch.too_big, (items, longest)]
             items = (items + 1) // 2
         self.real.finished(batch, self.now)
         if batch.too_big:
@@ -312,7 +318,7 @@ class AlikeMachine(RuleBasedStateMachine):
     @rule(draining=st.booleans())
     def close_or_reopen(self, draining: bool) -> None:
         self.draining = draining
-        (self.real.close if draining else self.real.reopen)()
+        self.real.draining = draining
 
     # ------------------------------------------------------------ what holds after every step
 
@@ -320,20 +326,23 @@ class AlikeMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         assert self.real.waiting == sum(len(call.waiting) for call in self.queue)
         assert self.real.in_flight == sum(batch.size for batch in self.running)
-        assert list(self.real) == [
-            call.request
-            for call in sorted(self.queue, key=lambda call: (not call.small, call.number))
-        ]
-        assert set(self.real._groups) == {call.request.group for call in self.queue}
+        waiting = list(self.real)
+        assert len(waiting) == len(self.queue)
+        assert set(waiting) == {call.request for call in self.queue}
+        assert set(self.real._groups) == {call.request.group_key for call in self.queue}
         for call in self.queue:
             assert [
-                position for start, stop in call.request.spans for position in range(start, stop)
+                position
+                for start, stop in call.request.remaining.spans
+                for position in range(start, stop)
             ] == call.waiting
-            assert call.request.taken == call.request.size - len(call.waiting)
+            assert call.request.dispatched == call.request.size - len(call.waiting)
 
     @invariant()
     def deadlines_agree(self) -> None:
-        ready = any(self.may_leave(group) for group in {call.request.group for call in self.queue})
+        ready = any(
+            self.may_leave(group) for group in {call.request.group_key for call in self.queue}
+        )
         has_room = len(self.running) < self.policy.max_concurrent_batches
         assert (self.real.next_deadline() <= self.now) == (ready and has_room)
 
@@ -353,7 +362,7 @@ class AlikeMachine(RuleBasedStateMachine):
             [],
         )
         assert self.real.next_deadline() == NEVER
-        assert all(request.queues is None for request in (call.request for call in self.calls))
+        assert all(request.queued_in is None for request in (call.request for call in self.calls))
 
 
 TestAlike = AlikeMachine.TestCase

@@ -1,0 +1,44 @@
+"""Items of one call that still wait, where they leave in another order than first to last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+Span = tuple[int, int]
+"""Positions of the first and after the last of some neighbouring items of a call."""
+
+
+class RemainingSpans:
+    """Positions of a call's items that wait, as few spans.
+
+    What leaves is cut out by rank: the number of items that wait before it.
+    """
+
+    __slots__ = ("spans",)
+
+    def __init__(self, size: int) -> None:
+        # in order, none empty, with a gap between any two
+        self.spans: list[Span] = [(0, size)]
+
+    def rank(self, position: int) -> int:
+        """Number of items that wait before `position`."""
+        return sum([min(stop, position) - start for start, stop in self.spans if start < position])
+
+    def before(self, position: int) -> Iterator[int]:
+        """The positions before `position`, nearest first."""
+        for start, stop in reversed(self.spans):
+            yield from range(min(stop, position) - 1, start - 1, -1)
+
+    def cut(self, low: int, high: int) -> list[Span]:
+        """Takes out the items of rank `low` to `high` (exclusive), and returns them in order."""
+        kept: list[Span] = []
+        gone: list[Span] = []
+        rank = 0  # of the first item of the span
+        for start, stop in self.spans:
+            begin = min(max(start + low - rank, start), stop)
+            end = min(max(start + high - rank, start), stop)
+            gone += [(begin, end)] if begin < end else []
+            kept += [each for each in ((start, begin), (end, stop)) if each[0] < each[1]]
+            rank += stop - start
+        self.spans = kept
+        return gone
