@@ -11,11 +11,11 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
-from ._batcher import Batcher, BatchFunction, Settings
-from ._intake import MISSING, UNDER_CLASSMETHOD
+from ._batcher import Batcher, BatchFunction, Parts, Settings
 from ._map import Submitted, async_mapped, mapped
 from ._method import BatchedMethod
-from ._runtime.loops import current_loop
+from ._requests import MISSING, UNDER_CLASSMETHOD
+from ._runtime.async_backend import current_loop
 from ._runtime.shift import within_run
 from ._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from .stats import Stats
@@ -28,7 +28,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class _Face(Generic[T, U, P]):
+class _BatchedBase(Generic[T, U, P]):
     """What can be done with a batched function, in whichever way it is called."""
 
     __wrapped__: Callable[..., Any]
@@ -38,7 +38,7 @@ class _Face(Generic[T, U, P]):
         self, function: BatchFunction, batcher: Batcher | None = None, owner: object = None
     ) -> None:
         self._function = function
-        self._batcher = batcher or function.batcher(bound=owner is not None)
+        self._batcher = batcher or Batcher(function.parts(bound=owner is not None))
         self._owner = owner  # the instance, or class, of a bound method
         # by identity; the finalizer of each removes it
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
@@ -73,13 +73,13 @@ class _Face(Generic[T, U, P]):
         batcher = self._batcher
         loop = current_loop()
         waker = async_waker(loop)
-        request = batcher.intake.request(item, args, kwargs, self._owner, waker, False)
+        request = batcher.requests.parse(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
         runtime = batcher.runtime.here(loop)
         wait = runtime.wait_for(request) if within_run() else None
         try:
-            runtime.submit(request, in_turn=True)
+            runtime.submit(request, from_event_loop=True)
             await waker
         except BaseException:
             runtime.abandon(request)
@@ -119,10 +119,10 @@ class _Face(Generic[T, U, P]):
         loop = current_loop()
         runtime = self._batcher.runtime.here(loop)
         future: Future[U] = Future(loop=loop if self._function.coroutine else None, room=room)
-        request = self._batcher.intake.request(item, args, kwargs, self._owner, future, True)
+        request = self._batcher.requests.parse(item, args, kwargs, self._owner, future, True)
         future.bind(request, runtime)
         try:
-            queued = runtime.submit(request, in_turn=loop is not None)
+            queued = runtime.submit(request, from_event_loop=loop is not None)
             if (
                 not queued
                 and room is not None
@@ -215,7 +215,7 @@ class _Face(Generic[T, U, P]):
                 ) from None
             # Of several threads that come here at once, one wins; the other batchers have started
             # nothing yet.
-            entry = instances.setdefault(key, (ref, self._function.batcher(bound=True)))
+            entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
         return entry[1]
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -245,7 +245,12 @@ class _Face(Generic[T, U, P]):
         return min(buffersize or self._batcher.buffersize, self._batcher.most_waiting)
 
 
-class Batched(_Face[T, U, P]):
+def parts_of(decorated: _BatchedBase[Any, Any, Any]) -> Parts:
+    """The parts of a decorated function, or bound method: all it takes to run batches of it."""
+    return decorated._batcher.parts._replace(owner=decorated._owner)
+
+
+class Batched(_BatchedBase[T, U, P]):
     """A batched function that threads call and wait for."""
 
     @overload
@@ -266,7 +271,7 @@ class Batched(_Face[T, U, P]):
         """
         batcher = self._batcher
         waker = blocking_waker()
-        request = batcher.intake.request(item, args, kwargs, self._owner, waker, False)
+        request = batcher.requests.parse(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
         loop = current_loop()
@@ -275,7 +280,7 @@ class Batched(_Face[T, U, P]):
         runtime = batcher.runtime.here(loop)
         wait = runtime.wait_for(request) if within_run() else None
         try:
-            runtime.submit(request, in_turn=False)
+            runtime.submit(request, from_event_loop=False)
             waker.acquire()
         except BaseException:  # a signal handler raised, wherever the call was just then
             runtime.abandon(request)
@@ -333,15 +338,15 @@ class Batched(_Face[T, U, P]):
         )
 
 
-class AsyncBatched(_Face[T, U, P]):
+class AsyncBatched(_BatchedBase[T, U, P]):
     """A batched function that coroutines await, on asyncio, uvloop or trio."""
 
     # what inspect.iscoroutinefunction looks at, together with the next two
-    __code__ = _Face.acall.__code__
+    __code__ = _BatchedBase.acall.__code__
     __defaults__ = None
     __kwdefaults__ = None
 
-    __call__ = _Face[T, U, P].acall
+    __call__ = _BatchedBase[T, U, P].acall
 
     @overload
     def map(
@@ -380,8 +385,8 @@ class AsyncBatched(_Face[T, U, P]):
         loop = current_loop()
         waker = async_waker(loop)
         runtime = self._batcher.runtime.here(loop)
-        request = self._batcher.intake.request(item, (), {}, self._owner, waker, True)
-        runtime.submit(request, in_turn=True)
+        request = self._batcher.requests.parse(item, (), {}, self._owner, waker, True)
+        runtime.submit(request, from_event_loop=True)
         return request, waker, runtime
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from ._collate.arguments import Binder
 from ._collate.collator import Collator
@@ -17,9 +17,11 @@ from ._collate.features import Reader
 from ._collate.items import Items
 from ._collate.settings import Device, FeatureSettings, PaddingSide, Unpad
 from ._core.policy import BatchPolicy, Flush, OnFull
-from ._intake import FeatureIntake, Intake, ItemIntake
+from ._execution.execution import Execution, is_failure, never
+from ._execution.memory import is_out_of_memory
+from ._requests import FeatureRequestParser, ItemRequestParser, RequestParser
+from ._runtime.async_backend import ends_current_task
 from ._runtime.event_loop import EventLoopRuntime, EventLoops
-from ._runtime.execution import Execution
 from ._runtime.observer import Observer
 from ._runtime.thread import ThreadRuntime
 from .stats import BatchRecord, Recorder, Stats
@@ -27,7 +29,7 @@ from .stats import BatchRecord, Recorder, Stats
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
 
-OWN = ("length", "on_oom", "isolate_errors", "on_batch", "name")
+OTHER_SETTINGS = ("length", "on_oom", "isolate_errors", "on_batch", "name")
 """Settings that are neither the scheduler's nor the collator's."""
 
 
@@ -123,9 +125,9 @@ class Options:
             if "pad_token" in changes:
                 raise TypeError("pad_token and pad_tokens are the same setting; give one of them")
             changes["pad_token"] = changes.pop("pad_tokens")
-        policy = _updated(self.policy, changes)
-        features = None if self.features is None else _updated(self.features, changes)
-        own = {name: changes.pop(name) for name in OWN if name in changes}
+        policy = replace_known(self.policy, changes)
+        features = None if self.features is None else replace_known(self.features, changes)
+        own = {name: changes.pop(name) for name in OTHER_SETTINGS if name in changes}
         if changes:
             known = (
                 Settings.__annotations__
@@ -138,7 +140,7 @@ class Options:
         return replace(self, policy=policy, features=features, **own)
 
 
-def _updated(part: Part, changes: dict[str, Any]) -> Part:
+def replace_known(part: Part, changes: dict[str, Any]) -> Part:
     """`part` with those of `changes` that it knows, which are taken out of them."""
     known = [setting.name for setting in fields(part)]
     return replace(part, **{name: changes.pop(name) for name in known if name in changes})
@@ -220,9 +222,40 @@ class BatchFunction:
     def _spreads(self) -> bool:
         return self.options.features is not None and self.options.features.spread_kwargs
 
-    def batcher(self, *, bound: bool) -> Batcher:
-        """A new batcher for it, for calls with (`bound`) or without an owner before the items."""
-        return Batcher(self, self._bound if bound else self._unbound)
+    def parts(self, *, bound: bool) -> Parts:
+        """New parts of it, for calls with (`bound`) or without an owner before the items."""
+        options, name = self.options, self.name
+        binder = self._bound if bound else self._unbound
+        home = getattr(self.func, "__qualname__", "").rpartition(".")[0]
+        requests: RequestParser
+        collator: Collator
+        if options.features is None:
+            requests = ItemRequestParser(name, binder, home, options.item_length)
+            collator = Items(name)
+        else:
+            reader = Reader(name, options.features, options.length)
+            spread = options.features.spread_kwargs
+            requests = FeatureRequestParser(name, binder, home, reader, spread=spread)
+            collator = FeatureCollator(name, options.features)
+        execution = Execution(
+            self.func,
+            collator,
+            splits=is_out_of_memory if options.on_oom == "split" else never,
+            isolates=is_failure if options.isolate_errors else never,
+            ends_task=ends_current_task,
+        )
+        return Parts(self, None, requests, execution)
+
+
+class Parts(NamedTuple):
+    """What it takes to run batches of a function; a `Batcher` adds queue, workers and counts."""
+
+    function: BatchFunction
+    owner: object
+    """The instance, or class, of a bound method; None else, and in what a batcher keeps."""
+    requests: RequestParser
+    execution: Execution
+    """The function, and the collator."""
 
 
 class Batcher:
@@ -230,29 +263,12 @@ class Batcher:
     instance.
     """
 
-    def __init__(self, function: BatchFunction, binder: Binder) -> None:
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        function, _, self.requests, execution = parts
         options, name = function.options, function.name
         policy, recorder = options.policy, Recorder()
         observer = None if options.on_batch is None else Observer(name, options.on_batch)
-        home = getattr(function.func, "__qualname__", "").rpartition(".")[0]
-        self.intake: Intake
-        collator: Collator
-        if options.features is None:
-            self.intake, collator = ItemIntake(name, binder, home, options.item_length), Items(name)
-        else:
-            reader = Reader(name, options.features, options.length)
-            self.intake = FeatureIntake(
-                name, binder, home, reader, spread=options.features.spread_kwargs
-            )
-            collator = FeatureCollator(name, options.features)
-        execution = Execution(
-            function.func,
-            collator,
-            name,
-            splits=options.on_oom == "split",
-            isolates=options.isolate_errors,
-        )
-        self.name = name
         # one batch runs, the next ones are there
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches
         self.most_waiting = policy.max_queue_size or sys.maxsize  # items

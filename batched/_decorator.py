@@ -9,8 +9,8 @@ from ._batched import AsyncBatched, Batched
 from ._batched_inference import AsyncBatchedInference, BatchedInference
 from ._batcher import BatchFunction, InferenceSettings, Options, Settings
 from ._collate.settings import FeatureSettings
-from ._intake import MISSING
 from ._method import BatchedMethod
+from ._requests import MISSING
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -36,7 +36,7 @@ class _Decorator:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def _updated(self, more: tuple[object, ...], settings: Mapping[str, Any]) -> Options:
+    def replace_known(self, more: tuple[object, ...], settings: Mapping[str, Any]) -> Options:
         if more:
             raise TypeError(f"settings are passed by keyword, got {', '.join(map(repr, more))}")
         return self._options.updated(settings)
@@ -116,7 +116,7 @@ class Dynamically(_Decorator):
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
-        options = self._updated(more, settings)
+        options = self.replace_known(more, settings)
         return (
             Dynamically(options)
             if func is MISSING
@@ -168,7 +168,7 @@ class AsyncDynamically(_Decorator):
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
-        options = self._updated(more, settings)
+        options = self.replace_known(more, settings)
         return (
             AsyncDynamically(options)
             if func is MISSING
@@ -227,7 +227,7 @@ class InferenceDynamically(_Decorator):
         self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]
     ) -> InferenceDynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
-        options = self._updated(more, settings)
+        options = self.replace_known(more, settings)
         return (
             InferenceDynamically(options)
             if func is MISSING
@@ -273,7 +273,7 @@ class AsyncInferenceDynamically(_Decorator):
         self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]
     ) -> AsyncInferenceDynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
-        options = self._updated(more, settings)
+        options = self.replace_known(more, settings)
         if func is MISSING:
             return AsyncInferenceDynamically(options)
         return self._face(AsyncBatchedInference, func, options, coroutines=True)

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 from ._core.scheduler import Request
-from ._runtime.loops import current_loop
+from ._runtime.async_backend import current_loop
 from ._runtime.runtime import Runtime
 from ._runtime.wakers import AsyncWaker, async_waker, wait
 from .errors import BatcherClosed

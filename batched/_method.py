@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from ._intake import MISSING
+from ._requests import MISSING
 
 if TYPE_CHECKING:
     from typing import Self

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from ._collate.arguments import Binder
 from ._collate.feature_collator import Group
 from ._collate.features import Reader, whole_length
-from ._core.scheduler import MeasuredRequest, Request
+from ._core.scheduler import Request
 from .errors import CollationError
 
 MISSING: Final[Any] = object()
@@ -19,10 +19,10 @@ MISSING: Final[Any] = object()
 UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"
 
 
-class Intake(Protocol):
+class RequestParser(Protocol):
     """Makes requests of what callers of one function pass."""
 
-    def request(
+    def parse(
         self,
         item: Any,
         args: tuple[Any, ...],
@@ -41,7 +41,7 @@ class Intake(Protocol):
         ...
 
 
-class ItemIntake:
+class ItemRequestParser:
     """Takes one item, or a list of items."""
 
     def __init__(
@@ -53,7 +53,7 @@ class ItemIntake:
         self._home = home  # the class that defines the function, if one does
         self._length = length
 
-    def request(
+    def parse(
         self,
         item: Any,
         args: tuple[Any, ...],
@@ -82,7 +82,7 @@ class ItemIntake:
         if single or not isinstance(item, list):
             if self._length is None:
                 return Request(item, 1, group, waker, False, owner)
-            return MeasuredRequest(
+            return Request(
                 item,
                 1,
                 group,
@@ -97,12 +97,10 @@ class ItemIntake:
         lengths = [whole_length(self._name, self._length(item)) for item in items]
         order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
         items, lengths = [items[place] for place in order], [lengths[place] for place in order]
-        return MeasuredRequest(
-            items, len(items), group, waker, True, owner, lengths=lengths, order=order
-        )
+        return Request(items, len(items), group, waker, True, owner, lengths=lengths, order=order)
 
 
-class FeatureIntake:
+class FeatureRequestParser:
     """Takes features, as one mapping or by keyword."""
 
     def __init__(
@@ -114,7 +112,7 @@ class FeatureIntake:
         self._reader = reader
         self._spread = spread
 
-    def request(
+    def parse(
         self,
         item: Any,
         args: tuple[Any, ...],
@@ -151,7 +149,7 @@ class FeatureIntake:
             args, kwargs, tuple([field.name for field in features.fields]) if self._spread else ()
         )
         lengths = [features.longest] * features.rows
-        return MeasuredRequest(
+        return Request(
             features,
             features.rows,
             Group(arguments, features.fields),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -9,6 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Final, Literal
 
 from ._core.linger import FlushReason
@@ -202,13 +205,8 @@ ENDS: Final = [
 """Where each bucket of a histogram but the last ends (s)."""
 
 
-_Ended = tuple[int, FlushReason, float, list[float], int, tuple[int, int, int, int]]
-"""A batch: its size, reason and duration (s), the waits of calls that began with it (s), how many
-it failed, and what is rarely not 0: cells, padding, probes, memory errors.
-"""
-
-TOGETHER: Final = 16
-"""Batches that are counted together: between sleeps, each first step finds cold caches."""
+MOST_UNREAD: Final = 256
+"""Batches that are kept as they are until somebody reads the statistics."""
 
 
 class Recorder:
@@ -235,8 +233,8 @@ class Recorder:
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
-            self._batches: dict[tuple[int, FlushReason], int] = {}  # by size and flush reason
-            self._latest: deque[_Ended] = deque()  # batches that none of these knows of yet
+            self._batches: Counter[tuple[int, FlushReason]] = Counter()  # by size and flush reason
+            self._latest: deque[Batch] = deque()  # batches that none of these knows of yet
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held the lock is gone."""
@@ -255,45 +253,33 @@ class Recorder:
             self._rejected += 1
 
     def ended(self, batch: Batch, errors: int) -> None:
-        """Counts a finished batch, and the calls that it failed; without a lock, for it appends to
-        a deque in one step.
+        """Counts a finished batch, which nobody needs any more, and the calls that it failed;
+        without a lock, for appending is one step.
         """
-        waits: list[float] = []
-        for request, _, _ in batch.slices:
-            if not request.waited:
-                request.waited = True
-                waits.append(batch.started - request.arrived)
-        beyond = batch.cells, batch.padding, batch.probes, len(batch.too_big)
-        self._latest.append(
-            (batch.size, batch.reason, batch.ended - batch.started, waits, errors, beyond)
-        )
-        if len(self._latest) >= TOGETHER:
+        batch.slices = []  # whose items are not to be kept
+        batch.errors = errors
+        self._latest.append(batch)
+        if len(self._latest) >= MOST_UNREAD:
             with self._lock:
                 self._count()
 
     def _count(self) -> None:
         """Adds up the latest batches."""
-        durations: list[float] = []
-        waits: list[float] = []
-        while True:
-            try:
-                size, reason, seconds, waited, errors, (cells, padding, probes, memory_errors) = (
-                    self._latest.popleft()
-                )
-            # a look whether there is one would not do: a signal handler may take it after that
-            except IndexError:
-                break
-            self._batches[size, reason] = self._batches.get((size, reason), 0) + 1
-            self._processing += seconds
-            durations.append(seconds)
-            waits += waited
-            self._errors += errors
-            self._cells += cells
-            self._padding += padding
-            self._probes += probes
-            self._memory_errors += memory_errors
+        latest: list[Batch] = []
+        # a look whether there is one would not do: a signal handler may take it after that
+        with contextlib.suppress(IndexError):
+            while True:
+                latest.append(self._latest.popleft())
+        self._batches.update(map(attrgetter("size", "reason"), latest))
+        durations = [batch.ended - batch.started for batch in latest]
+        self._processing += sum(durations)
         self._durations.add(durations)
-        self._waits.add(waits)
+        self._waits.add(list(chain.from_iterable(map(attrgetter("waits"), latest))))
+        self._errors += sum(map(attrgetter("errors"), latest))
+        self._cells += sum(map(attrgetter("cells"), latest))
+        self._padding += sum(map(attrgetter("padding"), latest))
+        self._probes += sum(map(attrgetter("probes"), latest))
+        self._memory_errors += sum(map(len, map(attrgetter("too_big"), latest)))
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:

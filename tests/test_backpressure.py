@@ -1,4 +1,4 @@
-"""Callers who only submit, and a queue that is full; and the clock that ends calls which have
+"""Callers who only submit, and a queue that is full; and the timer that ends calls which have
 waited too long.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import batched
-from batched._runtime.clock import Clock, clock
+from batched._runtime.timer_thread import TimerThread, timer
 from stage import BOUND, wait_until
 
 
@@ -230,7 +230,7 @@ def test_after_a_fork_the_child_has_an_empty_queue_and_a_clock_of_its_own() -> N
     assert (done.stdout, done.returncode) == ("served\n", 0), done.stderr
 
 
-# ---------------------------------------------------------------- the clock
+# ---------------------------------------------------------------- the timer
 
 
 def test_a_held_call_is_ended_by_the_clock_although_nothing_else_happens() -> None:
@@ -249,13 +249,13 @@ def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it()
     program = """
         import threading, batched
         def names():
-            return [each.name for each in threading.enumerate() if each.name == "batched-clock"]
+            return [each.name for each in threading.enumerate() if each.name == "batched-timer"]
         plain = batched.dynamically(name="plain")(lambda items: items)
         assert plain(1) == 1 and names() == []
         fns = [plain.with_options(queue_timeout_ms=1e6) for _ in range(20)]
         assert names() == []
         assert [fn(1) for fn in fns] == [1] * 20
-        assert names() == ["batched-clock"]
+        assert names() == ["batched-timer"]
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -280,7 +280,7 @@ class Alarm:
 
 def test_the_clock_calls_in_the_order_of_the_moments_and_not_before() -> None:
     rung: list[str] = []
-    ticking = Clock()
+    ticking = TimerThread()
     ticking.start()
     ticking.start()
     now = time.monotonic()
@@ -297,7 +297,7 @@ def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rung: list[str] = []
-    ticking = Clock()
+    ticking = TimerThread()
     ticking.start()
     gone, broken, last = (Alarm(name, rung) for name in ("gone", "broken", "last"))
     broken.over = None  # type: ignore[assignment]
@@ -308,7 +308,7 @@ def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(
         del gone, alarm
         assert last.over.wait(BOUND)
     assert rung == ["broken", "last"]
-    assert [record.getMessage() for record in caplog.records] == ["a call of the clock failed"]
+    assert [record.getMessage() for record in caplog.records] == ["a call of the timer failed"]
 
 
 def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accepted(
@@ -322,7 +322,7 @@ def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accept
         return items
 
     with monkeypatch.context() as patch:
-        patch.setattr(clock, "_thread", None)
+        patch.setattr(timer, "_thread", None)
         patch.setattr(threading.Thread, "start", fail)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             fn(1)

@@ -16,10 +16,11 @@ from batched._collate.arguments import Arguments
 from batched._collate.collator import Call
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler, Slice
+from batched._execution.attempts import Outcomes
+from batched._execution.execution import Execution
+from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
-from batched._runtime.execution import Execution, Outcomes, settle
-from batched._runtime.failures import told
-from batched._runtime.loops import is_over
+from batched._runtime.settling import complete, exception_for_caller, settle
 from batched._runtime.thread import ThreadRuntime
 from batched._runtime.wakers import Future
 from stage import BOUND, wait_until
@@ -67,13 +68,8 @@ async def returned(items: Any) -> Any:
 def test_whatever_collation_raises_reaches_the_callers_of_that_batch(
     step: str, coroutine: bool
 ) -> None:
-    execution = Execution(
-        returned if coroutine else (lambda items: items),
-        Parts(step),
-        "fn",
-        splits=False,
-        isolates=False,
-    )
+    collator = Parts(step)
+    execution = Execution(returned if coroutine else (lambda items: items), collator)
     scheduler = Scheduler(BatchPolicy(batch_size=3))  # the calls are split
     requests = [Request([i] * 4, 4, Nobody, waker=object()) for i in range(2)]
     for request in requests:
@@ -83,7 +79,7 @@ def test_whatever_collation_raises_reaches_the_callers_of_that_batch(
         outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
         scheduler.finished(batch, 1.0)
         ended += settle(scheduler, outcomes)
-    assert execution.conclude(ended) == 2
+    assert complete(ended, collator.joined, "fn") == 2
     for request in requests:
         assert isinstance(request.error, batched.BatchFunctionError)
         assert isinstance(request.error.__cause__, SystemExit)
@@ -143,10 +139,10 @@ def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(
     assert [fn.submit(name).result(BOUND) for name in "abc"] == ["a", "b", "c"]
     finish = ThreadRuntime._finish
 
-    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: Outcomes) -> None:
+    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: Outcomes, bell: Any) -> Any:
         if batch.slices[0][0].items == "fails":
             raise MemoryError("here")
-        finish(runtime, batch, outcomes)
+        return finish(runtime, batch, outcomes, bell)
 
     with monkeypatch.context() as patch:
         patch.setattr(ThreadRuntime, "_finish", fail)
@@ -274,27 +270,27 @@ class Slotted(Exception):
 
 def test_copies_of_errors_are_faithful_or_not_made() -> None:
     plain = ValueError("a", 1)
-    twin = told("fn", plain, alone=False)
+    twin = exception_for_caller("fn", plain, alone=False)
     assert twin is not plain
     assert (type(twin), twin.args, twin.__cause__) == (ValueError, ("a", 1), plain)
-    assert told("fn", plain, alone=True) is plain
+    assert exception_for_caller("fn", plain, alone=True) is plain
 
     os_error = FileNotFoundError(2, "gone", "file")
-    copied = told("fn", os_error, alone=False)
+    copied = exception_for_caller("fn", os_error, alone=False)
     assert isinstance(copied, FileNotFoundError)
     assert copied is not os_error
     assert (copied.errno, copied.filename) == (2, "file")
 
     noted = ValueError("b")
     noted.__dict__["extra"] = "kept"
-    assert vars(told("fn", noted, alone=False)) == {"extra": "kept"}
+    assert vars(exception_for_caller("fn", noted, alone=False)) == {"extra": "kept"}
 
     slotted: Any = Slotted("c")
     slotted.code = object()
     unreadable = type("Unreadable", (Exception,), {"__str__": lambda self: 1 / 0})("d")
     for error in (Picky("e"), unreadable):
-        assert told("fn", error, alone=False) is error
-    copied_slotted: Any = told("fn", slotted, alone=False)
+        assert exception_for_caller("fn", error, alone=False) is error
+    copied_slotted: Any = exception_for_caller("fn", slotted, alone=False)
     assert copied_slotted.code is slotted.code
 
 
@@ -305,12 +301,12 @@ def test_a_cancellation_is_told_as_a_failure() -> None:
         GeneratorExit(),
         KeyboardInterrupt(),
     ):
-        wrapped = told("fn", error, alone=True)
+        wrapped = exception_for_caller("fn", error, alone=True)
         assert isinstance(wrapped, batched.BatchFunctionError)
         assert wrapped.__cause__ is error
     caused = RuntimeError("coroutine raised StopIteration")
     caused.__cause__ = StopIteration(3)
-    assert told("fn", caused, alone=True).__cause__ is caused.__cause__
+    assert exception_for_caller("fn", caused, alone=True).__cause__ is caused.__cause__
     ordinary = RuntimeError("fine")
     ordinary.__cause__ = KeyError()
-    assert told("fn", ordinary, alone=True) is ordinary
+    assert exception_for_caller("fn", ordinary, alone=True) is ordinary

@@ -20,8 +20,8 @@ import pytest
 
 import batched
 from batched._core.scheduler import Scheduler
-from batched._runtime import answers, clock, runtime, thread, wakers
-from batched._runtime.loops import current_loop
+from batched._runtime import answers, runtime, thread, timer_thread, wakers
+from batched._runtime.async_backend import current_loop
 from batched._runtime.reception import Reception
 from stage import BOUND, python, wait_until
 
@@ -76,9 +76,9 @@ def interrupting(
 PLACES: list[tuple[Any, str]] = [
     (Scheduler, "cancel"),
     (Scheduler, "_part"),
-    (Scheduler, "_let_in"),
+    (Scheduler, "_admit"),
     (Scheduler, "_enqueue"),
-    (Reception, "_let_in"),
+    (Reception, "_admit"),
     (answers.Answers, "end"),
     (answers.Answers, "tell"),
     (answers, "wake_all"),
@@ -151,7 +151,7 @@ def test_a_signal_before_the_clock_was_set_is_made_good_by_the_next_call(
         return items
 
     with monkeypatch.context() as patch:
-        interrupting(patch, clock.Clock, "call_at", before=True)
+        interrupting(patch, timer_thread.TimerThread, "call_at", before=True)
         with pytest.raises(Interrupt):
             fn.submit(1)
     expiry = fn._batcher.runtime._expiry  # type: ignore[union-attr]
@@ -186,7 +186,7 @@ def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(
         return items
 
     with monkeypatch.context() as patch:
-        patch.setattr(clock.clock, "_thread", None)
+        patch.setattr(timer_thread.timer, "_thread", None)
         interrupting(patch, threading.Thread, "start", before=True)
         with pytest.raises(Interrupt):
             fn(1)
@@ -586,7 +586,7 @@ def test_a_batcher_that_cannot_be_renewed_in_a_child_keeps_no_other_from_it() ->
 
 
 def test_appointments_of_batchers_that_are_gone_are_not_kept() -> None:
-    ticking = clock.Clock()
+    ticking = timer_thread.TimerThread()
     ticking.start()
     kept = []
 
@@ -606,4 +606,4 @@ def test_appointments_of_batchers_that_are_gone_are_not_kept() -> None:
         for each in gc.get_objects()
         if type(each) is weakref.WeakMethod and each._func_ref() is Owner.ring  # type: ignore[attr-defined]
     ]
-    assert len(kept) <= len(methods) <= 2 * clock.MANY
+    assert len(kept) <= len(methods) <= 2 * timer_thread.MANY

@@ -18,7 +18,7 @@ import trio
 import uvloop
 
 import batched
-from batched._runtime.loops import current_loop
+from batched._runtime.async_backend import current_loop
 from stage import BOUND, wait_until
 
 

@@ -16,7 +16,7 @@ import numpy
 import pytest
 
 import batched
-from batched._runtime.memory import free_cache, is_out_of_memory, without_frames
+from batched._execution.memory import free_cache, is_out_of_memory, without_frames
 from feature_stage import Together
 
 FITS = 8

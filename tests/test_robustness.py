@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import batched
+from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
-from batched._runtime.loops import is_over
 from batched._runtime.thread import ThreadRuntime, _Bell
 from stage import BOUND, wait_until
 
@@ -575,7 +575,7 @@ def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch)
         glances += 1
         return is_over(loop)
 
-    monkeypatch.setattr("batched._runtime.event_loop.GLANCE", 0.001)
+    monkeypatch.setattr("batched._runtime.event_loop.POLL_INTERVAL", 0.001)
     monkeypatch.setattr("batched._runtime.event_loop.is_over", glance)
 
     async def main() -> int:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from batched._runtime.execution import Execution
+from batched._execution.execution import Execution
+from batched._runtime import settling
 from batched._runtime.runtime import Runtime
 from batched._runtime.wakers import wake_all
 from soak import KINDS, soak
@@ -95,7 +96,7 @@ class Broken:
                 self.dropped.append(runtime._answers.open[batch][1].pop())
             answer(runtime, batch, ended)
 
-        self.monkeypatch.setattr(Runtime, "_answer", dropping)
+        self.monkeypatch.setattr(Runtime, "_call", dropping)
 
 
 @pytest.fixture
@@ -118,41 +119,41 @@ def test_a_caller_who_is_never_answered_is_found_hung(broken: Broken) -> None:
 
 
 def test_results_of_others_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    conclude = Execution.conclude
+    completed = settling.complete
 
-    def swapping(execution: Execution, ended: list[Any]) -> int:
-        failed = conclude(execution, ended)
+    def swapping(ended: list[Any], join: Any, name: str) -> int:
+        failed = completed(ended, join, name)
         if len(ended) > 1:
             ended[0].result, ended[1].result = ended[1].result, ended[0].result
         return failed
 
-    monkeypatch.setattr(Execution, "conclude", swapping)
+    monkeypatch.setattr("batched._runtime.runtime.complete", swapping)
     assert broken.report(*["burst"] * 8).verdicts["wrong"]
 
 
 def test_errors_out_of_nowhere_are_found_wrong(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conclude = Execution.conclude
+    completed = settling.complete
 
-    def failing(execution: Execution, ended: list[Any]) -> int:
+    def failing(ended: list[Any], join: Any, name: str) -> int:
         ended[0].error = ValueError("out of nowhere")
-        return conclude(execution, ended)
+        return completed(ended, join, name)
 
-    monkeypatch.setattr(Execution, "conclude", failing)
+    monkeypatch.setattr("batched._runtime.runtime.complete", failing)
     assert broken.report("single").verdicts["wrong"]
 
 
 def test_items_that_are_computed_twice_are_found_duplicated(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = Execution._answer
+    answer = Execution._call
 
     def twice(execution: Execution, owner: Any, call: Any) -> Any:
         answer(execution, owner, (([*call[0][0]], *call[0][1:]), *call[1:]))
         return answer(execution, owner, call)
 
-    monkeypatch.setattr(Execution, "_answer", twice)
+    monkeypatch.setattr(Execution, "_call", twice)
     assert broken.report("single").verdicts["duplicated"]
 
 

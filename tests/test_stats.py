@@ -30,6 +30,7 @@ def ended_batch(
     slices = [(request, *(part or (0, request.size))) for request in requests]
     batch = Batch(slices, sum(stop - start for _, start, stop in slices), reason, started)
     batch.ended = ended
+    batch.waits = [started - request.arrived for request, start, _ in slices if not start]
     return batch
 
 

@@ -65,7 +65,7 @@ class FeatureCollator:
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
         calls: list[Features] = [request.items for request, _, _ in slices]
         # what the request was made with
-        group: Group = slices[0][0].group  # type: ignore[assignment]
+        group: Group = slices[0][0].group_key  # type: ignore[assignment]
         every = list(zip(*[call.widths for call in calls], strict=True))
         padded = self._padded(group.fields, every)
         self._count(slices, padded, batch)
@@ -73,7 +73,7 @@ class FeatureCollator:
 
     def split(self, output: Any, slices: list[Slice], note: Padded) -> Sequence[Any]:
         request, start, stop = slices[0]
-        group: Any = request.group
+        group: Any = request.group_key
         arrays = self._leaves(output, sum([stop - start for _, start, stop in slices]))
         # what it gets alone
         if (
@@ -134,7 +134,7 @@ class FeatureCollator:
         `row` alone.
         """
         request = row[0]
-        group: Any = request.group
+        group: Any = request.group_key
         own: Widths = request.items.widths
         tried = note.probed.count(own)
         if tried == PROBES:
@@ -221,7 +221,7 @@ class FeatureCollator:
 
     def _count(self, slices: list[Slice], padded: Widths, batch: Batch) -> None:
         """Adds to `batch` how many positions its rows have, and how many of them are padding."""
-        group: Any = slices[0][0].group
+        group: Any = slices[0][0].group_key
         sequences = [number for number, field in enumerate(group.fields) if field.is_sequence]
         widest = sum([padded[number] for number in sequences])
         for request, start, stop in slices:

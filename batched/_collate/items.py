@@ -36,7 +36,7 @@ class Items:
         if leader.lengths is not None:
             _count(slices, len(items), batch)
         # the `Arguments` that the request was made with
-        args, kwargs = leader.group.fresh()  # type: ignore[attr-defined]
+        args, kwargs = leader.group_key.fresh()  # type: ignore[attr-defined]
         return (items, *args), kwargs, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:

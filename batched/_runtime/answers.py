@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._core.scheduler import Batch, Request
-from .loops import current_loop
+from .async_backend import current_loop
 from .wakers import wake_all
 
 Ended = tuple[list[Request], list[Any]]

@@ -60,6 +60,11 @@ def ends_task(error: BaseException, task: Any) -> bool:
     return isinstance(error, getattr(sys.modules.get("trio"), "Cancelled", ()))
 
 
+def ends_current_task(error: BaseException) -> bool:
+    """`ends_task` of the task that runs this code."""
+    return ends_task(error, current_task())
+
+
 def post(loop: Any, function: Callable[..., object], *args: Any) -> None:
     """Has `function` called on `loop`, from any thread.
 

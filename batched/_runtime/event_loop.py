@@ -15,11 +15,20 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
-from .loops import current_loop, current_task, ends_task, is_gone, is_over, post
+from .async_backend import current_loop, current_task, ends_task, is_gone, is_over, post
 from .reception import AWAKE
 from .runtime import Runtime
 from .shift import Shift
-from .wakers import GLANCE, AsyncWaker, async_waker, blocking_waker, glance, logger, wait, wake_all
+from .wakers import (
+    POLL_INTERVAL,
+    AsyncWaker,
+    async_waker,
+    blocking_waker,
+    glance,
+    logger,
+    wait,
+    wake_all,
+)
 
 
 class EventLoopRuntime(Runtime):
@@ -212,7 +221,7 @@ class EventLoops:
                 with waiting:
                     drained = blocking_waker()
                     runtime.when_drained(drained)
-                    while not drained.acquire(timeout=GLANCE):
+                    while not drained.acquire(timeout=POLL_INTERVAL):
                         if is_over(loop):
                             runtime.forsake("the event loop that was to run it has stopped")
 

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .._core.scheduler import Request
-from .clock import clock
 from .shift import Badge, Wait, wait_for
+from .timer_thread import timer
 
 
 class Guard:
@@ -41,8 +41,8 @@ class Guard:
         """Has `act` called a moment later, in a thread of its own: callbacks of futures may
         block.
         """
-        clock.start()
-        clock.call_soon(
+        timer.start()
+        timer.call_soon(
             threading.Thread(target=act, name=f"batched-{self.badge.name}-later", daemon=True).start
         )
 

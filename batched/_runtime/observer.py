@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .._core.scheduler import Batch
+from .._execution.attempts import Outcomes
 from ..stats import BatchRecord
-from .execution import Outcomes
 from .wakers import logger
 
 
@@ -34,12 +34,12 @@ class Observer:
     def _record(self, batch: Batch, outcomes: Outcomes) -> BatchRecord:
         errors = [
             (request, outcome)
-            for (request, _, _), outcome in zip(*outcomes, strict=True)
+            for (request, _, _), outcome in zip(*outcomes[:2], strict=True)
             if issubclass(type(outcome), BaseException)
         ]
         lost = {id(request) for request, _ in errors}
-        failed = sum([stop - start for request, start, stop in batch.slices if id(request) in lost])
-        requests = {id(request): request for request, _, _ in batch.slices}
+        failed = sum([stop - start for request, start, stop in outcomes[0] if id(request) in lost])
+        requests = {id(request): request for request, _, _ in outcomes[0]}
         return BatchRecord(
             name=self._name,
             size=batch.size,

@@ -17,10 +17,10 @@ from .._core.scheduler import Request, Scheduler
 from ..errors import BatcherClosed, QueueFull, QueueTimeout
 from ..stats import Recorder
 from .answers import Answers
-from .clock import clock
+from .async_backend import current_loop
 from .guard import Guard
-from .loops import current_loop
 from .shift import Badge, is_running
+from .timer_thread import timer
 from .wakers import Future, Lock, Waker, wake_all
 
 AWAKE: Final = -math.inf
@@ -52,7 +52,7 @@ class Reception(Guard, ABC):
         self._scheduler = Scheduler(self.policy, self.tick)
         self.badge.running = self._scheduler.running
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
-        self._expiry = NEVER  # when the clock looks for calls that have waited too long (s)
+        self._expiry = NEVER  # when the timer looks for calls that have waited too long (s)
         self._workers = 0  # started and not ended
         self._resting: list[Any] = []  # what rings each worker that rests
         # this is being changed or, if nobody has the lock, was left half changed by a signal or a
@@ -68,7 +68,7 @@ class Reception(Guard, ABC):
     @property
     def blocked(self) -> int:
         """Calls that wait for room in the queue."""
-        return self._scheduler.in_line
+        return self._scheduler.blocked
 
     @property
     def in_flight(self) -> int:
@@ -86,9 +86,9 @@ class Reception(Guard, ABC):
         """
         return bool(self._scheduler.running) or (self._scheduler.waiting > 0 and not running_only)
 
-    def submit(self, request: Request, *, in_turn: bool) -> bool:
+    def submit(self, request: Request, *, from_event_loop: bool) -> bool:
         """Accepts `request`, whose waker will be woken once; False if it waits for room first.
-        `in_turn`: see `Scheduler.submit`.
+        `from_event_loop`: see `Scheduler.submit`.
 
         Raises:
             BatcherClosed: after `close`.
@@ -97,14 +97,14 @@ class Reception(Guard, ABC):
         if self._lock._is_owned():
             if isinstance(request.waker, Lock):
                 self.wait_for(request)  # which refuses
-            return self._later(self._submit_late, request, in_turn)
+            return self._later(self._submit_late, request, from_event_loop)
         call = False
-        expiry = NEVER  # for which the clock has to be set
+        expiry = NEVER  # for which the timer has to be set
         if self._torn:
             self._mend()
         try:
             if self._may_expire:
-                clock.start()
+                timer.start()
             with self._lock:
                 scheduler = self._scheduler
                 taken = not self._closed or (
@@ -115,24 +115,24 @@ class Reception(Guard, ABC):
                 self._torn = True
                 now = request.arrived = time.monotonic()
                 self.recorder.accepted()
-                scheduler.submit(request, now, in_turn=in_turn)
+                scheduler.submit(request, now, from_event_loop=from_event_loop)
                 if (
                     self._alarm > AWAKE
                     and scheduler.has_room
-                    and scheduler.departure(request.queues) < self._alarm
+                    and scheduler.ready_at(request.queued_in) < self._alarm
                 ):
                     call = True
                     self._alarm = AWAKE
                 # not set, or a signal broke in on setting it
                 if self._may_expire and (self._expiry == NEVER or self._expiry < now):
                     expiry = self._expiry = scheduler.next_expiry()
-                queued = request.queues is not None
+                queued = request.queued_in is not None
                 self._torn = False
         except BaseException:
             self._mend()
             raise
         # also if a signal handler raises just here: everyone relies on that worker, and on the
-        # clock, now
+        # timer, now
         finally:
             try:
                 if call:
@@ -142,7 +142,7 @@ class Reception(Guard, ABC):
                 raise
             finally:
                 if expiry < NEVER:
-                    clock.call_at(expiry, self.expire)
+                    timer.call_at(expiry, self.expire)
         return queued
 
     def _mend(self) -> None:
@@ -167,10 +167,10 @@ class Reception(Guard, ABC):
             f"{self.policy.max_queue_size} (max_queue_size)"
         )
 
-    def _submit_late(self, request: Request, in_turn: bool) -> None:
+    def _submit_late(self, request: Request, from_event_loop: bool) -> None:
         """As `submit`, after a finalizer or a signal handler has gone on without knowing."""
         try:
-            self.submit(request, in_turn=in_turn)
+            self.submit(request, from_event_loop=from_event_loop)
         except BaseException as error:
             request.error = error
             wake_all([request.waker], current_loop())
@@ -184,7 +184,7 @@ class Reception(Guard, ABC):
         key = object()
         try:
             with self._lock:
-                if request.taken or request.waker is None:
+                if request.dispatched or request.waker is None:
                     return False
                 self._torn = True
                 request.error = CancelledError()
@@ -193,7 +193,7 @@ class Reception(Guard, ABC):
                 self._torn = False
             request.items = None  # the queue may keep the request for a while
             self.recorder.cancelled()
-            self._let_in()
+            self._admit()
             self._answers.tell(key)
         except BaseException:
             self._answers.leave(key)
@@ -213,17 +213,17 @@ class Reception(Guard, ABC):
                 request.waker = None
                 self._scheduler.cancel(request)
                 self._torn = False
-            if not request.taken:
+            if not request.dispatched:
                 request.items = None  # as in `cancel`
             if request.arrived:  # else it was never accepted
                 self.recorder.cancelled()
-            self._let_in()
+            self._admit()
         except BaseException:
             self._mend()
             raise
 
     def expire(self) -> None:
-        """Ends the calls that have waited too long. Called by the clock, where no signal is
+        """Ends the calls that have waited too long. Called by the timer, where no signal is
         handled.
         """
         key = object()
@@ -241,9 +241,9 @@ class Reception(Guard, ABC):
         for request in ended:
             request.items = None  # as in `cancel`
         if expiry < NEVER:
-            clock.call_at(expiry, self.expire)
-        self._let_in()
-        if futures:  # whose callbacks may block, and the clock is everybody's
+            timer.call_at(expiry, self.expire)
+        self._admit()
+        if futures:  # whose callbacks may block, and the timer is everybody's
             try:
                 threading.Thread(
                     target=self._answers.tell,
@@ -256,13 +256,13 @@ class Reception(Guard, ABC):
         else:
             self._answers.tell(key)
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         """Tells the callers that have got room in the queue; to be asked after whatever made room.
 
         No worker needs to be called: while anybody stands in line, nothing is held back, so that
         all of them work.
         """
-        entered = self._scheduler.entered
+        entered = self._scheduler.admitted
         for request in list(entered):
             future = request.waker
             if isinstance(future, Future):
@@ -281,7 +281,7 @@ class Reception(Guard, ABC):
             with self._lock:
                 self._torn = True
                 self._closed = True
-                self._scheduler.close()
+                self._scheduler.draining = True
                 ended = list(self._scheduler) if cancel else []
                 for request in ended:
                     request.error = (
@@ -299,7 +299,7 @@ class Reception(Guard, ABC):
             # before the callers: callbacks of futures may wait for what these workers do
             for bell in resting:
                 self._ring(bell)
-            self._let_in()
+            self._admit()
             self._answers.tell(key)
             wake_all(drained, current_loop())
         except BaseException:
@@ -313,7 +313,7 @@ class Reception(Guard, ABC):
             return
         with self._lock:
             self._closed = False
-            self._scheduler.reopen()
+            self._scheduler.draining = False
             overtaken, self._until_drained = self._until_drained, []
         wake_all(overtaken, current_loop())
 
@@ -340,7 +340,7 @@ class Reception(Guard, ABC):
             scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
             self._reset()
             if self._closed:
-                self._scheduler.close()
+                self._scheduler.draining = True
             running = [request for batch in scheduler.running for request, _, _ in batch.slices]
             ended = list(
                 dict.fromkeys(

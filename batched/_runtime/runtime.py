@@ -18,17 +18,24 @@ from typing import Any
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Request
+from .._execution.attempts import Outcomes
+from .._execution.execution import Execution
 from ..errors import BatcherClosed
 from ..stats import Recorder
-from .clock import clock
-from .execution import Execution, Outcomes, settle
-from .loops import current_loop
+from .async_backend import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
+from .settling import complete, settle
+from .timer_thread import timer
 from .wakers import Waker, logger, wake_all
 
 _NOBODY: Any = None
 """Instead of a bell: there is no worker to call."""
+
+Look = tuple[Batch | float | None, bool, list[Waker]]
+"""What a free worker does next (see `Runtime._take`), whether another one is to be called, and who
+waits for the end of all calls and is to be told of it.
+"""
 
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
@@ -93,81 +100,71 @@ class Runtime(Reception):
             if not starting or not isinstance(error, Exception):
                 raise
 
-    def _take(self, bell: Any) -> Batch | float | None:
+    def _take(self, bell: Any, look: Look | None = None) -> Batch | float | None:
         """What a free worker does next: run a batch, rest until `bell` rings or a moment has come,
-        or (None) end.
+        or (None) end. `look`: it has looked already.
         """
-        drained: list[Waker] = []
-        ends = False
-        if self._torn or self._answers.left:
-            self._mend()
-        with self._lock:
-            if bell in self._resting:  # it woke by itself
-                self._resting.remove(bell)
-            # it worked for what was forsaken, or was given up when it was started
-            uncounted = bell.scheduler is not self._scheduler
-            now = time.monotonic()
-            self._scheduler.learn(now)
-            batch = None if uncounted else self._scheduler.take(now)
-            deadline = (
-                self._scheduler.next_deadline()
-                if batch is None or self._scheduler.has_room
-                else NEVER
-            )
-            if (
-                batch is None
-                and deadline == NEVER
-                and self.workers_stay
-                and not uncounted
-                and self._scheduler.has_room
-            ):
-                # who comes back then need not call the worker, only to have it wait
-                deadline = self._scheduler.return_time(now)
-            if batch is not None or uncounted:
-                ends = uncounted
-                more = deadline < NEVER
-                self._alarm = AWAKE if more else NEVER
-                if uncounted:  # it may have answered callers since
-                    drained = self._drained()
-            else:
-                more = False
-                self._alarm = deadline
-                if (
-                    deadline == NEVER
-                    and not self._scheduler.waiting
-                    and (not self.workers_stay or (self._closed and not self.exiting))
-                ):
-                    self._workers -= 1
-                    drained = self._drained()
-                    ends = True
-                else:
-                    self._resting.append(bell)
-        if self._scheduler.entered:
-            self._let_in()
+        if look is None:
+            if self._torn or self._answers.left:
+                self._mend()
+            with self._lock:
+                look = self._look(bell, time.monotonic())
+        found, more, drained = look
+        if self._scheduler.admitted:
+            self._admit()
         if more:
             self._call_worker()
         if drained:
             wake_all(drained, current_loop())
-        return None if ends else batch or deadline
+        return found
 
-    def _finish(self, batch: Batch, outcomes: Outcomes) -> None:
+    def _look(self, bell: Any, now: float) -> Look:
+        """Looks for a batch; under the lock."""
+        scheduler = self._scheduler
+        if bell in self._resting:  # it woke by itself
+            self._resting.remove(bell)
+        # it worked for what was forsaken, or was given up when it was started
+        uncounted = bell.scheduler is not scheduler
+        batch = None if uncounted else scheduler.take(now)
+        if batch is not None or uncounted:
+            more = scheduler.has_room and scheduler.next_deadline() < NEVER
+            self._alarm = AWAKE if more else NEVER
+            # it may have answered callers since
+            return batch, more, self._drained() if uncounted else []
+        deadline = scheduler.next_deadline()
+        if deadline == NEVER and self.workers_stay and scheduler.has_room:
+            # who comes back then need not call the worker, only to have it wait
+            deadline = scheduler.return_time(now)
+        self._alarm = deadline
+        done = deadline == NEVER and not scheduler.waiting
+        if done and (not self.workers_stay or (self._closed and not self.exiting)):
+            self._workers -= 1
+            return None, False, self._drained()
+        self._resting.append(bell)
+        return deadline, False, []
+
+    def _finish(self, batch: Batch, outcomes: Outcomes, bell: Any = _NOBODY) -> Look | None:
         """Frees the worker of `batch`, then answers the callers: one that comes straight back finds
-        it free.
+        it free. Where there is none to answer, the worker looks for its next batch meanwhile.
         """
+        look: Look | None = None
         if self._torn:
             self._mend()
         try:
             with self._lock:
                 scheduler = self._scheduler
                 if batch not in scheduler.running:  # forsaken
-                    return
+                    return None
                 ended = settle(scheduler, outcomes)
                 if ended:
                     self._answers.end(batch, ended)
+                now = time.monotonic()
                 # last, so that its callers are somewhere if something breaks in
-                scheduler.finished(batch, time.monotonic())
-            if scheduler.entered:
-                self._let_in()
+                scheduler.finished(batch, now)
+                if not ended and self.observer is None and bell is not _NOBODY:
+                    look = self._look(bell, now)
+            if scheduler.admitted:
+                self._admit()
             if ended:
                 self._answer(batch, ended)
             else:
@@ -177,11 +174,13 @@ class Runtime(Reception):
             raise
         if self.observer is not None:
             self.observer.observe(batch, outcomes)
+        return look
 
     def _answer(self, batch: Batch, ended: list[Request]) -> None:
         """Wakes the callers whose requests have ended with `batch`."""
         try:
-            self.recorder.ended(batch, self.execution.conclude(ended))
+            join = self.execution.collator.joined
+            self.recorder.ended(batch, complete(ended, join, self.name))
         except BaseException:
             for request in ended:
                 request.error = request.error or BatcherClosed(
@@ -201,7 +200,7 @@ class Runtime(Reception):
 
 
 def _after_fork() -> None:
-    clock.renew()
+    timer.renew()
     for runtime in alive():
         runtime.recorder.renew_lock()
         try:

@@ -34,7 +34,7 @@ class Badge:
         return (
             request is not None
             and sum([_items(request, batch) for batch in list(self.running) if batch.begun])
-            >= request.unanswered
+            >= request.pending
         )
 
 
@@ -112,7 +112,7 @@ class Wait:
         if request is None:
             return True
         if (request.waker is None if self.done is None else self.done()) or (
-            self.room and (request.queues is not None or request.taken)
+            self.room and (request.queued_in is not None or request.dispatched)
         ):
             return False  # it is ending
         if any(shift.batch is not None and _items(request, shift.batch) for shift in stuck):

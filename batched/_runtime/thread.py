@@ -20,16 +20,16 @@ from typing import Any
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Request, Scheduler
+from .._execution.execution import Execution, Prepared
 from ..stats import Recorder
-from .execution import Begun, Execution
-from .loops import current_loop
+from .async_backend import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
-from .runtime import Runtime, alive
+from .runtime import Look, Runtime, alive
 from .shift import Shift, Wait
-from .wakers import GLANCE, async_waker, blocking_waker, logger, wake_all
+from .wakers import POLL_INTERVAL, async_waker, blocking_waker, logger, wake_all
 
-_Prepared = tuple["ThreadRuntime", Batch, Begun]
+_Work = tuple["ThreadRuntime", Batch, Prepared]
 """A batch that is collated, and whose it is."""
 
 
@@ -136,17 +136,18 @@ class ThreadRuntime(Runtime):
     def _ring(self, bell: Any) -> None:
         bell.ring(self)
 
-    def run(self, batch: Batch, begun: Begun | None) -> None:
-        """Calls the function for `batch` here, and answers its callers."""
+    def run(self, batch: Batch, prepared: Prepared | None, bell: Any = None) -> Look | None:
+        """Calls the function for `batch` here, and answers its callers; see `_finish`."""
         shift = Shift(self.badge, batch)
         try:
-            outcomes = self.execution.run(batch, begun)
+            outcomes = self.execution.run(batch, prepared)
             shift.answers()
             # callbacks of futures run in there, and must not wait for this worker either
-            self._finish(batch, outcomes)
+            look = self._finish(batch, outcomes, bell)
             del outcomes  # an error among them holds this frame
         finally:
             shift.ends()
+        return look
 
     def relieve(self) -> None:
         """Calls the worker to the batch that it had no room for, or to its end, and wakes those who
@@ -164,13 +165,15 @@ class ThreadRuntime(Runtime):
 
     def serve(self, bell: _Bell) -> bool:
         """Runs batches until there is none; False if the worker is to end."""
+        look: Look | None = None
         while True:
-            found = self._take(bell)
+            found = self._take(bell, look)
+            look = None
             if isinstance(found, Batch):
                 if bell.calls is None:
-                    self.run(found, None)
+                    look = self.run(found, None, bell)
                 else:
-                    bell.calls.put((self, found, self.execution.begin(found)))
+                    bell.calls.put((self, found, self.execution.prepare(found)))
             elif found is None:
                 self._leave(bell)
                 return False
@@ -196,7 +199,7 @@ class _Bell:
         self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # whose worker it is
         # the worker and those that call the function for it
         self.threads: list[threading.Thread] = []
-        self.calls: queue.SimpleQueue[_Prepared | None] | None = None  # what they are to call
+        self.calls: queue.SimpleQueue[_Work | None] | None = None  # what they are to call
 
     def ring(self, caller: ThreadRuntime | None) -> None:
         self._caller = caller
@@ -239,11 +242,11 @@ def _call(bell: _Bell) -> None:
     """What a thread does that calls the function for what a worker has prepared."""
     try:
         assert bell.calls is not None
-        while (prepared := bell.calls.get()) is not None:
-            runtime, batch, begun = prepared
-            runtime.run(batch, begun)
+        while (work := bell.calls.get()) is not None:
+            runtime, batch, prepared = work
+            runtime.run(batch, prepared)
             runtime.relieve()
-            del prepared, runtime, batch, begun
+            del work, runtime, batch, prepared
         bell.dismiss()  # for the next of these threads
     except BaseException as error:
         _fail(bell.runtime(), error)
@@ -265,7 +268,7 @@ def _at_exit() -> None:
         for runtime in runtimes:
             runtime.close(cancel=False)
         while any(runtime.pending(running_only=False) for runtime in runtimes):
-            time.sleep(GLANCE / 10)
+            time.sleep(POLL_INTERVAL / 10)
     finally:
         Reception.exiting = False
     for runtime in runtimes:

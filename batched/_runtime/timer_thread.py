@@ -26,7 +26,7 @@ MANY: Final = 64
 """Appointments that are kept without a look whether anybody still wants them."""
 
 
-class Clock:
+class TimerThread:
     """Has methods called, from its own thread, when their time has come."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Clock:
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(
-                    target=_run, args=(self._appointments,), name="batched-clock", daemon=True
+                    target=_run, args=(self._appointments,), name="batched-timer", daemon=True
                 )
                 thread.start()
                 self._thread = thread
@@ -92,7 +92,7 @@ def _call(ref: Callable[[], Callable[[], object] | None]) -> None:
     try:
         method()
     except BaseException:
-        logger.exception("a call of the clock failed")
+        logger.exception("a call of the timer failed")
 
 
-clock = Clock()
+timer = TimerThread()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._core.scheduler import Request
-from .loops import current_loop, is_gone, post
+from .async_backend import current_loop, is_gone, post
 from .shift import Wait
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Lock = _thread.LockType
 logger = logging.getLogger("batched")
 
 
-GLANCE = 0.1
+POLL_INTERVAL = 0.1
 """How often a thread that waits for an event loop looks whether there still is one (s): nothing
 tells it.
 """
@@ -137,7 +137,7 @@ class Future(concurrent.futures.Future[U]):
     def running(self) -> bool:
         """Whether a batch with the item is running."""
         request = self._request
-        return request is not None and request.taken > 0
+        return request is not None and request.dispatched > 0
 
     def result(self, timeout: float | None = None) -> U:
         wait = self._begins_to_wait(timeout)
@@ -199,7 +199,7 @@ class Future(concurrent.futures.Future[U]):
             server = self._server
             if server is not None and is_gone(self._loop):
                 server.forsake("the event loop that was to run it was closed")
-            concurrent.futures.wait([self], min(left, GLANCE))
+            concurrent.futures.wait([self], min(left, POLL_INTERVAL))
         return 0
 
 
@@ -289,9 +289,9 @@ async def glance(waker: AsyncWaker) -> bool:
     again.
     """
     if asyncio.isfuture(waker):
-        await asyncio.wait([waker], timeout=GLANCE)
+        await asyncio.wait([waker], timeout=POLL_INTERVAL)
     else:
-        with sys.modules["trio"].move_on_after(GLANCE):
+        with sys.modules["trio"].move_on_after(POLL_INTERVAL):
             await waker
     return waker.done()
 

@@ -1,0 +1,103 @@
+"""Drivers of attempts: one calls the batch function, one awaits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .._collate.collator import Call, Collator
+from .._core.scheduler import Batch
+from .attempts import Attempts, CallOutcome, ErrorTest, Outcomes, as_raised, attempts
+
+Prepared = tuple[Attempts, Call | None]
+"""Attempts at a batch, and the first call to be made, if that is known already."""
+
+
+def never(_: BaseException) -> bool:
+    """Test that no error passes."""
+    return False
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether the function failed, rather than was stopped."""
+    return isinstance(error, Exception)
+
+
+def _end(outcomes: Outcomes) -> Attempts:
+    """Attempts that are over."""
+    return outcomes
+    yield
+
+
+class Execution:
+    """A batch function, its collator, and the errors for which it is called again.
+
+    A batch that `splits` (it ran out of memory) is run in smaller ones; one that `isolates` is run
+    in halves to find the items that fail alone; what `ends_task` that awaits the function leaves
+    nobody to answer.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        collator: Collator,
+        *,
+        splits: ErrorTest = never,
+        isolates: ErrorTest = never,
+        ends_task: ErrorTest = never,
+    ) -> None:
+        self._func = func
+        self.collator = collator
+        self._attempts = partial(attempts, collator=collator, splits=splits, isolates=isolates)
+        self._ends_task = ends_task
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """`batch` collated, for `run` to go on with. Never raises."""
+        steps = self._attempts(batch)
+        try:
+            return steps, next(steps)
+        except StopIteration as end:
+            return _end(end.value), None
+
+    def run(self, batch: Batch, prepared: Prepared | None = None) -> Outcomes:
+        """Outcomes of `batch`, by calling the function here. Never raises."""
+        steps, call = prepared or (self._attempts(batch), None)
+        owner = batch.slices[0][0].owner
+        try:
+            call = call or next(steps)
+            while True:
+                call = steps.send(self._call(owner, call))
+        except StopIteration as end:  # errors among the outcomes hold this frame, which lets go
+            return end.value  # type: ignore[no-any-return]  # of a generator
+
+    async def run_async(self, batch: Batch) -> Outcomes:
+        """Outcomes of `batch`, by awaiting the function here. Raises only what ends the task."""
+        steps = self._attempts(batch)
+        owner = batch.slices[0][0].owner
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(await self._await(owner, call))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # of a generator
+
+    def _call(self, owner: object, call: Call) -> CallOutcome:
+        args, kwargs, _ = call
+        try:
+            if owner is not None:
+                return self._func(owner, *args, **kwargs), None
+            return self._func(*args, **kwargs), None
+        except BaseException as raised:
+            return None, as_raised(raised)
+
+    async def _await(self, owner: object, call: Call) -> CallOutcome:
+        args, kwargs, _ = call
+        try:
+            if owner is not None:
+                return await self._func(owner, *args, **kwargs), None
+            return await self._func(*args, **kwargs), None
+        except BaseException as raised:
+            if self._ends_task(raised):
+                raise
+            return None, as_raised(raised)

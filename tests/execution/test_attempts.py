@@ -1,0 +1,196 @@
+"""Attempts at a batch, driven by five lines: no queue, waker, lock or clock."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import batched._execution
+import batched._execution.attempts
+import batched._execution.execution
+import batched._execution.memory
+from batched._collate.arguments import Arguments
+from batched._collate.items import Items
+from batched._core.scheduler import Batch, Request
+from batched._execution.attempts import Attempts, ErrorTest, Outcomes, attempts
+from batched._execution.execution import is_failure, never
+from batched._execution.memory import is_out_of_memory
+
+NO_ARGUMENTS = Arguments((), {})
+
+
+def drive(steps: Attempts, function: Callable[[list[Any]], list[Any]]) -> Outcomes:
+    """Makes the calls, and returns the outcomes."""
+    try:
+        (items,), _, _ = next(steps)
+        while True:
+            try:
+                outcome = function(items), None
+            except Exception as error:
+                outcome = None, error  # type: ignore[assignment]  # the other kind of outcome
+            (items,), _, _ = steps.send(outcome)
+    except StopIteration as end:
+        outcomes: Outcomes = end.value
+        return outcomes
+
+
+class Function:
+    """A batch function with memory for a few items, which fails for some of them."""
+
+    def __init__(self, memory: int, bad: set[int]) -> None:
+        self.memory = memory  # items
+        self.bad = bad
+        self.calls: list[list[int]] = []
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.calls.append(items)
+        if len(items) > self.memory:
+            raise MemoryError("too many")
+        for item in items:
+            if item in self.bad:
+                raise ValueError(f"bad row {item}")
+        return [item * 10 for item in items]
+
+
+def batch_of(*requests: Request) -> Batch:
+    slices = [(request, 0, request.size) for request in requests]
+    longest = max([request.lengths[0] if request.lengths else 0 for request in requests])
+    size = sum([request.size for request in requests])
+    return Batch(slices, size, "full", 0.0, longest)
+
+
+def rows(count: int) -> list[Request]:
+    """One call for each row, without a waker."""
+    return [Request(row, 1, NO_ARGUMENTS) for row in range(count)]
+
+
+def run(
+    batch: Batch, function: Function, splits: ErrorTest = never, isolates: ErrorTest = never
+) -> list[tuple[int, Any, int]]:
+    """The row, the result and the number of attempts of each slice of single calls, in order."""
+    outcomes = drive(attempts(batch, Items("fn"), splits, isolates), function)
+    found = [
+        (request.items, result, tried)
+        for (request, _, _), result, tried in zip(*outcomes, strict=True)
+    ]
+    return sorted(found, key=lambda each: each[0])
+
+
+@pytest.mark.parametrize("bad", range(20))
+def test_twenty_rows_with_one_bad_and_memory_for_eight_take_twelve_calls_or_fewer(
+    bad: int,
+) -> None:
+    function, batch = Function(8, {bad}), batch_of(*rows(20))
+    found = run(batch, function, is_out_of_memory, is_failure)
+    assert [row for row, _, _ in found] == list(range(20))
+    for row, result, _ in found:
+        if row == bad:
+            assert isinstance(result, ValueError)
+            assert str(result) == f"bad row {bad}"
+        else:
+            assert result == row * 10
+    assert len(function.calls) == batch.attempts <= 12
+
+
+def test_attempts_are_counted_for_each_slice() -> None:
+    function = Function(memory=4, bad={1})
+    found = run(batch_of(*rows(8)), function, is_out_of_memory, is_failure)
+    # all eight; the first four; two of them; each of these alone
+    assert [tried for _, _, tried in found] == [4, 4, 3, 3, 2, 2, 2, 2]
+    assert [sum(row in call for call in function.calls) for row in range(8)] == [
+        tried for _, _, tried in found
+    ]
+
+
+def test_a_batch_that_succeeds_takes_one_call() -> None:
+    function = Function(8, set())
+    assert run(batch_of(*rows(3)), function) == [(0, 0, 1), (1, 10, 1), (2, 20, 1)]
+    assert function.calls == [[0, 1, 2]]
+
+
+def test_an_error_that_neither_splits_nor_isolates_is_the_outcome_of_all() -> None:
+    found = run(batch_of(*rows(3)), Function(8, {1}))
+    assert [(str(result), tried) for _, result, tried in found] == [("bad row 1", 1)] * 3
+    found = run(batch_of(*rows(3)), Function(2, set()))
+    assert [type(result) for _, result, _ in found] == [MemoryError] * 3
+
+
+def test_which_errors_isolate_is_for_the_caller_to_say() -> None:
+    """An outage of a service is no reason to call it again for halves."""
+    service_errors = (ConnectionError, TimeoutError)
+    function = Function(8, set())
+
+    def fails(items: list[int]) -> list[int]:
+        function(items)
+        raise ConnectionError
+
+    def of_a_row(error: BaseException) -> bool:
+        return is_failure(error) and not isinstance(error, service_errors)
+
+    outcomes = drive(attempts(batch_of(*rows(4)), Items("fn"), never, of_a_row), fails)
+    assert len(function.calls) == 1
+    assert [type(result) for result in outcomes[1]] == [ConnectionError] * 4
+
+
+def test_one_row_that_does_not_fit_fails_alone_with_its_own_error() -> None:
+    found = run(batch_of(*rows(4)), Function(0, set()), is_out_of_memory)
+    assert [type(result) for _, result, _ in found] == [MemoryError] * 4
+    assert [tried for _, _, tried in found] == [3, 3, 2, 2], "a second pair is not even tried"
+
+
+def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
+    function = Function(8, {0})
+    call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True)
+    outcomes = drive(attempts(batch_of(call), Items("fn"), never, is_failure), function)
+    assert function.calls == [list(range(8)), [0, 1, 2, 3], [0, 1], [0]]
+    assert all(isinstance(result, ValueError) for result in outcomes[1])
+
+
+def test_of_items_sorted_by_length_the_first_of_the_call_tells_its_error() -> None:
+    lengths, order = [9, 8, 7, 6], [3, 2, 1, 0]  # the longest came last
+    call = Request([3, 2, 1, 0], 4, NO_ARGUMENTS, None, True, None, lengths, order)
+    function = Function(8, {3, 0})
+    outcomes = drive(attempts(batch_of(call), Items("fn"), never, is_failure), function)
+    errors = [result for result in outcomes[1] if isinstance(result, ValueError)]
+    assert [str(error) for error in errors] == ["bad row 0", "bad row 3"]
+
+
+def test_nothing_as_long_is_tried_with_more_than_half_of_what_ran_out_of_memory() -> None:
+    calls = [
+        Request(row, 1, NO_ARGUMENTS, lengths=[length])
+        for row, length in enumerate([8] * 8 + [2] * 4)
+    ]
+    function = Function(memory=6, bad=set())
+    run(batch_of(*calls), function, is_out_of_memory)
+    assert [len(call) for call in function.calls] == [12, 6, 6]
+
+
+def test_attempts_that_nobody_drives_on_end_quietly() -> None:
+    steps = attempts(batch_of(*rows(2)), Items("fn"), never, is_failure)
+    next(steps)
+    steps.close()
+    assert inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        batched._execution,
+        batched._execution.attempts,
+        batched._execution.execution,
+        batched._execution.memory,
+    ],
+)
+def test_execution_imports_nothing_of_the_runtime(module: Any) -> None:
+    tree = ast.parse(inspect.getsource(module))
+    imported = [
+        f"{node.module or ''}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert not [name for name in imported if "_runtime" in name]
