@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 from ._collate.arguments import Binder
 from ._collate.collator import Collator
 from ._collate.feature_collator import FeatureCollator
-from ._collate.features import Reader
-from ._collate.items import Items
+from ._collate.features import FeatureParser
+from ._collate.items import ItemCollator
 from ._collate.settings import Device, FeatureSettings, PaddingSide, Unpad
 from ._core.policy import BatchPolicy, Flush, OnFull
 from ._execution.execution import Execution, is_failure, never
@@ -231,11 +231,11 @@ class BatchFunction:
         collator: Collator
         if options.features is None:
             requests = ItemRequestParser(name, binder, home, options.item_length)
-            collator = Items(name)
+            collator = ItemCollator(name)
         else:
-            reader = Reader(name, options.features, options.length)
+            parser = FeatureParser(name, options.features, options.length)
             spread = options.features.spread_kwargs
-            requests = FeatureRequestParser(name, binder, home, reader, spread=spread)
+            requests = FeatureRequestParser(name, binder, home, parser, spread=spread)
             collator = FeatureCollator(name, options.features)
         execution = Execution(
             self.func,

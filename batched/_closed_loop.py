@@ -5,72 +5,86 @@ its last.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+
+from . import AsyncBatched, Batched, Stats
 
 T = TypeVar("T")
 R = TypeVar("R")
+C = TypeVar("C", bound="Calls[Any, Any]")
 
 
 class Calls(Generic[T, R]):
-    """What some callers, who share the items, come to."""
+    """Calls of some callers, who share the items, and their latencies."""
 
-    def __init__(self, items: Iterator[tuple[int, T]]) -> None:
+    def __init__(self, items: Iterator[tuple[int, T]], callers: int) -> None:
+        self.callers = callers
         self.seconds = 0.0  # from the first call to the last answer
+        self.latencies: list[float] = []  # from call to answer (s), of each call
+        self.stats: Stats | None = None  # of the batcher, if there is one
         self._items = items  # each with its number; no generator, because threads cannot share one
-        self._latencies: list[float] = []  # from call to answer (s)
-
-    @property
-    def latencies(self) -> NDArray[np.float64]:
-        """From call to answer (s), of each call."""
-        return np.array(self._latencies)
 
     @property
     def rate(self) -> float:
         """Calls per second."""
-        return len(self._latencies) / self.seconds
+        return len(self.latencies) / self.seconds
 
-    def latency(self, percent: int) -> float:
-        """A percentile over the calls (ms)."""
-        return float(np.percentile(self.latencies, percent)) * 1e3
+    @property
+    def mean_batch(self) -> float:
+        """Items; 1 without a batcher."""
+        return 1.0 if self.stats is None else self.stats.avg_batch_size
+
+    def percentile(self, percent: int) -> float:
+        """Percentile of the latencies (s)."""
+        return float(np.percentile(self.latencies, percent))
 
     def make_calls(self, call: Callable[[T], R]) -> None:
-        """All that one caller does, if it is a thread."""
+        """Makes the calls of one caller that is a thread."""
         for number, item in self._items:
             started = time.perf_counter()
-            self.answered(number, call(item), started)
+            self.record(number, call(item), started)
 
     async def await_calls(self, call: Callable[[T], Awaitable[R]]) -> None:
-        """All that one caller does, if it is a coroutine."""
+        """Makes the calls of one caller that is a coroutine."""
         for number, item in self._items:
             started = time.perf_counter()
-            self.answered(number, await call(item), started)
+            self.record(number, await call(item), started)
 
-    def keep(self, number: int, answer: R) -> None:
-        """Is told every answer; does nothing with it."""
-
-    def answered(self, number: int, answer: R, started: float) -> None:
-        self._latencies.append(time.perf_counter() - started)
+    def record(self, number: int, answer: R, started: float) -> None:
+        """Notes the answer to a call that was `started` then, on `perf_counter`."""
+        self.latencies.append(time.perf_counter() - started)
         self.keep(number, answer)
 
+    def keep(self, number: int, answer: R) -> None:
+        """Does nothing with the answer to item `number`; to be overridden."""
 
-def by_threads(call: Callable[[T], R], calls: Calls[T, R], callers: int) -> None:
-    """Has that many threads make the calls."""
-    threads = ThreadPoolExecutor(callers)
+
+def run_threads(call: Callable[[T], R], calls: Calls[T, R]) -> None:
+    """Has threads make the calls."""
+    threads = ThreadPoolExecutor(calls.callers)
     try:
-        for caller in [threads.submit(calls.make_calls, call) for _ in range(callers)]:
+        for caller in [threads.submit(calls.make_calls, call) for _ in range(calls.callers)]:
             caller.result()
     finally:
         threads.shutdown(wait=False)  # interrupted, they end when the server is shut down
 
 
-async def by_coroutines(
-    call: Callable[[T], Awaitable[R]], calls: Calls[T, R], callers: int
-) -> None:
-    """Has that many coroutines make the calls, on this loop."""
-    await asyncio.gather(*(calls.await_calls(call) for _ in range(callers)))
+async def measure_calls(call: Any, calls: C) -> C:
+    """Has callers, coroutines if they await `call`, else threads, make the calls; returns them."""
+    batched = call if isinstance(call, (Batched, AsyncBatched)) else None
+    if batched:
+        batched.reset_stats()
+    started = time.perf_counter()
+    if inspect.iscoroutinefunction(call):
+        await asyncio.gather(*(calls.await_calls(call) for _ in range(calls.callers)))
+    else:
+        await asyncio.to_thread(run_threads, call, calls)
+    calls.seconds = time.perf_counter() - started
+    calls.stats = batched.stats if batched else None
+    return calls

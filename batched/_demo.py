@@ -12,30 +12,29 @@ import os
 import random
 import re
 import sysconfig
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from . import AsyncBatched, Batched, Stats, aio, dynamically
-from ._closed_loop import Calls, by_coroutines, by_threads
+from . import AsyncBatched, Batched, aio, dynamically
+from ._bench.advice import format_ratio
+from ._bench.command import load_table
+from ._closed_loop import Calls, measure_calls
 from ._display import (
-    COLOURS,
-    blank_figure,
-    blank_table,
+    add_bar,
     check_writable,
     cores,
-    progress_on,
-    style_axes,
+    draw_bars,
+    new_console,
+    new_figure,
+    progress_bars,
+    save,
 )
 
 Vector = NDArray[np.float32]
@@ -43,8 +42,8 @@ Encode = Callable[[list[str]], Vector]
 """Sentences to an array with one row each."""
 
 LEAST_COSINE = 0.9999
-"""Between the vectors of a sentence alone and in a batch: padding changes the order of sums in
-float32, and nothing else.
+"""Least cosine between the vectors of a sentence alone and in a batch: padding changes the order of
+sums in float32, and nothing else.
 """
 
 INNER_BATCH = 16
@@ -62,49 +61,12 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
-# Rich in docstrings, and part of every Python since 3.10.
-MODULES = (
-    *(
-        "argparse",
-        "asyncio",
-        "calendar",
-        "codecs",
-        "collections",
-        "concurrent/futures",
-        "configparser",
-        "contextlib",
-        "difflib",
-    ),
-    *(
-        "doctest",
-        "email",
-        "ftplib",
-        "http",
-        "imaplib",
-        "importlib",
-        "inspect",
-        "ipaddress",
-        "logging",
-        "mailbox",
-        "multiprocessing",
-    ),
-    *(
-        "random",
-        "shutil",
-        "smtplib",
-        "statistics",
-        "subprocess",
-        "tarfile",
-        "threading",
-        "typing",
-        "unittest",
-        "urllib",
-        "xml/sax",
-    ),
-)
-
-BAR = 0.4
-"""The width of a bar, where groups of bars are 1 apart."""
+# rich in docstrings, and part of every Python since 3.10
+MODULES = """
+    argparse asyncio calendar codecs collections concurrent/futures configparser contextlib difflib
+    doctest email ftplib http imaplib importlib inspect ipaddress logging mailbox multiprocessing
+    random shutil smtplib statistics subprocess tarfile threading typing unittest urllib xml/sax
+"""
 
 
 def demo(
@@ -117,7 +79,7 @@ def demo(
         argparse.ArgumentError: an argument asks for what is not there.
         ModuleNotFoundError: a package of the extra is missing.
     """
-    console = Console()
+    console = new_console()
     texts = first_sentences()
     if sentences > len(texts):
         raise argparse.ArgumentError(
@@ -126,37 +88,32 @@ def demo(
     check_writable(output)
     with console.status("Loading the model"):
         encode = load(model)
-    with progress_on(console) as progress:
-        run = partial(measure, sentences=texts[:sentences], callers=callers, progress=progress)
-        pairs = [(run(alone), run(batched)) for alone, batched in ways(encode, batch_size)]
+    with progress_bars(console) as progress:
+        pairs = [
+            tuple(asyncio.run(measure(way, texts[:sentences], callers, progress)) for way in pair)
+            for pair in ways(encode, batch_size)
+        ]
     name = PurePath(model or "all-MiniLM-L6-v2").name
     title = f"{name}, {sentences:,} sentences, {callers:,} callers, {cores()} CPU cores"
-    console.print(table(pairs, title))
+    console.print(
+        load_table(title, "Sentences", *({run.label: run for run in pair} for pair in pairs))
+    )
     cosine = smallest_cosine(pairs)
     verdict = "equal" if cosine > LEAST_COSINE else "NOT EQUAL"
-    console.print(
-        f"Vectors with and without batching are {verdict}: smallest cosine {cosine:.6f}",
-        highlight=False,
-    )
-    draw(pairs, title, f"batch_size={batch_size}; unbatched: one sentence at a time", output)
-    console.print(
-        f"Picture: {output}",
-        f"Total time: {time.perf_counter() - began:.1f} s",
-        sep="\n",
-        soft_wrap=True,
-        highlight=False,
-    )
+    console.print(f"Vectors with and without batching are {verdict}: smallest cosine {cosine:.6f}")
+    note = f"batch_size={batch_size}; unbatched: one sentence at a time"
+    save(draw(pairs, title, note), output, console, began)
     return 0 if cosine > LEAST_COSINE else 1
 
 
 def first_sentences() -> list[str]:
-    """The first sentences of the docstrings in `MODULES`, each once, shuffled in the same way each
+    """First sentences of the docstrings in `MODULES`, each once, shuffled in the same way each
     time.
     """
     library = Path(sysconfig.get_path("stdlib"))
     paths = [
         path
-        for module in MODULES
+        for module in MODULES.split()
         for path in sorted([*library.glob(f"{module}.py"), *library.glob(f"{module}/*.py")])
     ]
     found = list(
@@ -178,7 +135,7 @@ def _sentences_of(module: ast.Module) -> Iterator[str]:
 
 
 def load(model: str | None) -> Encode:
-    """The encode function, on the CPU, of a SentenceTransformer by name or path; None is the
+    """Encode function, on the CPU, of a SentenceTransformer by name or path; None is the
     all-MiniLM-L6-v2 that has a package.
 
     Raises:
@@ -212,36 +169,32 @@ def load(model: str | None) -> Encode:
 
 
 class Run(Calls[str, Vector]):
-    """What callers come to who, each one call at a time, have the sentences embedded."""
+    """Calls of callers who have sentences embedded, and the vectors that they got."""
 
-    def __init__(self, callers: str, sentences: list[str], answered: Callable[[], object]) -> None:
-        super().__init__(iter(list(enumerate(sentences))))
-        self.callers = callers  # what they are
+    def __init__(
+        self, label: str, sentences: list[str], callers: int, advance: Callable[[], object]
+    ) -> None:
+        super().__init__(iter(list(enumerate(sentences))), callers)
+        self.label = label
         self.vectors = [np.empty(0, np.float32)] * len(sentences)
-        self.stats: Stats | None = None  # of the batcher, if there is one
-        self._tell = answered
+        self._advance = advance
 
     def keep(self, number: int, answer: Vector) -> None:
         self.vectors[number] = answer
-        self._tell()
-
-
-def by_loop(call: Callable[[str], Awaitable[Vector]], run: Run, callers: int) -> None:
-    """Has that many coroutines make the calls, on a loop of their own."""
-    asyncio.run(by_coroutines(call, run, callers))
+        self._advance()
 
 
 class Way(NamedTuple):
     """One way of answering concurrent callers."""
 
-    callers: str  # what they are
+    label: str
+    call: Any  # embeds one sentence; awaited if the callers are coroutines
     # runs the model, always in one thread
     server: ThreadPoolExecutor | Batched[str, Vector, ...] | AsyncBatched[str, Vector, ...]
-    make: Callable[[Run, int], None]  # has that many callers make the calls
 
 
 def ways(encode: Encode, batch_size: int) -> list[tuple[Way, Way]]:
-    """What is compared, without and with batching."""
+    """Pairs of ways to compare, without and with batching."""
     worker, loop_worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
     fn = dynamically(batch_size=batch_size)(encode)
     loop_fn = aio.dynamically(batch_size=batch_size)(encode)
@@ -257,42 +210,27 @@ def ways(encode: Encode, batch_size: int) -> list[tuple[Way, Way]]:
         return await asyncio.wrap_future(loop_worker.submit(encode_one, sentence))
 
     return [
+        (Way("threads unbatched", alone, worker), Way("threads batched", fn, fn)),
         (
-            Way("threads", worker, partial(by_threads, alone)),
-            Way("threads", fn, partial(by_threads, fn)),
-        ),
-        (
-            Way("asyncio", loop_worker, partial(by_loop, alone_on_loop)),
-            Way("asyncio", loop_fn, partial(by_loop, loop_fn)),
+            Way("asyncio unbatched", alone_on_loop, loop_worker),
+            Way("asyncio batched", loop_fn, loop_fn),
         ),
     ]
 
 
-def measure(way: Way, *, sentences: list[str], callers: int, progress: Progress) -> Run:
-    """What `way` comes to, after one call of each caller to warm up; its server is shut down
-    afterwards.
-    """
-    batcher = None if isinstance(way.server, ThreadPoolExecutor) else way.server
-    bar = progress.add_task(
-        f"{way.callers}, {'unbatched' if batcher is None else 'batched'}", total=len(sentences)
-    )
-    run = Run(way.callers, sentences, partial(progress.advance, bar))
+async def measure(way: Way, sentences: list[str], callers: int, progress: Progress) -> Run:
+    """Run of `way`, after one call of each caller to warm up; shuts down its server."""
+    advance = add_bar(progress, way.label, len(sentences))
     try:
-        way.make(Run(way.callers, sentences[:callers], bool), callers)
-        if batcher is not None:
-            batcher.reset_stats()
-        started = time.perf_counter()
-        way.make(run, callers)
-        run.seconds = time.perf_counter() - started
+        await measure_calls(way.call, Run(way.label, sentences[:callers], callers, bool))
+        return await measure_calls(way.call, Run(way.label, sentences, callers, advance))
     finally:
         way.server.shutdown(cancel_futures=True)
-    run.stats = None if batcher is None else batcher.stats
-    return run
 
 
-def smallest_cosine(pairs: list[tuple[Run, Run]]) -> float:
-    """Between the vectors of the same sentence without and with batching; not a number if a vector
-    is not.
+def smallest_cosine(pairs: Sequence[tuple[Run, ...]]) -> float:
+    """Smallest cosine between the vectors of the same sentence without and with batching; not a
+    number if a vector is not.
     """
     alone, batched = (
         np.concatenate([run.vectors for run in runs]).astype(np.float64)
@@ -302,104 +240,26 @@ def smallest_cosine(pairs: list[tuple[Run, Run]]) -> float:
     return float(np.min(np.sum(alone * batched, axis=1) / lengths))
 
 
-def table(pairs: list[tuple[Run, Run]], title: str) -> Table:
-    """The runs side by side."""
-    made = blank_table(title)
-    for head in (
-        "Callers",
-        "Calls",
-        "Sentences\na second",
-        "Speed-up",
-        "p50\nms",
-        "p99\nms",
-        "Mean\nbatch",
-        "Flush reasons",
-    ):
-        text = head in ("Callers", "Calls", "Flush reasons")
-        made.add_column(head, justify="left" if text else "right", no_wrap=head != "Flush reasons")
-    for pair in pairs:
-        for run in pair:
-            figures = (
-                f"{run.rate:,.0f}",
-                f"{run.rate / pair[0].rate:.1f}x",
-                f"{run.latency(50):,.0f}",
-                f"{run.latency(99):,.0f}",
-            )
-            if run.stats is None:
-                made.add_row(run.callers, "unbatched", *figures, "1.0", "")
-            else:
-                reasons = ", ".join(
-                    f"{reason} {count:,}" for reason, count in run.stats.flush_reasons.items()
-                )
-                made.add_row(
-                    run.callers,
-                    "batched",
-                    *figures,
-                    f"{run.stats.avg_batch_size:.1f}",
-                    reasons,
-                    style="bold",
-                    end_section=True,
-                )
-    return made
-
-
-def draw(pairs: list[tuple[Run, Run]], title: str, note: str, output: Path) -> None:
-    """Writes a PNG of the throughput and the latencies of the runs."""
-    figure = blank_figure(title, note)
-    figure.subplots_adjust(left=0.03, right=0.97, top=0.80, bottom=0.17, wspace=0.1)
+def draw(pairs: Sequence[tuple[Run, ...]], title: str, note: str) -> Figure:
+    """Figure of the throughput and the latencies of the runs."""
+    figure = new_figure(title, note)
     rates, latencies = figure.subplots(1, 2, width_ratios=(2, 3))
-    callers = [alone.callers for alone, _ in pairs]
-    _bars(
+    names = [alone.label.partition(" ")[0] for alone, _ in pairs]
+    gains = [format_ratio(batched.rate / alone.rate) for alone, batched in pairs]
+    modes = dict(zip(("unbatched", "batched"), zip(*pairs, strict=True), strict=True))
+    draw_bars(
         rates,
         "Sentences a second (more is better)",
-        callers,
-        [(alone.rate, batched.rate) for alone, batched in pairs],
+        [f"{name}, {gain}" for name, gain in zip(names, gains, strict=True)],
+        {mode: [run.rate for run in runs] for mode, runs in modes.items()},
     )
-    for group, (alone, batched) in enumerate(pairs):
-        inside = {
-            "ha": "center",
-            "va": "top",
-            "color": "white",
-            "fontsize": 13,
-            "fontweight": "bold",
-        }
-        rates.annotate(
-            f"{batched.rate / alone.rate:.1f}x",
-            (group + BAR / 2, batched.rate),
-            (0, -7),
-            textcoords="offset points",
-            **inside,
-        )
-    ticks = [f"{name}, p{percent}" for name in callers for percent in (50, 99)]
-    _bars(
+    draw_bars(
         latencies,
         "Latency of a call in ms (less is better)",
-        ticks,
-        [(a.latency(q), b.latency(q)) for a, b in pairs for q in (50, 99)],
+        [f"{name}, p{percent}" for name in names for percent in (50, 99)],
+        {
+            mode: [run.percentile(percent) * 1e3 for run in runs for percent in (50, 99)]
+            for mode, runs in modes.items()
+        },
     )
-    figure.legend(
-        *rates.get_legend_handles_labels(),
-        loc="upper right",
-        bbox_to_anchor=(0.98, 0.99),
-        ncols=2,
-        frameon=False,
-    )
-    figure.savefig(output, format="png", dpi=150)
-
-
-def _bars(axes: Axes, title: str, groups: list[str], values: list[tuple[float, float]]) -> None:
-    for offset, heights, (mode, colour) in zip(
-        (-BAR / 2, BAR / 2), zip(*values, strict=True), COLOURS.items(), strict=True
-    ):
-        bars = axes.bar(
-            [group + offset for group in range(len(groups))],
-            heights,
-            width=0.95 * BAR,
-            color=colour,
-            label=mode,
-        )
-        axes.bar_label(bars, fmt="{:,.0f}", padding=3)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.margins(x=0.02, y=0.12)
-    axes.yaxis.set_visible(False)
-    style_axes(axes, title)
+    return figure

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from ._collate.arguments import Binder
-from ._collate.feature_collator import Group
-from ._collate.features import Reader, whole_length
+from ._collate.feature_collator import GroupKey
+from ._collate.features import FeatureParser, validate_length
 from ._core.scheduler import Request
 from .errors import CollationError
 
@@ -89,12 +89,12 @@ class ItemRequestParser:
                 waker,
                 False,
                 owner,
-                lengths=[whole_length(self._name, self._length(item))],
+                lengths=[validate_length(self._name, self._length(item))],
             )
         items = list(item)
         if self._length is None:
             return Request(items, len(items), group, waker, True, owner)
-        lengths = [whole_length(self._name, self._length(item)) for item in items]
+        lengths = [validate_length(self._name, self._length(item)) for item in items]
         order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
         items, lengths = [items[place] for place in order], [lengths[place] for place in order]
         return Request(items, len(items), group, waker, True, owner, lengths=lengths, order=order)
@@ -104,12 +104,12 @@ class FeatureRequestParser:
     """Takes features, as one mapping or by keyword."""
 
     def __init__(
-        self, name: str, binder: Binder, home: str, reader: Reader, *, spread: bool
+        self, name: str, binder: Binder, home: str, parser: FeatureParser, *, spread: bool
     ) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
         self._home = home  # the class that defines the function, if one does
-        self._reader = reader
+        self._parser = parser
         self._spread = spread
 
     def parse(
@@ -137,7 +137,7 @@ class FeatureRequestParser:
                 f"keyword, got {item!r:.60}"
             )
         try:
-            features = self._reader.features(item)
+            features = self._parser.parse(item)
         except CollationError as error:
             if isinstance(item, _Keywords) and item:
                 raise CollationError(
@@ -146,13 +146,13 @@ class FeatureRequestParser:
                 ) from None
             raise
         arguments = self._binder.bind(
-            args, kwargs, tuple([field.name for field in features.fields]) if self._spread else ()
+            args, kwargs, tuple([spec.name for spec in features.specs]) if self._spread else ()
         )
         lengths = [features.longest] * features.rows
         return Request(
             features,
             features.rows,
-            Group(arguments, features.fields),
+            GroupKey(arguments, features.specs),
             waker,
             False,
             owner,

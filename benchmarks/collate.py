@@ -15,8 +15,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from batched._collate.arguments import Arguments
-from batched._collate.feature_collator import FeatureCollator, Group
-from batched._collate.features import Reader
+from batched._collate.feature_collator import FeatureCollator, GroupKey
+from batched._collate.features import FeatureParser
 from batched._collate.settings import FeatureSettings
 from batched._core.scheduler import Batch, Request, Slice
 from report import Figure, conclude, options, repeated
@@ -39,11 +39,11 @@ def rows(*, ragged: bool, names: Sequence[str] = ("input_ids",)) -> Calls:
 
 
 def requests(calls: Calls) -> list[Slice]:
-    reader = Reader("fn", FeatureSettings(), None)
+    parser = FeatureParser("fn", FeatureSettings(), None)
     arguments = Arguments((), {})
-    read = [reader.features(call) for call in calls]
+    read = [parser.parse(call) for call in calls]
     return [
-        (Request(features, 1, Group(arguments, features.fields), waker=None), 0, 1)
+        (Request(features, 1, GroupKey(arguments, features.specs), waker=None), 0, 1)
         for features in read
     ]
 

@@ -19,8 +19,8 @@ import pytest
 
 from batched import cli
 from batched._bench import measuring
-from batched._bench.advice import BatchTime, Fit, advise, fit, fold, ms
-from batched._bench.subject import subject
+from batched._bench.advice import BatchTime, Fit, advise, fit, format_ratio, ms
+from batched._bench.target import load_target
 from batched._core.cost import Cost
 
 PACKAGES = ("numpy", "rich", "matplotlib")
@@ -256,8 +256,8 @@ def test_direct_batches_are_never_cut_short(
     monkeypatch.setattr(Cost, "fixed_size", 0.0)
     Path("sample").write_text(sample)
     timings = asyncio.run(
-        measuring.batch_times(
-            subject(f"functions:{target}", Path("sample")), [25, 35], lambda: None
+        measuring.time_batches(
+            load_target(f"functions:{target}", Path("sample")), [25, 35], lambda: None
         )
     )
     rows = [batch["x"][1][0] if isinstance(batch, dict) else len(batch) for batch in given()]
@@ -292,7 +292,7 @@ def test_features_are_tensors_if_torch_is_there(
     torch: Any, functions: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    items = subject("functions:arrays", Path("features")).items
+    items = load_target("functions:arrays", Path("features")).items
     assert all(isinstance(row, torch.Tensor) for item in items for row in item.values())
 
 
@@ -315,13 +315,15 @@ def test_an_interrupted_command_ends_with_status_130_and_leaves_nothing_behind(
 
 
 def test_an_interrupt_under_load_ends_it(functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from batched._closed_loop import by_threads
+    from batched import _closed_loop
+
+    run_threads = _closed_loop.run_threads
 
     def interrupted(*args: Any) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        by_threads(*args)
+        run_threads(*args)
 
-    monkeypatch.setattr(measuring, "by_threads", interrupted)
+    monkeypatch.setattr(_closed_loop, "run_threads", interrupted)
     before = set(threading.enumerate())
     assert bench("functions:plain", "items", "--seconds", "1000") == 130
     for thread in set(threading.enumerate()) - before:
@@ -434,7 +436,9 @@ def test_a_sample_that_cannot_be_used_is_told_with_its_line(
 @pytest.mark.parametrize("name", ["failing", "failing_coroutine"])
 def test_what_is_raised_under_load_is_told_with_the_callers(name: str, functions: None) -> None:
     with pytest.raises(ArgumentError, match=f"{name} raised ValueError: no, called by 2 callers"):
-        asyncio.run(measuring.load(subject(f"functions:{name}", Path("items")), 2, 4, 0.1))
+        asyncio.run(
+            measuring.measure_load(load_target(f"functions:{name}", Path("items")), 2, 4, 0.1)
+        )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -479,7 +483,7 @@ def test_the_help_tells_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_line_to_paste_is_that_of_the_function(
     target: str, batch_size: int, line: str, functions: None
 ) -> None:
-    assert subject(target, Path("items")).paste(batch_size) == line
+    assert load_target(target, Path("items")).suggestion(batch_size) == line
 
 
 def loaded(callers: int, calls: int) -> measuring.Load:
@@ -487,7 +491,7 @@ def loaded(callers: int, calls: int) -> measuring.Load:
     made = measuring.Load([None], callers, 0.0)
     made.seconds = 1.0
     for _ in range(calls):
-        made.answered(0, None, 0.0)
+        made.record(0, None, 0.0)
     return made
 
 
@@ -514,11 +518,11 @@ def loaded(callers: int, calls: int) -> measuring.Load:
 def test_what_batching_is_worth_is_told(
     calls: dict[int, int], sentence: str, functions: None
 ) -> None:
-    from batched._bench.command import Findings, outcome
+    from batched._bench.command import Findings, summarize
 
     loads = [loaded(callers, number) for callers, number in calls.items()]
     alone = measuring.Timing(1, [0.01])
-    assert outcome(Findings([alone], fit(FLAT), advise(FLAT), 8, loads)) == sentence
+    assert summarize(Findings([alone], fit(FLAT), advise(FLAT), 8, loads)) == sentence
 
 
 def times(**milliseconds: float) -> list[BatchTime]:
@@ -676,4 +680,4 @@ def test_durations_are_shown_in_milliseconds_of_three_digits(seconds: float, sho
     [(26.64, "26.6x"), (1.0, "1.0x"), (0.97, "1.0x"), (0.9, "0.9x"), (0.0193, "0.019x")],
 )
 def test_multiples_are_shown_in_two_digits_or_more(ratio: float, shown: str) -> None:
-    assert fold(ratio) == shown
+    assert format_ratio(ratio) == shown

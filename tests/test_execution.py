@@ -47,7 +47,7 @@ class Parts:
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
         return self._do("split", [output[: stop - start] for _, start, stop in slices])
 
-    def joined(self, request: Request, parts: list[Any]) -> Any:
+    def join(self, request: Request, parts: list[Any]) -> Any:
         return self._do("join", parts)
 
     def _do(self, step: str, outcome: list[Any]) -> list[Any]:
@@ -79,7 +79,7 @@ def test_whatever_collation_raises_reaches_the_callers_of_that_batch(
         outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
         scheduler.finished(batch, 1.0)
         ended += settle(scheduler, outcomes)
-    assert complete(ended, collator.joined, "fn") == 2
+    assert complete(ended, collator.join, "fn") == 2
     for request in requests:
         assert isinstance(request.error, batched.BatchFunctionError)
         assert isinstance(request.error.__cause__, SystemExit)

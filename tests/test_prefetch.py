@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import batched
-from batched._collate.items import Items
+from batched._collate.items import ItemCollator
 from stage import BOUND, wait_until
 
 
@@ -53,13 +53,13 @@ def test_as_many_batches_as_asked_for_are_collated_while_one_runs(
     monkeypatch: pytest.MonkeyPatch, prefetch: int
 ) -> None:
     collated: list[int] = []
-    collate = Items.collate
+    collate = ItemCollator.collate
 
-    def noted(self: Items, slices: Any, batch: Any) -> Any:
+    def noted(self: ItemCollator, slices: Any, batch: Any) -> Any:
         collated.append(batch.size)
         return collate(self, slices, batch)
 
-    monkeypatch.setattr(Items, "collate", noted)
+    monkeypatch.setattr(ItemCollator, "collate", noted)
     model = Model()
     fn = batched.dynamically(batch_size=2, prefetch=prefetch)(model)
     futures = started(model, fn, 9)
@@ -152,14 +152,14 @@ def test_an_error_stays_with_its_batch(error: BaseException) -> None:
 
 
 def test_a_failure_to_collate_stays_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    collate = Items.collate
+    collate = ItemCollator.collate
 
-    def failing(self: Items, slices: Any, batch: Any) -> Any:
+    def failing(self: ItemCollator, slices: Any, batch: Any) -> Any:
         if slices[0][0].items == 1:
             raise ValueError("cannot be collated")
         return collate(self, slices, batch)
 
-    monkeypatch.setattr(Items, "collate", failing)
+    monkeypatch.setattr(ItemCollator, "collate", failing)
     fn = batched.dynamically(batch_size=1, prefetch=1)(lambda items: items)
     futures = [fn.submit(item) for item in range(4)]
     wait(futures, BOUND)

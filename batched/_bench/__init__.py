@@ -1,3 +1,3 @@
-"""`python -m batched bench`: how fast a batch function is by size and under load, and which
-`batch_size` it should have.
+"""`python -m batched bench`: the speed of a batch function by size of the batch and under load, and
+the `batch_size` that it should have.
 """

@@ -1,4 +1,4 @@
-"""Which `batch_size` measured times speak for: pure functions of numbers."""
+"""Advice on `batch_size` from measured times: pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NEAR_BEST = 1.1
-"""Times the best time of an item: up to this, a smaller batch is as good, and its callers wait for
+"""Ratio to the best time of an item up to which a smaller batch is as good: its callers wait for
 less.
 """
 
@@ -19,12 +19,12 @@ ROUGH = 0.25
 
 @dataclass(frozen=True)
 class BatchTime:
-    """What a batch of one size takes."""
+    """Time of a batch of one size."""
 
     size: int
     """Items."""
     seconds: float
-    """The median over several batches."""
+    """Median over several batches."""
 
     @property
     def per_item(self) -> float:
@@ -34,12 +34,12 @@ class BatchTime:
 
 @dataclass(frozen=True)
 class Fit:
-    """A batch of n items takes about `fixed + per_item * n` seconds."""
+    """Line of the times: a batch of n items takes about `fixed + per_item * n` seconds."""
 
     fixed: float
     per_item: float
     off: float
-    """The largest relative deviation from a measured time; 0.1 is 10 %."""
+    """Largest relative deviation from a measured time; 0.1 is 10 %."""
 
     def at(self, size: float) -> float:
         """Seconds for a batch of that size."""
@@ -55,7 +55,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Advice:
-    """A `batch_size`, and why."""
+    """Recommended `batch_size`, and why."""
 
     batch_size: int
     """1: batching gains nothing."""
@@ -64,8 +64,8 @@ class Advice:
 
 
 def fit(times: Sequence[BatchTime]) -> Fit:
-    """The line through the times of at least two sizes, neither part below zero, that deviates
-    least: in squares, relative to each time.
+    """Line through the times of at least two sizes, neither part below zero, that deviates least:
+    in squares, relative to each time.
     """
     sizes, seconds = (
         np.array(values, float)
@@ -82,7 +82,7 @@ def fit(times: Sequence[BatchTime]) -> Fit:
 
 
 def advise(times: Sequence[BatchTime]) -> Advice:
-    """The smallest measured size at which an item takes about as little as at the best one; sizes
+    """Smallest measured size at which an item takes about as little as at the best one; sizes
     ascend from 1.
     """
     alone, largest = times[0], times[-1]
@@ -117,6 +117,6 @@ def ms(seconds: float) -> str:
     return f"{value:,.{min(max(decimals, 0), 6)}f}"
 
 
-def fold(ratio: float) -> str:
-    """A multiple, such as 3.2x, in at least two digits."""
+def format_ratio(ratio: float) -> str:
+    """Multiple such as 3.2x, in at least two digits."""
     return f"{ratio:.1f}x" if ratio >= 0.95 else f"{ratio:.2g}x"

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .._display import blank_table, check_writable, cores, progress_on
-from .advice import Advice, Fit, advise, fit, fold, ms
-from .measuring import ROUNDS, Load, Timing, batch_times, doublings, load
+from .._closed_loop import Calls
+from .._display import (
+    add_bar,
+    check_writable,
+    cores,
+    new_console,
+    new_table,
+    progress_bars,
+    save,
+)
+from .advice import Advice, Fit, advise, fit, format_ratio, ms
+from .measuring import ROUNDS, Load, Timing, doublings, measure_load, time_batches
 from .picture import draw
-from .subject import Subject, subject
+from .target import Target, load_target
 
 
 class Plan(NamedTuple):
-    """What is to be measured."""
+    """Extent of the measurements."""
 
     max_batch_size: int
-    """The largest batch, at least 2 items."""
+    """Items of the largest batch, at least 2."""
     batch_size: int | None
-    """Under load; None is the recommended one."""
+    """Setting under load; None is the recommended one."""
     concurrency: int
     """Most callers."""
     seconds: float
-    """For each number of callers."""
+    """Time for each number of callers."""
 
 
 class Findings(NamedTuple):
-    """What was measured, and what follows."""
+    """Measurements, and what follows from them."""
 
     timings: list[Timing]
     fit: Fit
@@ -43,20 +50,16 @@ class Findings(NamedTuple):
 
     @property
     def best(self) -> Load:
-        """Of the most items per second."""
+        """Load of the most items per second."""
         return max(self.loads, key=lambda each: each.rate)
-
-    def speed_up(self, load: Load) -> float:
-        """Items per second, as a multiple of those one by one."""
-        return load.rate / self.timings[0].rate
 
     @property
     def gain(self) -> float:
-        """The best speed-up."""
-        return self.speed_up(self.best)
+        """Items per second at best, as a multiple of those one by one."""
+        return self.best.rate / self.timings[0].rate
 
 
-def bench(target: str, sample: Path, *, plan: Plan, output: Path, began: float) -> int:
+def bench(reference: str, sample: Path, *, plan: Plan, output: Path, began: float) -> int:
     """Shows how fast a batch function is, and what `batch_size` it should have; returns 0. `began`
     is of `perf_counter`.
 
@@ -64,79 +67,67 @@ def bench(target: str, sample: Path, *, plan: Plan, output: Path, began: float) 
         argparse.ArgumentError: the function or the sample cannot be used, or the function raised.
     """
     check_writable(output)
-    console = Console()
-    with console.status(f"Importing {target}"):
-        measured = subject(target, sample)
-    with progress_on(console) as progress:
-        found = asyncio.run(measure(measured, plan, progress))
-    items = f"{_count(len(measured.items), 'item')} from {sample.name}"
-    title = f"{target}, {items}, {_count(cores(), 'CPU core')}"
-    console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+    console = new_console()
+    with console.status(f"Importing {reference}"):
+        target = load_target(reference, sample)
+    with progress_bars(console) as progress:
+        found = asyncio.run(measure(target, plan, progress))
+    items = f"{_plural(len(target.items), 'item')} from {sample.name}"
+    title = f"{reference}, {items}, {_plural(cores(), 'CPU core')}"
+    console.print(title, style="bold")
     console.print(batch_table(found))
-    console.print(f"{found.fit}\n", highlight=False, soft_wrap=True)
-    console.print(load_table(found))
-    console.print(f"{found.advice.reason}\n{outcome(found)}", highlight=False, soft_wrap=True)
+    console.print(f"{found.fit}\n")
+    loads: dict[str, Any] = {f"{each.callers:,}": each for each in found.loads}
     console.print(
-        measured.paste(found.advice.batch_size if found.gain > 1 else 1),
-        style="bold",
-        highlight=False,
-        markup=False,
+        load_table(
+            f"Callers with one call at a time, batch_size={found.batch_size}",
+            "Items",
+            {"one by one": found.timings[0], **loads},
+        )
     )
-    draw(found.timings, found.fit, found.advice, found.loads, found.batch_size, title, output)
-    console.print(
-        f"Picture: {output}",
-        f"Total time: {time.perf_counter() - began:.1f} s",
-        sep="\n",
-        soft_wrap=True,
-        highlight=False,
-    )
+    console.print(f"{found.advice.reason}\n{summarize(found)}")
+    console.print(target.suggestion(found.advice.batch_size if found.gain > 1 else 1), style="bold")
+    figure = draw(found.timings, found.fit, found.advice, found.loads, found.batch_size, title)
+    save(figure, output, console, began)
     return 0
 
 
-async def measure(measured: Subject, plan: Plan, progress: Progress) -> Findings:
-    """Everything, on one event loop: what a coroutine function keeps may belong to the one that it
-    first ran on.
+async def measure(target: Target, plan: Plan, progress: Progress) -> Findings:
+    """Measures everything, on one event loop: what a coroutine function keeps may belong to the one
+    that it first ran on.
     """
     sizes, callers = doublings(plan.max_batch_size), doublings(plan.concurrency)
-    timings = await batch_times(
-        measured, sizes, _bar(progress, f"batches of 1 to {sizes[-1]}", ROUNDS)
+    timings = await time_batches(
+        target, sizes, add_bar(progress, f"batches of 1 to {sizes[-1]}", ROUNDS)
     )
     medians = [timing.median for timing in timings]
     advice = advise(medians)
     batch_size = plan.batch_size or advice.batch_size
-    advance = _bar(progress, f"1 to {_count(callers[-1], 'caller')}", len(callers))
+    advance = add_bar(progress, f"1 to {_plural(callers[-1], 'caller')}", len(callers))
     loads = []
     for number in callers:
-        loads.append(await load(measured, number, batch_size, plan.seconds))
+        loads.append(await measure_load(target, number, batch_size, plan.seconds))
         advance()
     return Findings(timings, fit(medians), advice, batch_size, loads)
 
 
-def outcome(found: Findings) -> str:
-    """What batching is worth under load, in one sentence."""
-    rate, callers = f"{found.best.rate:,.0f} items a second", _count(found.best.callers, "caller")
+def summarize(found: Findings) -> str:
+    """Sentence about what batching is worth under load."""
+    rate, callers = f"{found.best.rate:,.0f} items a second", _plural(found.best.callers, "caller")
     if found.gain <= 1:
-        best = f"at best {fold(found.gain)}, {rate} with {callers}"
+        best = f"at best {format_ratio(found.gain)}, {rate} with {callers}"
         return f"Through batched, calls are never faster than directly one by one: {best}."
-    more = f"{fold(found.gain)} as many as directly one by one"
+    more = f"{format_ratio(found.gain)} as many as directly one by one"
     return f"With batch_size={found.batch_size} and {callers} it is {rate}, {more}."
 
 
 def batch_table(found: Findings) -> Table:
-    """The times of batches by size."""
-    made = blank_table("Direct calls")
-    for head in (
-        "Batch\nsize",
-        "Calls",
-        "A batch\nms",
-        "An item\nms",
-        "Items\na second",
-        "a + b n\nms",
-    ):
-        made.add_column(head, justify="right", no_wrap=True)
+    """Times of batches by size."""
+    heads = "Batch\nsize", "Calls", "A batch\nms", "An item\nms", "Items\na second", "a + b n\nms"
+    table = new_table("Direct calls", *heads)
     for timing in found.timings:
         median = timing.median
-        made.add_row(
+        table.add_row(
             f"{timing.size:,}",
             f"{len(timing.seconds):,}",
             ms(median.seconds),
@@ -145,40 +136,30 @@ def batch_table(found: Findings) -> Table:
             ms(found.fit.at(timing.size)),
             style="bold" if timing.size == found.advice.batch_size else "",
         )
-    return made
+    return table
 
 
-def load_table(found: Findings) -> Table:
-    """What callers get, beside direct calls one by one."""
-    made = blank_table(f"Callers with one call at a time, batch_size={found.batch_size}")
-    for head in ("Callers", "Items\na second", "Speed-up", "p50\nms", "p99\nms", "Mean\nbatch"):
-        made.add_column(head, justify="right", no_wrap=True)
-    alone = found.timings[0]
-    one_by_one = (
-        "one by one",
-        f"{alone.rate:,.0f}",
-        "1.0x",
-        ms(alone.percentile(50)),
-        ms(alone.percentile(99)),
-        "1.0",
-    )
-    made.add_row(*one_by_one, end_section=True)
-    for each in found.loads:
-        figures = (
-            f"{each.rate:,.0f}",
-            fold(found.speed_up(each)),
-            ms(each.latency(50) / 1e3),
-            ms(each.latency(99) / 1e3),
-        )
-        made.add_row(f"{each.callers:,}", *figures, f"{each.mean_batch:.1f}", style="bold")
-    return made
+def load_table(title: str, items: str, *sections: Mapping[str, Timing | Calls[Any, Any]]) -> Table:
+    """Rates and latencies of callers. The first row of a section is what its others are compared
+    with.
+    """
+    rate = f"{items}\na second"
+    table = new_table(title, "Callers", rate, "Speed-up", "p50\nms", "p99\nms", "Mean\nbatch")
+    for section in sections:
+        alone, *_ = section.values()
+        for callers, calls in section.items():
+            table.add_row(
+                callers,
+                f"{calls.rate:,.0f}",
+                format_ratio(calls.rate / alone.rate),
+                ms(calls.percentile(50)),
+                ms(calls.percentile(99)),
+                f"{calls.mean_batch:.1f}",
+                style="" if calls is alone else "bold",
+            )
+        table.add_section()
+    return table
 
 
-def _bar(progress: Progress, description: str, total: int) -> Callable[[], object]:
-    """What moves a new bar on by one."""
-    task = progress.add_task(description, total=total)
-    return lambda: progress.advance(task)
-
-
-def _count(number: int, what: str) -> str:
+def _plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,10 +1,9 @@
-"""What a batch function comes to: the times of batches by size, and what closed-loop callers
+"""Measurements of a batch function: the times of batches by size, and what closed-loop callers
 get.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import statistics
@@ -16,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import AsyncBatched
-from .._closed_loop import Calls, by_coroutines, by_threads
+from .._closed_loop import Calls, measure_calls
 from .advice import BatchTime
-from .subject import Face, Subject
+from .target import AnyBatched, Target
 
 ROUNDS = 8
 """Times that each size gets its turn; in turns, because a machine may be slower for a while."""
@@ -33,12 +31,12 @@ QUICK = 1e-3
 all it needs is in the caches.
 """
 MOST_CALLS = 20
-"""With one batch."""
+"""Most calls in a row with one batch."""
 LEAST_TIME = 1e-9
-"""What a call takes (s) where the clock has not moved on."""
+"""Time of a call (s) during which the clock has not moved on."""
 
 WARM_UP = 0.2
-"""The part of `seconds` for which callers warm up."""
+"""Part of `seconds` for which callers warm up."""
 
 
 def doublings(most: int) -> list[int]:
@@ -46,42 +44,42 @@ def doublings(most: int) -> list[int]:
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
-class Watch:
-    """A batch function, `func`, that is called several times for each batch, and the times that
-    this took.
+class TimedFunction:
+    """Batch function of `batched` that is called `calls` times for each batch, and the times (s)
+    that this took.
     """
 
-    def __init__(self, face: Face) -> None:
-        func: Callable[..., Any] = face._function.func
+    def __init__(self, batched: AnyBatched) -> None:
+        func: Callable[..., Any] = batched._function.func
         self.calls = 1  # of the function for each batch
         self.seconds: list[float] = []  # of each call
 
         @functools.wraps(func)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             output: Any = None
             for call_args in self._calls(args):
                 started = time.perf_counter()
                 output = func(*call_args, **kwargs)
                 finish_on_gpu()
-                self._note(started)
+                self._record(started)
             return output
 
         @functools.wraps(func)
-        async def watched_async(*args: Any, **kwargs: Any) -> Any:
+        async def timed_async(*args: Any, **kwargs: Any) -> Any:
             output: Any = None
             for call_args in self._calls(args):
                 started = time.perf_counter()
                 output = await func(*call_args, **kwargs)
-                self._note(started)
+                self._record(started)
             return output
 
-        self.func = watched_async if face._function.coroutine else watched
+        self.func = timed_async if batched._function.coroutine else timed
 
-    def _note(self, started: float) -> None:
+    def _record(self, started: float) -> None:
         self.seconds.append(max(time.perf_counter() - started, LEAST_TIME))
 
     def _calls(self, args: tuple[Any, ...]) -> Iterator[list[Any]]:
-        """The arguments of each call, which gets a list or dict of its own: it may change it."""
+        """Arguments of each call, which gets a list or dict of its own: it may change it."""
         for _ in range(self.calls):
             yield [type(arg)(arg) if type(arg) in (list, dict) else arg for arg in args]
 
@@ -95,9 +93,10 @@ def finish_on_gpu() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """All calls of the function with batches of one size."""
+    """Times of all calls of the function with batches of one size."""
 
     size: int
+    """Items."""
     seconds: list[float]
 
     @property
@@ -109,16 +108,21 @@ class Timing:
         """Items per second, one call after the other."""
         return self.size * len(self.seconds) / sum(self.seconds)
 
+    @property
+    def mean_batch(self) -> float:
+        """Items."""
+        return self.size
+
     def percentile(self, percent: int) -> float:
-        """Of the calls (s)."""
+        """Percentile of the times of calls (s)."""
         return float(np.percentile(self.seconds, percent))
 
 
-async def batch_times(
-    subject: Subject, sizes: list[int], advance: Callable[[], object]
+async def time_batches(
+    target: Target, sizes: list[int], advance: Callable[[], object]
 ) -> list[Timing]:
-    """How long the function takes for batches of each size, called where it will run, and not timed
-    with anything around it.
+    """Times of batches of each size, with the function called where it will run, and nothing around
+    it timed.
 
     Each batch goes through a batcher, which makes the arguments and checks what the function
     returns; the first of each size does not count.
@@ -126,14 +130,14 @@ async def batch_times(
     Raises:
         argparse.ArgumentError: the function raised, or did not return one result per item.
     """
-    watch = Watch(subject.face)
-    function = dataclasses.replace(subject.face._function, func=watch.func)
-    plain: Face = type(subject.face)(function, owner=subject.face._owner)
+    timed = TimedFunction(target.batched)
+    function = dataclasses.replace(target.batched._function, func=timed.func)
+    plain: AnyBatched = type(target.batched)(function, owner=target.batched._owner)
     # a batch of items of different length might be cut short; rows of features are padded before
     settings: Any = {"length": None}
-    if subject.takes_features:
+    if target.takes_features:
         settings["unpad"] = False  # learning how to would take calls, too
-    face = plain.with_options(
+    batched = plain.with_options(
         batch_size=sizes[-1],
         max_batch_tokens=None,
         flush="eager",
@@ -142,15 +146,15 @@ async def batch_times(
         on_batch=None,
         **settings,
     )
-    batches = {size: subject.batches(size) for size in sizes}
+    batches = {size: target.batches(size) for size in sizes}
     timings = {size: Timing(size, []) for size in sizes}
     calls = dict.fromkeys(sizes, 1)
 
     async def run_batch(size: int) -> list[float]:
-        watch.calls, watch.seconds = calls[size], []
-        with subject.blamed(f"given a batch of {size}"):
-            await face.acall(next(batches[size]))
-        return watch.seconds
+        timed.calls, timed.seconds = calls[size], []
+        with target.report_errors(f"given a batch of {size}"):
+            await batched.acall(next(batches[size]))
+        return timed.seconds
 
     try:
         for size in sizes:
@@ -167,27 +171,25 @@ async def batch_times(
                     timings[size].seconds.extend(await run_batch(size))
             advance()
     finally:
-        await face.aclose(cancel_futures=True)
+        await batched.aclose(cancel_futures=True)
     return list(timings.values())
 
 
 class Load(Calls[Any, Any]):
-    """What some callers come to who make calls for a while."""
+    """Calls of some callers who make them for a while."""
 
     def __init__(self, arguments: list[Any], callers: int, seconds: float) -> None:
-        super().__init__(Until(time.perf_counter() + seconds, arguments))
-        self.callers = callers
-        self.mean_batch = 0.0  # items
+        super().__init__(ItemsUntil(time.perf_counter() + seconds, arguments), callers)
 
 
-class Until:
+class ItemsUntil:
     """Numbered items, over and over, until a moment on `perf_counter`; threads may share it."""
 
     def __init__(self, end: float, items: list[Any]) -> None:
         self._end = end
         self._items = zip(count(), cycle(items))  # neither ends
 
-    def __iter__(self) -> Until:
+    def __iter__(self) -> ItemsUntil:
         return self
 
     def __next__(self) -> tuple[int, Any]:
@@ -196,35 +198,20 @@ class Until:
         return next(self._items)
 
 
-async def load(subject: Subject, callers: int, batch_size: int, seconds: float) -> Load:
-    """What that many callers get, after a warm-up; coroutines if they await the function, else
-    threads.
+async def measure_load(target: Target, callers: int, batch_size: int, seconds: float) -> Load:
+    """Calls of that many callers, after a warm-up.
 
     Raises:
         argparse.ArgumentError: the function raised, or did not return one result per item.
     """
-    # As the user has it, but for what turns callers away: that would count as answers here.
-    face: Face = subject.face.with_options(
+    # as the user has it, but for what turns callers away: that would count as answers here
+    batched: AnyBatched = target.batched.with_options(
         batch_size=batch_size, max_queue_size=None, queue_timeout_ms=None
     )
-    arguments = subject.arguments()
-
-    async def calls(seconds: float) -> Load:
-        made = Load(arguments, callers, seconds)
-        started = time.perf_counter()
-        with subject.blamed(f"called by {callers} {'callers' if callers > 1 else 'caller'}"):
-            if isinstance(face, AsyncBatched):
-                await by_coroutines(face, made, callers)
-            else:
-                await asyncio.to_thread(by_threads, face, made, callers)
-        made.seconds = time.perf_counter() - started
-        return made
-
+    arguments = target.arguments()
     try:
-        await calls(WARM_UP * seconds)
-        face.reset_stats()
-        measured = await calls(seconds)
-        measured.mean_batch = face.stats.avg_batch_size
-        return measured
+        with target.report_errors(f"called by {callers} {'callers' if callers > 1 else 'caller'}"):
+            await measure_calls(batched, Load(arguments, callers, WARM_UP * seconds))
+            return await measure_calls(batched, Load(arguments, callers, seconds))
     finally:
-        await face.aclose(cancel_futures=True)
+        await batched.aclose(cancel_futures=True)

@@ -1,3 +1,3 @@
-"""Between calls and batches: slices of requests to the argument of the batch function, its output
-to one result per request.
+"""Collators: from the slices of a batch to the argument of the batch function, and from its output
+to one result for each caller.
 """

@@ -1,9 +1,9 @@
-"""Extra arguments of a call, and the key by which calls with the same ones share a batch.
+"""Extra arguments of calls, and the key by which calls with equal ones share a batch.
 
 Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`; a
 list, dict or set counts as what it holds, in its order if it has one. An argument left out equals
-its default passed explicitly. Containers are copied when a call comes in, and for each batch:
-neither a caller that changes its own nor a function that changes what it gets is seen by others.
+its default passed explicitly. Containers are copied when a call comes in, and again for each
+batch, so that nobody sees what another caller or the function writes to them.
 """
 
 from __future__ import annotations
@@ -11,111 +11,120 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from itertools import chain
+from operator import is_
 from typing import Any, Final
 
 # stands for the instance, the items and the features when a signature is bound
-_PLACE: Final = object()
+_PLACEHOLDER: Final = object()
 
-LIGHT: Final = 256
-"""Characters, bytes or entries of an argument up to which keys may keep it."""
+MAX_KEPT: Final = 256
+"""Largest number of characters, bytes or entries of an argument that `Arguments.key` may keep."""
 
-REMEMBERED: Final = 64
-"""Sets of feature names for which calls without extra arguments take the short way."""
+CACHE_LIMIT: Final = 64
+"""Most sets of feature names for which calls without extra arguments are bound without a look."""
+
+Values = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
 
 
 class Arguments:
-    """The extra arguments of a call. Calls with equal ones have the same object, as long as any of
-    them waits or runs.
+    """Extra arguments of a call. Calls with equal ones share one object, as long as any of them
+    waits or runs.
     """
 
-    __slots__ = ("__weakref__", "_args", "_kwargs", "_light")
+    __slots__ = ("__weakref__", "_args", "_kwargs", "_small", "constants")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._args = _fresh(args)
-        self._kwargs = _fresh(kwargs)
-        self._light: bool | None = None  # whether `key` may keep them; None until it is asked for
+        self._args = _copy_containers(args)
+        self._kwargs = _copy_containers(kwargs)
+        self._small: bool | None = None  # whether `key` may keep them; None until it is asked for
+        given, copied = (*args, *kwargs.values()), (*self._args, *self._kwargs.values())
+        self.constants: Values | None = (
+            (self._args, self._kwargs) if all(map(is_, given, copied)) else None
+        )
+        """The arguments, if no container is among them that a function could change; else None."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same arguments, as long as they are used; keeps none alive but small plain
-        values, which it always knows again.
+        """Key of these arguments: the same object as long as they are used. Of those that are small
+        and plain it is equal at all times; others it does not keep alive.
         """
-        if self._light is None:
-            self._light = _is_light(self._args) and _is_light(self._kwargs)
-        return self if self._light else weakref.ref(self)
+        if self._small is None:
+            self._small = _is_small(self._args) and _is_small(self._kwargs)
+        return self if self._small else weakref.ref(self)
 
-    def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of one batch, whose containers the function may
-        change.
-        """
-        if not self._args and not self._kwargs:
-            return (), {}
-        return _fresh(self._args), _fresh(self._kwargs)
+    def unpack(self) -> Values:
+        """The arguments for one batch, with containers of its own that the function may change."""
+        return self.constants or (_copy_containers(self._args), _copy_containers(self._kwargs))
 
 
 class Binder:
-    """Turns the extra arguments of calls of one function into `Arguments`."""
+    """Binder of the extra arguments of one function's calls to its signature."""
 
     def __init__(self, func: Callable[..., Any], name: str, *, leading: int) -> None:
-        """`leading` parameters (the instance, the items) come before the extra ones.
+        """Binder for `func`, whose first `leading` parameters (the instance, the items) are no
+        extra arguments.
 
         Raises:
-            TypeError: the function does not take them.
+            TypeError: the function does not take so many.
         """
-        self._name = name
-        self._leading = (_PLACE,) * leading
+        self._name = name  # of the batch function, for error messages
+        self._leading = (_PLACEHOLDER,) * leading
         try:
             self._signature: inspect.Signature | None = inspect.signature(func)
         except (TypeError, ValueError):  # builtins need not have one
             self._signature = None
         parameters = list(self._signature.parameters.values()) if self._signature else []
-        if self._signature and not self._binds(self._leading):
-            raise TypeError(f"{name} takes no argument for the list of items")
+        try:
+            if self._signature:
+                self._signature.bind_partial(*self._leading)
+        except TypeError:
+            raise TypeError(f"{name} takes no argument for the list of items") from None
         first = parameters[leading - 1] if 0 < leading <= len(parameters) else None
         self.items_name = (
             first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
         )
-        """The keyword by which the items may be passed, if any."""
-        self._gathered = next(
+        """Keyword by which the items may be passed, if any."""
+        self._var_keyword = next(
             (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD),
             "",
         )
         self._defaults = {
             parameter.name: _default_key(parameter)
             for parameter in parameters
-            if parameter.name != self._gathered
+            if parameter.name != self._var_keyword
         }
         self._known: weakref.WeakValueDictionary[Hashable, Arguments] = (
             weakref.WeakValueDictionary()
         )
-        # no extra arguments, by the names of features; found without a look at any
+        # of calls without extra arguments, by the names of their features
         self._bare: dict[tuple[str, ...], Arguments] = {}
         self.bare: Arguments | None = None
-        """Those of a call that passes none; None if it must."""
-        if not self._required(parameters[leading:]):
-            self.bare = self._bare[()] = self._known[self._key((), {}, ())] = Arguments((), {})
+        """Arguments of a call without extra ones; None if some are required."""
+        with suppress(TypeError):
+            self.bare = self.bind((), {})
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...] = ()
     ) -> Arguments:
-        """The extra arguments of one call, in which `features` are passed by keyword too.
+        """Extra arguments of one call, in which the function gets `features` by keyword too.
 
         Raises:
             TypeError: they do not fit the function's signature, or one of them has no content to
                 compare (it is unhashable).
         """
-        if not args and not kwargs:
-            bare = self._bare.get(features)
-            if bare is not None:
-                return bare
+        bare = not args and not kwargs
+        if bare and features in self._bare:
+            return self._bare[features]
         key = self._key(args, kwargs, features)
         arguments = Arguments(args, kwargs)
         try:
             arguments = self._known.setdefault(key, arguments)
         except Exception:  # of a comparison: what cannot be compared shares no batch
             return arguments
-        if features and not args and not kwargs and len(self._bare) < REMEMBERED:
+        if bare and len(self._bare) < CACHE_LIMIT:
             self._bare[features] = arguments
         return arguments
 
@@ -123,8 +132,8 @@ class Binder:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
     ) -> Hashable:
         if self._signature is None:
-            return self._frozen("arguments", [args, kwargs])
-        places = dict.fromkeys(features, _PLACE)
+            return self._freeze("arguments", [args, kwargs])
+        places = dict.fromkeys(features, _PLACEHOLDER)
         try:
             if twice := places.keys() & kwargs.keys():
                 raise TypeError(
@@ -133,97 +142,87 @@ class Binder:
             bound = self._signature.bind(*self._leading, *args, **places, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self._name}: {error}") from None
-        gathered = bound.pop(self._gathered, {})  # which have no order
+        var_keyword = bound.pop(self._var_keyword, {})  # which have no order
         given = {
-            name: self._frozen(name, value) for name, value in bound.items() if value is not _PLACE
+            name: self._freeze(name, value)
+            for name, value in bound.items()
+            if value is not _PLACEHOLDER
         }
         others = [
-            (name, None, self._frozen(name, value))
-            for name, value in gathered.items()
-            if value is not _PLACE
+            (name, None, self._freeze(name, value))
+            for name, value in var_keyword.items()
+            if value is not _PLACEHOLDER
         ]
         return frozenset([*{**self._defaults, **given}.items(), *others])
 
-    def _frozen(self, name: str, value: Any) -> Hashable:
+    def _freeze(self, name: str, value: Any) -> Hashable:
         try:
-            key = _frozen(value)
-            hash(key)
+            return _freeze_hashable(value)
         except TypeError as error:
             raise TypeError(
                 f"{self._name}: calls are grouped by the values of their extra arguments, and "
                 f"{name}={value!r} cannot be compared: {error}"
             ) from None
-        return key
-
-    def _binds(self, args: tuple[object, ...]) -> bool:
-        assert self._signature is not None
-        try:
-            self._signature.bind_partial(*args)
-        except TypeError:
-            return False
-        return True
-
-    @staticmethod
-    def _required(parameters: list[inspect.Parameter]) -> bool:
-        return any(
-            p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-            for p in parameters
-        )
 
 
 def _default_key(parameter: inspect.Parameter) -> Hashable:
-    """The key of a parameter left out: that of its default, or, where that has none, a key of its
-    own.
+    """Key of a parameter left out: that of its default or, if that cannot be hashed, one for this
+    default alone.
     """
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return _frozen(())
     try:
-        key = _frozen(parameter.default)
-        hash(key)
+        return _freeze_hashable(
+            () if parameter.kind is parameter.VAR_POSITIONAL else parameter.default
+        )
     except TypeError:
         return (inspect.Parameter, id(parameter.default))
+
+
+def _freeze_hashable(value: Any) -> Hashable:
+    """Key of `value`, or a TypeError if it cannot be hashed."""
+    key = _freeze(value)
+    hash(key)
     return key
 
 
-def _frozen(value: Any) -> Hashable:
-    """A hashable key that equals another one only if type and content do, as far as they can be
-    told.
-    """
+def _freeze(value: Any) -> Hashable:
+    """Key that equals another one only if type and content do, as far as they can be told."""
     kind = type(value)
     if value is None or kind in (str, bytes, int, bool):
         return kind, value
-    if kind in (list, tuple) or _is_named(value):
-        return kind, tuple(map(_frozen, value))
+    if kind in (list, tuple) or _is_namedtuple(value):
+        return kind, tuple(map(_freeze, value))
     if kind in (set, frozenset):
-        return kind, frozenset(map(_frozen, value))
+        return kind, frozenset(map(_freeze, value))
     if kind is dict:
-        return kind, tuple((_frozen(key), _frozen(item)) for key, item in value.items())
+        return kind, tuple((_freeze(key), _freeze(item)) for key, item in value.items())
     if kind is float:
         return kind, value.hex()  # tells -0.0 from 0.0, and lets nan equal itself
     return kind, value, repr(value)  # equal is not alike: 0j and -0j, one moment in two time zones
 
 
-def _fresh(value: Any) -> Any:
-    """`value` with the built-in containers in it made anew, and everything else as it is."""
+def _copy_containers(value: Any) -> Any:
+    """Copy of the built-in containers of `value`, all levels of them, with everything else as it
+    is.
+    """
     kind = type(value)
     if kind in (list, set, frozenset, tuple):
-        return kind(map(_fresh, value))
+        return kind(map(_copy_containers, value))
     if kind is dict:
-        return {key: _fresh(item) for key, item in value.items()}
-    return kind._make(map(_fresh, value)) if _is_named(value) else value
+        return {key: _copy_containers(item) for key, item in value.items()}
+    return kind._make(map(_copy_containers, value)) if _is_namedtuple(value) else value
 
 
-def _is_light(value: Any) -> bool:
-    """Whether `value` is small and plain, all that it holds too."""
+def _is_small(value: Any) -> bool:
+    """True if `value` is small and plain, all that it holds too."""
     kind = type(value)
     if kind in (str, bytes):
-        return len(value) <= LIGHT
+        return len(value) <= MAX_KEPT
     if kind in (list, tuple, set, frozenset):
-        return len(value) <= LIGHT and all(map(_is_light, value))
+        return len(value) <= MAX_KEPT and all(map(_is_small, value))
     if kind is dict:
-        return len(value) <= LIGHT and all(map(_is_light, chain.from_iterable(value.items())))
+        return len(value) <= MAX_KEPT and all(map(_is_small, chain.from_iterable(value.items())))
     return value is None or kind in (int, float, bool, complex)
 
 
-def _is_named(value: Any) -> bool:
+def _is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_make")

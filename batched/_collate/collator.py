@@ -1,4 +1,4 @@
-"""What the execution of a batch asks of a collator, whichever kind of items it knows."""
+"""Protocol between the execution of a batch and its collator, of whichever kind its items are."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Protocol
 from .._core.scheduler import Batch, Request, Slice
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
-"""One call of the batch function: positional and keyword arguments, and what the collator wants to
-know when it splits the output.
+"""Positional arguments, keyword arguments and context of one call of the batch function. The
+context is what the collator needs to split the output of this very call.
 """
 
 
 class ProbeNeeded(Exception):
-    """The output cannot be split before it is known what the function makes of one row of it alone.
+    """Request for another call of the function, with one row alone, before its output can be split.
 
-    The first of `calls` that the function answers tells. `learn` is to be told the output, and
-    `failed` the errors before, of which it says whether the caller of that row would have got it
-    alone; and `split` is to be asked again, about `kept`, a copy of the output: the function may
-    write the next one to the same memory.
+    The execution makes `calls` one after another. The output of the first that returns goes to
+    `learn`; the error of one that raises goes to `failed`, which says whether the caller of that
+    row would have got this error alone. Then it splits `kept`, a copy of the output: the function
+    may write the next output to the same memory.
     """
 
     def __init__(
@@ -37,23 +37,25 @@ class ProbeNeeded(Exception):
 
 
 class Collator(Protocol):
-    """Makes arguments of slices, and results of outputs."""
+    """Maker of arguments from slices, and of results from outputs."""
 
     def collate(self, slices: list[Slice], batch: Batch, /) -> Call:
-        """The call that runs `slices`, all or a part of those of `batch`, in which it counts
-        padding.
+        """The call that runs `slices`, which are all or some of those of `batch`. Adds the cells
+        and the padding of its arrays to `batch`.
         """
         ...
 
-    def split(self, output: Any, slices: list[Slice], note: Any, /) -> Sequence[Any]:
-        """One part per slice, or the exception in its place. The part of a whole call is what its
-        caller gets.
+    def split(self, output: Any, slices: list[Slice], context: Any, /) -> Sequence[Any]:
+        """One part of `output` for each slice, or the exception in its place. The part of a slice
+        that is a whole request is the result of its caller.
 
         Raises:
-            ProbeNeeded: something has to be found out before.
+            ProbeNeeded: another call has to be made first.
         """
         ...
 
-    def joined(self, request: Request, parts: list[Any], /) -> Any:
-        """What a caller gets whose call was split, of its parts in the order of their positions."""
+    def join(self, request: Request, parts: list[Any], /) -> Any:
+        """The result of a caller whose request ran in several slices: `parts` are those that
+        `split` returned, in the order of their positions in the request.
+        """
         ...

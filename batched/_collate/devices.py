@@ -1,5 +1,5 @@
-"""Where features go and where outputs come from: one transfer per feature, one per output, none
-where all is there already.
+"""Transfers of features to the device of the function, and of outputs to that of the callers: one
+for each feature and each output, none where all is there already.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from .fields import Array, Field, NumpyField
+from .feature_spec import Array, FeatureSpec, NumpySpec, find_imported
 
 
 class Devices:
-    """The devices that a batch function wants its features on and its callers their results."""
+    """Devices on which a batch function gets its features and its callers their results."""
 
     def __init__(self, device: Any, output_device: Any) -> None:
-        """Both are None, for wherever they are, or what `torch.device` takes."""
+        """Devices as `torch.device` takes them; None: features, or results, stay where they are."""
         if device is not None or output_device is not None:
             import torch
 
@@ -24,26 +24,26 @@ class Devices:
             output_device = None if output_device is None else torch.device(output_device)
         self._device = device
         self._output_device = output_device
-        self._staging = _Staging() if device is not None and device.type == "cuda" else None
+        self._staging = _PinnedBuffers() if device is not None and device.type == "cuda" else None
 
-    def blank(self, field: Field, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """A fresh array for features of `field`, and the view that it is written through; it goes
-        `inward` next.
+    def allocate(self, spec: FeatureSpec, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """An array for a feature, and the view that it is written through; it goes `to_function`
+        next.
         """
-        if self._staging is None or (field.device is not None and field.device.type != "cpu"):
-            return field.blank(shape)
-        return self._staging.blank(field, shape) or field.blank(shape)
+        if self._staging is None or (spec.device is not None and spec.device.type != "cpu"):
+            return spec.allocate(shape)
+        return self._staging.allocate(spec, shape) or spec.allocate(shape)
 
-    def inward(self, array: Array) -> Array:
-        """The array where the function wants it; arrays of numpy as tensors, but for those that
-        have no numbers in them.
+    def to_function(self, array: Array) -> Array:
+        """`array` on the device of the function; an array of numpy as a tensor, unless its elements
+        are no numbers.
         """
         if self._device is None:
             return array
         if self._staging is not None:
-            sent = self._staging.sent(array, self._device)
-            if sent is not None:
-                return sent
+            moved = self._staging.send(array, self._device)
+            if moved is not None:
+                return moved
         torch = sys.modules["torch"]
         if not isinstance(array, torch.Tensor):
             strides_fit = all(
@@ -58,106 +58,93 @@ class Devices:
                 return array
         return array.to(self._device)
 
-    def outward(self, arrays: Iterable[Array]) -> list[Array]:
-        """The outputs where callers want them, without the graph of their gradients, which would
+    def to_callers(self, arrays: Iterable[Array]) -> list[Array]:
+        """Outputs on the device of the callers, without the graph of their gradients, which would
         keep the whole batch alive.
         """
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return list(arrays)
+        tensors = find_imported("torch", "Tensor")
         moved: list[Array] = []
         for array in arrays:
-            out = array
-            if isinstance(array, torch.Tensor):
+            if isinstance(array, tensors):
                 if array.requires_grad:
-                    out = array.detach()
+                    array = array.detach()
                 if self._output_device is not None:
-                    out = out.to(self._output_device)
-            moved.append(out)
+                    array = array.to(self._output_device)
+            moved.append(array)
         return moved
 
 
-class _Staging:
-    """Pinned memory of each thread, by feature, used again once what was sent from it has
-    arrived.
+class _PinnedBuffers(threading.local):
+    """Pinned host memory, other in each thread, used again once what was sent from it has arrived
+    on the device.
     """
 
     def __init__(self) -> None:
-        self._of_thread = threading.local()
+        # by feature: a tensor, and the event of its arrival if it is on its way
+        self._buffers: dict[str, tuple[Any, Any]] = {}
+        self._latest: tuple[str, Any] = "", None  # feature and tensor that were allocated last
 
-    def blank(self, field: Field, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-        """A pinned tensor of that shape, and the view it is written through; None for what no
-        tensor can hold.
+    def allocate(self, spec: FeatureSpec, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+        """A pinned tensor of that shape, and the view that it is written through; None for elements
+        that no tensor can hold.
         """
         torch = sys.modules["torch"]
-        if isinstance(field, NumpyField):
+        if isinstance(spec, NumpySpec):
             try:
                 dtype = torch.from_numpy(
-                    sys.modules["numpy"].empty(0, field.dtype.newbyteorder("="))
+                    sys.modules["numpy"].empty(0, spec.dtype.newbyteorder("="))
                 ).dtype
             except TypeError:
                 return None
         else:
-            dtype = field.dtype
-        buffers = self._buffers()
-        memory, arrived = buffers.get(field.name, (None, None))
+            dtype = spec.dtype
+        memory, arrived = self._buffers.get(spec.name, (None, None))
         if arrived is not None:
             arrived.synchronize()
         size = torch.Size(shape).numel()
         if memory is None or memory.dtype is not dtype or memory.numel() < size:
             memory = torch.empty(size + size // 2, dtype=dtype, device="cpu", pin_memory=True)
         array = memory[:size].view(shape)
-        buffers[field.name] = memory, None
-        self._of_thread.staged = field.name, array
-        return array, array.numpy() if isinstance(field, NumpyField) else field.view(array)
+        self._buffers[spec.name] = memory, None
+        self._latest = spec.name, array
+        return array, array.numpy() if isinstance(spec, NumpySpec) else spec.view(array)
 
-    def sent(self, array: Array, device: Any) -> Array | None:
-        """The array on the device, if it is the one that was made last; its memory waits for the
-        transfer.
+    def send(self, array: Array, device: Any) -> Array | None:
+        """`array` on the device, sent without waiting, if it is the one that was allocated last;
+        else None. Its memory is not used again before it has arrived.
         """
-        name, staged = getattr(self._of_thread, "staged", ("", None))
-        if staged is None or staged is not array:
+        name, latest = self._latest
+        if latest is not array:
             return None
         torch = sys.modules["torch"]
         moved = array.to(device, non_blocking=True)
         arrived = torch.cuda.Event(blocking=True)
         arrived.record(torch.cuda.current_stream(moved.device))
-        buffers = self._buffers()
-        buffers[name] = buffers[name][0], arrived
+        self._buffers[name] = self._buffers[name][0], arrived
         return moved
 
-    def _buffers(self) -> dict[str, tuple[Any, Any]]:
-        buffers: dict[str, tuple[Any, Any]] | None = getattr(self._of_thread, "buffers", None)
-        if buffers is None:
-            buffers = self._of_thread.buffers = {}
-        return buffers
 
-
-def made(tensors: Iterable[Array]) -> list[Any]:
-    """Events of the moment when all of `tensors` that are on a GPU will have been computed, by the
-    streams of this thread.
+def ready_events(tensors: Iterable[Array]) -> list[Any]:
+    """Devices of those of `tensors` that are on a GPU, each with an event of the moment when the
+    current stream of this thread will have computed them.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return []
-    devices = {
-        tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_cuda
-    }
+    kinds = find_imported("torch", "Tensor")
     events = []
-    for device in devices:
+    for device in {each.device for each in tensors if isinstance(each, kinds) and each.is_cuda}:
+        torch = sys.modules["torch"]
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
         events.append((device, event))
     return events
 
 
-def wait_here(events: Iterable[Any]) -> None:
-    """Has the streams of this thread wait for what they did not make themselves."""
+def stream_wait(events: Iterable[Any]) -> None:
+    """Makes the current streams of this thread wait, on their devices, for `ready_events`."""
     for device, event in events:
         sys.modules["torch"].cuda.current_stream(device).wait_event(event)
 
 
-def wait_for(tensors: Iterable[Array]) -> None:
-    """Returns once `tensors` have been computed."""
-    for _, event in made(tensors):
+def synchronize(tensors: Iterable[Array]) -> None:
+    """Waits until `tensors` have been computed, by the current streams of this thread."""
+    for _, event in ready_events(tensors):
         event.synchronize()

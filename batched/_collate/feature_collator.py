@@ -1,5 +1,5 @@
-"""Arrays and tensors: a batch is a dict of features, padded to one length each, and each caller
-gets its own rows of the output.
+"""Arrays and tensors: a batch is a dict of features, each padded to one width, and each caller gets
+its own rows of the output.
 """
 
 from __future__ import annotations
@@ -12,48 +12,52 @@ from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .arguments import Arguments
 from .collator import Call, ProbeNeeded
-from .devices import Devices, wait_for, wait_here
+from .devices import Devices, stream_wait, synchronize
+from .feature_spec import Array, FeatureSpec, find_imported
 from .features import Features
-from .fields import Array, Field, loaded
-from .outputs import Path, leaves, rebuilt, said
+from .outputs import Path, copy_array, dotted_path, tree_flatten, tree_unflatten
 from .settings import FeatureSettings
 from .unpadding import Ambiguous, Cuts, Unpadding, Widths
 
 IMAGE_AXES: Final = 2
-"""Axes behind the length of rows from which on they are taken for images: channels, height and
+"""Least number of axes behind the length of rows that are taken for images: channels, height and
 width, in any order.
 """
 
 PROBES: Final = 3
-"""Rows of one length that are run alone for one batch: one tells, unless another thread has just
+"""Most probes of rows of the same widths for one batch: one tells, unless another thread has just
 forgotten what was known.
 """
 
 
-class Group(NamedTuple):
-    """Calls with equal ones may share a batch."""
+class GroupKey(NamedTuple):
+    """Key of the calls that may share a batch: the same extra arguments and features."""
 
     arguments: Arguments
-    fields: tuple[Field, ...]
+    specs: tuple[FeatureSpec, ...]
 
 
-class Padded:
-    """How the features of a call of the function were padded."""
+class PaddingPlan:
+    """Widths to which the features of one call of the function were padded, and what its probes
+    came to: the context of the call.
+    """
 
-    __slots__ = ("probed", "refused", "unclear", "widths")
+    __slots__ = ("probed", "refused", "unclear", "whole", "widths")
 
-    def __init__(self, widths: Widths) -> None:
-        self.widths = widths  # the length of the rows of each feature
-        # callers with rows of these lengths had one of them run alone
+    def __init__(self, widths: Widths, whole: bool) -> None:
+        self.widths = widths
+        # the batch is one call as it came: its output is what the caller gets alone
+        self.whole = whole
+        # of callers' own rows, one of which was run alone
         self.probed: list[Widths] = []
-        # what these callers are told instead of their part of the output
+        # errors that callers with rows of these widths get instead of their part of the output
         self.refused: dict[Widths, BaseException] = {}
-        # what the function raised where it was to tell how to cut it for these callers
+        # errors of probes of rows of these widths, after which nothing shows how to cut theirs
         self.unclear: dict[Widths, BaseException] = {}
 
 
 class FeatureCollator:
-    """Collates calls of features."""
+    """Collator of calls of features."""
 
     def __init__(self, name: str, settings: FeatureSettings) -> None:
         self._name = name  # of the batch function, for error messages
@@ -63,63 +67,73 @@ class FeatureCollator:
         self._devices = Devices(settings.device, settings.output_device)
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
-        calls: list[Features] = [request.items for request, _, _ in slices]
-        # what the request was made with
-        group: Group = slices[0][0].group_key  # type: ignore[assignment]
-        every = list(zip(*[call.widths for call in calls], strict=True))
-        padded = self._padded(group.fields, every)
-        self._count(slices, padded, batch)
-        return self._call(slices, group, padded)
+        """The call whose features, by name, are arrays [rows, width, ...] of the rows of all slices
+        below each other; each feature has a width of its own. The context is a `PaddingPlan`.
+        """
+        group: Any = slices[0][0].group_key  # a `GroupKey`
+        widths = list(zip(*[request.items.widths for request, _, _ in slices], strict=True))
+        padded = self._plan_widths(group.specs, widths)
+        self._count_padding(slices, padded, batch)
+        return self._build_call(slices, group, padded)
 
-    def split(self, output: Any, slices: list[Slice], note: Padded) -> Sequence[Any]:
-        request, start, stop = slices[0]
-        group: Any = request.group_key
-        arrays = self._leaves(output, sum([stop - start for _, start, stop in slices]))
-        # what it gets alone
-        if (
-            len(slices) == 1
-            and stop - start == request.size
-            and note.widths == request.items.widths
-        ):
-            self._unpadding.learn(group, arrays, note.widths)
-            whole = self._devices.outward([array for _, array in arrays])
-            wait_for(whole)
-            unchanged = all(moved is array for moved, (_, array) in zip(whole, arrays, strict=True))
-            return [output if unchanged else rebuilt(output, iter(whole))]
+    def split(self, output: Any, slices: list[Slice], context: PaddingPlan) -> Sequence[Any]:
+        """One tree like `output` per slice, whose arrays have its rows only and, on the axes that
+        follow a feature, the width of its request.
+        """
+        group: Any = slices[0][0].group_key
+        arrays = self._flatten(output, _count_rows(slices))
+        if context.whole:
+            self._unpadding.learn(group, arrays, context.widths)
+            moved = self._devices.to_callers([array for _, array in arrays])
+            synchronize(moved)
+            unchanged = all(to is array for to, (_, array) in zip(moved, arrays, strict=True))
+            return [output if unchanged else tree_unflatten(output, iter(moved))]
         rows = {request.items.widths: (request, start, start + 1) for request, start, _ in slices}
         while True:
-            callers = sorted(rows.keys() - note.refused.keys(), key=_as_probe)
+            callers = sorted(rows.keys() - context.refused.keys(), key=_probe_order)
             if not callers:
-                return [note.refused[request.items.widths] for request, _, _ in slices]
+                return [context.refused[request.items.widths] for request, _, _ in slices]
             try:
-                cuts = self._unpadding.cuts(group, arrays, note.widths, callers, note.unclear)
+                cuts = self._unpadding.find_cuts(
+                    group, arrays, context.widths, callers, context.unclear
+                )
                 break
             except Ambiguous as ambiguous:
                 own = ambiguous.widths
-            if own not in note.unclear:
+            if own not in context.unclear:
                 # out here, where it holds no other error and so no frames
-                raise self._probe(rows[own], note, output, arrays)
-            note.refused[own] = self._unpadding.unclear(group, note.widths, note.unclear[own])
-        moved = self._devices.outward([array for _, array in arrays])
-        columns = [self._shares(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)]
-        wait_for([column[-1] for column in columns])
-        parts = [rebuilt(output, iter(share)) for share in zip(*columns, strict=True)]
+                raise self._probe(rows[own], context, output, arrays)
+            context.refused[own] = self._unpadding.unclear_error(
+                group, context.widths, context.unclear[own]
+            )
+        moved = self._devices.to_callers([array for _, array in arrays])
+        columns = [
+            self._split_array(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)
+        ]
+        synchronize([column[-1] for column in columns])
+        parts = [tree_unflatten(output, iter(part)) for part in zip(*columns, strict=True)]
         return [
-            note.refused.get(request.items.widths, part)
+            context.refused.get(request.items.widths, part)
             for part, (request, _, _) in zip(parts, slices, strict=True)
         ]
 
-    def joined(self, _: Request, parts: list[Any]) -> Any:
-        arrays = [leaves(part) for part in parts]
+    def join(self, _: Request, parts: list[Any]) -> Any:
+        """Tree like each of `parts`, whose arrays are theirs below each other."""
+        arrays = [tree_flatten(part) for part in parts]
         if len({tuple([path for path, _ in each]) for each in arrays}) > 1:
             raise BatchFunctionError(
                 f"{self._name} returned outputs of different structure for "
                 "parts of one call, which cannot be joined"
             )
         try:
-            return rebuilt(
+            return tree_unflatten(
                 parts[0],
-                iter([_joined([array for _, array in part]) for part in zip(*arrays, strict=True)]),
+                iter(
+                    [
+                        _concatenate([array for _, array in part])
+                        for part in zip(*arrays, strict=True)
+                    ]
+                ),
             )
         except (TypeError, ValueError, RuntimeError) as error:
             raise BatchFunctionError(
@@ -128,28 +142,26 @@ class FeatureCollator:
             ) from error
 
     def _probe(
-        self, row: Slice, note: Padded, output: Any, arrays: list[tuple[Path, Array]]
+        self, row: Slice, context: PaddingPlan, output: Any, arrays: list[tuple[Path, Array]]
     ) -> ProbeNeeded:
-        """What shows how `arrays`, which are of a batch padded so, would look for the caller of
-        `row` alone.
-        """
+        """Request for a call with `row` alone, to see how `arrays` would look for its caller."""
         request = row[0]
         group: Any = request.group_key
         own: Widths = request.items.widths
-        tried = note.probed.count(own)
+        tried = context.probed.count(own)
         if tried == PROBES:
             raise BatchFunctionError(
                 f"{self._name}: what its output has to do with the length of "
                 "rows changes from call to call"
             )
-        note.probed.append(own)
-        others = self._settings.other_lengths(own, note.widths, apart=tried > 0)
-        alone = self._padded(group.fields, [(width,) for width in own])
-        tries = [others] if alone in (others, note.widths) else [others, alone]
-        calls = [self._call([row], group, widths, probe=True) for widths in tries]
+        context.probed.append(own)
+        others = self._settings.probe_widths(own, context.widths, apart=tried > 0)
+        alone = self._plan_widths(group.specs, [(width,) for width in own])
+        tries = [others] if alone in (others, context.widths) else [others, alone]
+        calls = [self._build_call([row], group, widths, probe=True) for widths in tries]
 
         def learn(output: Any, call: Call) -> None:
-            probed = self._leaves(output, 1)
+            probed = self._flatten(output, 1)
             if [(path, array.ndim) for path, array in probed] != [
                 (path, array.ndim) for path, array in arrays
             ]:
@@ -161,68 +173,71 @@ class FeatureCollator:
 
         def failed(error: BaseException, call: Call) -> bool:
             refused: bool = call[2].widths == alone
-            (note.refused if refused else note.unclear)[own] = error
+            (context.refused if refused else context.unclear)[own] = error
             return refused
 
         return ProbeNeeded(
-            rebuilt(output, iter([_copied(array) for _, array in arrays])), calls, learn, failed
+            tree_unflatten(output, iter([copy_array(array) for _, array in arrays])),
+            calls,
+            learn,
+            failed,
         )
 
-    def _padded(self, fields: tuple[Field, ...], every: list[Widths]) -> Widths:
-        """To what length the rows of each feature are padded, for calls with rows of `every` of
-        these lengths.
+    def _plan_widths(self, specs: tuple[FeatureSpec, ...], every: list[Widths]) -> Widths:
+        """Width to which each feature is padded; `every` has, for each, its widths in the calls.
 
-        Rounded up are tokens, what is padded anyway, and what is as long as tokens are in every
-        call (boxes, embeddings), unless it looks like images.
+        It is rounded up for tokens, for what is padded anyway, and for what is as long as tokens
+        are in every call (boxes, embeddings), unless it looks like images.
         """
-        tokens = {widths for field, widths in zip(fields, every, strict=True) if field.is_token}
+        tokens = {widths for spec, widths in zip(specs, every, strict=True) if spec.is_token}
         padded: list[int] = []
-        for field, widths in zip(fields, every, strict=True):
+        for spec, widths in zip(specs, every, strict=True):
             longest = max(widths)
-            beside = widths in tokens and len(field.trailing) < IMAGE_AXES
+            beside = widths in tokens and len(spec.trailing) < IMAGE_AXES
             padded.append(
-                self._settings.rounded(longest)
-                if field.is_sequence and (beside or min(widths) < longest)
+                self._settings.round_up(longest)
+                if spec.is_sequence and (beside or min(widths) < longest)
                 else longest
             )
         return tuple(padded)
 
-    def _call(
-        self, slices: list[Slice], group: Group, padded: Widths, *, probe: bool = False
+    def _build_call(
+        self, slices: list[Slice], group: GroupKey, padded: Widths, *, probe: bool = False
     ) -> Call:
         for request, _, _ in slices:
-            wait_here(request.items.made)
-        request, start, stop = slices[0]
+            stream_wait(request.items.ready_events)
         features: dict[str, Array] = {}
-        if (
+        first, start, stop = slices[0]
+        whole = (
             len(slices) == 1
-            and stop - start == request.size
-            and padded == request.items.widths
+            and stop - start == first.size
+            and padded == first.items.widths
             and not probe
-        ):
-            for field, array in zip(group.fields, request.items.arrays, strict=True):
-                features[field.name] = self._devices.inward(array)
-        else:
-            rows = sum([stop - start for _, start, stop in slices])
-            for number, (field, width) in enumerate(zip(group.fields, padded, strict=True)):
+        )
+        plan = PaddingPlan(padded, whole)
+        rows = _count_rows(slices)
+        for number, (spec, width) in enumerate(zip(group.specs, padded, strict=True)):
+            if whole:
+                array = first.items.arrays[number]
+            else:
                 blocks = [
                     request.items.views[number]
                     if stop - start == request.size
                     else request.items.views[number][start:stop]
                     for request, start, stop in slices
                 ]
-                array, out = self._devices.blank(field, field.shape(rows, width))
-                field.fill(out, blocks, width, left=self._left)
-                features[field.name] = self._devices.inward(array)
-        args, kwargs = group.arguments.fresh()
+                array, out = self._devices.allocate(spec, spec.shape(rows, width))
+                spec.fill(out, blocks, width, left=self._left)
+            features[spec.name] = self._devices.to_function(array)
+        args, kwargs = group.arguments.unpack()
         if self._settings.spread_kwargs:
-            return args, {**features, **kwargs}, Padded(padded)
-        return (features, *args), kwargs, Padded(padded)
+            return args, {**features, **kwargs}, plan
+        return (features, *args), kwargs, plan
 
-    def _count(self, slices: list[Slice], padded: Widths, batch: Batch) -> None:
-        """Adds to `batch` how many positions its rows have, and how many of them are padding."""
+    def _count_padding(self, slices: list[Slice], padded: Widths, batch: Batch) -> None:
+        """Adds to `batch` the positions of rows in its sequences, and those that are padding."""
         group: Any = slices[0][0].group_key
-        sequences = [number for number, field in enumerate(group.fields) if field.is_sequence]
+        sequences = [number for number, spec in enumerate(group.specs) if spec.is_sequence]
         widest = sum([padded[number] for number in sequences])
         for request, start, stop in slices:
             features: Features = request.items
@@ -233,18 +248,23 @@ class FeatureCollator:
             if features.padding:
                 batch.padding += sum(features.padding[start:stop])
 
-    def _leaves(self, output: Any, rows: int) -> list[tuple[Path, Array]]:
+    def _flatten(self, output: Any, rows: int) -> list[tuple[Path, Array]]:
+        """Leaves of an output, each of which must be an array [rows, ...]."""
         try:
-            arrays = leaves(output)
+            arrays = tree_flatten(output)
         except BatchFunctionError as error:
             raise BatchFunctionError(f"{self._name}: {error}") from None
         for path, array in arrays:
             if len(array) != rows:
-                raise BatchSizeMismatch.between(self._name, rows, len(array), where=said(path))
+                raise BatchSizeMismatch.between(
+                    self._name, rows, len(array), where=dotted_path(path)
+                )
         return arrays
 
-    def _shares(self, array: Array, slices: list[Slice], cuts: Cuts) -> list[Array]:
-        """The part of an array that belongs to each slice, in memory of its own."""
+    def _split_array(self, array: Array, slices: list[Slice], cuts: Cuts) -> list[Array]:
+        """Rows of `array` [rows, ...] that belong to each slice, cut to their own widths, in memory
+        of their own.
+        """
         shares: list[Array] = []
         position = 0
         for request, start, stop in slices:
@@ -255,28 +275,30 @@ class FeatureCollator:
                 if own < size:
                     kept = slice(size - own, None) if self._left else slice(own)
                     share = share[(slice(None),) * axis + (kept,)]
-            shares.append(_copied(share))
+            shares.append(copy_array(share))
             position = end
         return shares
 
 
-def _as_probe(widths: Widths) -> tuple[bool, int]:
-    """Short rows make cheap probes; some functions choke on empty ones."""
+def _probe_order(widths: Widths) -> tuple[bool, int]:
+    """Sort key by which short rows are probed first, being cheap, and empty ones, on which some
+    functions choke, last.
+    """
     return 0 in widths, sum(widths)
 
 
-def _copied(array: Array) -> Array:
-    return array.clone() if hasattr(array, "clone") else array.copy()
+def _count_rows(slices: list[Slice]) -> int:
+    return sum([stop - start for _, start, stop in slices])
 
 
-def _joined(arrays: list[Array]) -> Array:
-    torch = sys.modules.get("torch")
-    if torch is not None and all(isinstance(array, torch.Tensor) for array in arrays):
-        return torch.cat(arrays)
-    first, others = arrays[0], arrays[1:]
-    if isinstance(first, loaded("numpy.ma", "MaskedArray")):
+def _concatenate(arrays: list[Array]) -> Array:
+    """Array [all rows, ...] of the rows of `arrays`, of their kind."""
+    first, *others = arrays
+    if isinstance(first, find_imported("torch", "Tensor")):
+        return sys.modules["torch"].cat(arrays)
+    if isinstance(first, find_imported("numpy.ma", "MaskedArray")):
         return sys.modules["numpy.ma"].concatenate(arrays)
-    # then it is kept, to the order of its bytes
     same = all(other.dtype == first.dtype for other in others)
+    # dtype=: numpy would not keep an unusual order of bytes
     joined = sys.modules["numpy"].concatenate(arrays, dtype=first.dtype if same else None)
     return joined if type(joined) is type(first) else joined.view(type(first))

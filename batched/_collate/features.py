@@ -1,4 +1,4 @@
-"""Features of a call: named arrays or tensors with one row per item."""
+"""Features of a call: named arrays or tensors with one row per item on axis 0."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import CollationError
-from .devices import made
-from .fields import Array, CpuTensorField, Field, NumpyField, TensorField, loaded
+from .devices import ready_events
+from .feature_spec import Array, CpuTensorSpec, FeatureSpec, NumpySpec, TensorSpec, find_imported
 from .outputs import is_array, is_dense, is_scalar
 from .settings import FeatureSettings
 
-REMEMBERED: Final = 1024
-"""Kinds of features that are known again; only shapes of rows can be more, in images of all
-sizes.
-"""
+CACHE_LIMIT: Final = 1024
+"""Most specs that a parser keeps; only shapes of rows can be more, in images of all sizes."""
 
 if TYPE_CHECKING:
     import numpy
@@ -28,33 +26,33 @@ else:
 
 
 class Features:
-    """The features of one call, all with the same number of rows, and each with rows of one
-    length.
+    """Features of one call: arrays [rows], [rows, width] or [rows, width, ...], each of a width of
+    its own.
     """
 
-    __slots__ = ("arrays", "fields", "longest", "made", "padding", "rows", "views", "widths")
+    __slots__ = ("arrays", "longest", "padding", "ready_events", "rows", "specs", "views", "widths")
 
     def __init__(
         self,
-        fields: tuple[Field, ...],
+        specs: tuple[FeatureSpec, ...],
         arrays: tuple[Array, ...],
         views: tuple[Array, ...],
         widths: tuple[int, ...],
     ) -> None:
-        self.fields = fields
+        self.specs = specs
         self.arrays = arrays  # as the function gets them, if no other call is with this one
-        self.views = views  # of the arrays, as blocks of rows are read from
+        self.views = views  # of the arrays, through which blocks of rows are read
         self.widths = widths  # the length of the rows of each; 1 if they have none
         self.rows = len(views[0])
         # padded positions of each row, if rows came with lengths of their own
         self.padding: list[int] = []
-        self.longest = 1  # what the batch function will see as the length of the rows
-        # when those on a GPU will have been computed
-        self.made = made(arrays) if TensorField in map(type, fields) else []
+        self.longest = 1  # the length of the rows that the batch function will see
+        # events of when those on a GPU will have been computed
+        self.ready_events = ready_events(arrays) if TensorSpec in map(type, specs) else []
 
 
-class Reader:
-    """Turns what callers of one function pass into `Features`."""
+class FeatureParser:
+    """Parser of what callers of one function pass, to `Features`."""
 
     def __init__(
         self,
@@ -63,65 +61,63 @@ class Reader:
         length: Callable[[Any], Any] | None,
     ) -> None:
         self._name = name  # of the batch function, for error messages
-        self._pads = settings.pad_token
+        self._pad_tokens = settings.pad_token
         self._settings = settings
         self._length = length  # of one row, a dict of features without their first axis
-        self._fields: dict[Hashable, Field] = {}  # by what they have in common
+        self._specs: dict[Hashable, FeatureSpec] = {}  # by what they have in common
 
-    def features(self, given: Mapping[str, Any]) -> Features:
-        """The features of one call.
+    def parse(self, given: Mapping[str, Any]) -> Features:
+        """Features of one call.
 
         Raises:
             CollationError: they are none, of an unknown type, or have no rows or different numbers
                 of them.
         """
-        fields: list[Field] = []
-        arrays: list[Array] = []
-        views: list[Array] = []
-        widths: list[int] = []
+        if not given:
+            raise CollationError(f"{self._name} needs at least one feature, got an empty mapping")
+        parsed: list[tuple[FeatureSpec, Array, Array, int]] = []
         padding: list[list[int]] = []
         for name, value in given.items():
             if not isinstance(name, str):
                 raise CollationError(f"{self._name}: features are named by strings, got {name!r}")
             array = value
             if isinstance(value, list):
-                array, short = self._stacked(name, value)
+                array, short = self._stack(name, value)
                 padding.append(short)
-            field, array, view = self._described(name, array)
-            fields.append(field)
-            arrays.append(array)
-            views.append(view)
-            widths.append(view.shape[1] if field.is_sequence else 1)
+            parsed.append(self._inspect(name, array))
+        columns: Any = zip(*parsed, strict=True)
+        specs, arrays, views, widths = columns
         rows = set(map(len, views))
         if len(rows) != 1 or 0 in rows:
-            raise CollationError(self._complaint(given, views))
-        found = Features(tuple(fields), tuple(arrays), tuple(views), tuple(widths))
-        found.padding = [sum(positions) for positions in zip(*padding, strict=True)]
-        found.longest = self._longest(found)
+            raise CollationError(self._describe_rows(given, rows))
+        found = Features(specs, arrays, views, widths)
+        if padding:
+            found.padding = [sum(positions) for positions in zip(*padding, strict=True)]
+        found.longest = self._measure(found)
         return found
 
-    def _described(self, name: str, array: Any) -> tuple[Field, Array, Array]:
-        """The field of `array`, the plain array without the graph of its gradients, and a view of
-        it.
+    def _inspect(self, name: str, array: Any) -> tuple[FeatureSpec, Array, Array, int]:
+        """Spec of `array`, the plain array without the graph of its gradients, a view of it, and
+        the length of its rows; 1 if they have none.
         """
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        kind: type[Field]
+        kind: type[FeatureSpec]
         if torch is not None and isinstance(array, torch.Tensor) and is_dense(array):
             device = array.device
-            kind = CpuTensorField if device.type == "cpu" else TensorField
+            kind = CpuTensorSpec if device.type == "cpu" else TensorSpec
             if array.requires_grad or array.is_conj() or array.is_neg():
                 array = array.detach().resolve_conj().resolve_neg()
             if type(array) is not torch.Tensor:
                 array = array.as_subclass(torch.Tensor)  # as it will be in a batch
         elif numpy is not None and isinstance(array, numpy.ndarray) and _is_plain(array):
-            device, kind = None, NumpyField
+            device, kind = None, NumpySpec
             if type(array) is not numpy.ndarray:
                 array = array.view(numpy.ndarray)
         else:
             raise CollationError(
                 f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for "
                 "each row, "
-                f"got {_said(array)}{_hint(array)}"
+                f"got {_describe(array)}{_hint(array)}"
             )
         if not array.ndim:
             raise CollationError(
@@ -131,12 +127,12 @@ class Reader:
         shape = array.shape
         rank = len(shape)
         key = name, array.dtype, device, rank, shape[2:] if rank > 2 else ()
-        field = self._fields.get(key)
-        if field is None:
-            if len(self._fields) >= REMEMBERED:
-                self._fields.clear()
+        spec = self._specs.get(key)
+        if spec is None:
+            if len(self._specs) >= CACHE_LIMIT:
+                self._specs.clear()
             try:
-                field = self._fields.setdefault(key, kind(name, array, self._pads.get(name)))
+                spec = self._specs.setdefault(key, kind(name, array, self._pad_tokens.get(name)))
             # of torch, for numbers of less than a byte or quantized ones
             except (RuntimeError, TypeError):
                 raise CollationError(
@@ -144,61 +140,64 @@ class Reader:
                 ) from None
             except CollationError as error:
                 raise CollationError(f"{self._name}: {error}") from None
-        return field, array, field.view(array)
+        return spec, array, spec.view(array), shape[1] if rank > 1 else 1
 
-    def _stacked(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
-        """`rows` as one array, and how much each was padded."""
+    def _stack(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
+        """Array [rows, longest, ...] of `rows`, and how many positions of each are padding."""
         if not rows:
             raise CollationError(
                 f"{self._name}: {name} is an empty list; a feature has one row per item"
             )
-        described = [
-            self._described(
+        parsed = [
+            self._inspect(
                 name, row[None] if is_scalar(row) or (is_array(row) and is_dense(row)) else row
             )
             for row in rows
         ]
-        field = described[0][0]
-        for number, (other, _, _) in enumerate(described):
-            if other != field:
+        spec = parsed[0][0]
+        for number, (other, *_) in enumerate(parsed):
+            if other != spec:
                 raise CollationError(
                     f"{self._name}: the rows of {name} must agree in dtype, device and all axes "
                     "but the first, "
-                    f"got {_said(rows[0])} and, as row {number}, {_said(rows[number])}"
+                    f"got {_describe(rows[0])} and, as row {number}, {_describe(rows[number])}"
                 )
-        blocks = [view for _, _, view in described]
-        widths = [block.shape[1] for block in blocks] if field.is_sequence else [1] * len(blocks)
+        blocks = [view for _, _, view, _ in parsed]
+        widths = [width for *_, width in parsed]
         width = max(widths)
-        array, out = field.blank(field.shape(len(rows), width))
-        field.fill(out, blocks, width, left=self._settings.padding_side == "left")
+        array, out = spec.allocate(spec.shape(len(rows), width))
+        spec.fill(out, blocks, width, left=self._settings.padding_side == "left")
         return array, [width - own for own in widths]
 
-    def _longest(self, features: Features) -> int:
+    def _measure(self, features: Features) -> int:
+        """Length of the rows as the batch function will see it, in what `length` counts or in
+        tokens.
+        """
         if self._length is not None:
-            names = [field.name for field in features.fields]
+            names = [spec.name for spec in features.specs]
             rows = (
                 dict(zip(names, row, strict=True)) for row in zip(*features.arrays, strict=True)
             )
-            return max(whole_length(self._name, self._length(row)) for row in rows)
+            return max(validate_length(self._name, self._length(row)) for row in rows)
         tokens = [
             width
-            for field, width in zip(features.fields, features.widths, strict=True)
-            if field.is_token
+            for spec, width in zip(features.specs, features.widths, strict=True)
+            if spec.is_token
         ]
-        return self._settings.rounded(max(tokens or features.widths))
+        return self._settings.round_up(max(tokens or features.widths))
 
-    def _complaint(self, given: Mapping[str, Any], views: list[Array]) -> str:
-        if not given:
-            return f"{self._name} needs at least one feature, got an empty mapping"
-        shapes = ", ".join(f"{name} {_said(value)}" for name, value in given.items())
-        if all(len(view) == 0 for view in views):
+    def _describe_rows(self, given: Mapping[str, Any], rows: set[int]) -> str:
+        """Message for features with these numbers of rows, none or different ones."""
+        shapes = ", ".join(f"{name} {_describe(value)}" for name, value in given.items())
+        if rows == {0}:
             return f"{self._name} needs at least one row, got {shapes}"
         need = "all features need the same number of rows on their first axis"
         return f"{self._name}: {need}, got {shapes}"
 
 
-def whole_length(name: str, length: Any) -> int:
-    """What `length` returned for an item of a call of `name`, as an integer rounded up.
+def validate_length(name: str, length: Any) -> int:
+    """`length` of an item, as the user's function of that setting returned it, rounded up to an
+    integer. `name` is the batch function's, for messages.
 
     Raises:
         TypeError, ValueError: it is no length.
@@ -229,8 +228,8 @@ def _hint(value: Any) -> str:
     )
 
 
-def _said(value: Any) -> str:
-    """Type and shape, for a message."""
+def _describe(value: Any) -> str:
+    """Type and shape of a value, for a message."""
     kind = type(value)
     if isinstance(value, list):
         return f"a list of {len(value)}"
@@ -248,13 +247,13 @@ def _said(value: Any) -> str:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether an array of numpy can be joined with others as what it is: not if some are masked, or
-    its type has rules of its own.
+    """True if an array of numpy can be concatenated with others without loss: not if elements are
+    masked, or its type has rules of its own.
     """
     numpy = sys.modules["numpy"]
     if type(array) is numpy.ndarray:
         return True
-    special = (numpy.matrix, *loaded("numpy.ma", "MaskedArray"))
+    special = (numpy.matrix, *find_imported("numpy.ma", "MaskedArray"))
     return type(array).__array_function__ is numpy.ndarray.__array_function__ and not isinstance(
         array, special
     )

@@ -1,20 +1,22 @@
-"""Plain objects: a batch is a list of items, and the output is one entry per item."""
+"""Plain objects: a batch is a list of items, and the output has one entry per item."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .collator import Call
-from .fields import loaded
+from .feature_spec import find_imported
+from .outputs import copy_array, is_dense
+
+PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
+"""Types of results that are neither exceptions nor views of arrays."""
 
 
-class Items:
-    """Collates calls of plain objects."""
+class ItemCollator:
+    """Collator of calls of plain objects."""
 
     def __init__(self, name: str) -> None:
         self._name = name  # of the batch function, for error messages
@@ -34,61 +36,54 @@ class Items:
                 else:
                     items.append(request.items)
         if leader.lengths is not None:
-            _count(slices, len(items), batch)
-        # the `Arguments` that the request was made with
-        args, kwargs = leader.group_key.fresh()  # type: ignore[attr-defined]
+            _count_padding(slices, len(items), batch)
+        group: Any = leader.group_key  # its `Arguments`
+        args, kwargs = group.constants or group.unpack()
         return (items, *args), kwargs, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
-        """One part per slice: its results in order or the first exception among them; for one item
-        that is no list, its result.
+        """One part per slice. That of a call of one item is its result; that of a list call is the
+        list of its results, or the first exception among them.
 
         Raises:
             BatchSizeMismatch: there is not one result per item.
             BatchFunctionError: `output` is not a list, tuple, array or tensor.
         """
         # the function may keep its own
-        rows = output.copy() if type(output) is list else self._listed(output)
-        if len(rows) == len(slices):
-            for each, row in zip(slices, rows, strict=True):
-                if each[0].listed or type(row) not in _PLAIN:
-                    break
-            else:
-                return rows
+        rows = output.copy() if type(output) is list else self._to_list(output)
+        plain = PLAIN.issuperset(map(type, rows))
+        if plain and len(rows) == len(slices) and not [True for each in slices if each[0].listed]:
+            return rows
         request, start, stop = slices[0]
         alone = len(slices) == 1
         size = stop - start if alone else sum([stop - start for _, start, stop in slices])
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))
-        kind = type(rows[0])
-        # where they are, twice as fast as a set of the types
-        alike = list(map(type, rows)).count(kind) == size
-        kinds = {kind} if alike else set(map(type, rows))
-        plain = kind in _PLAIN if alike else kinds <= _PLAIN
-        # what lies beside a row is none of its caller's business
+        if alone and plain and request.order is None:
+            return [rows]
+        # a view would show its caller the rows of others
         if not plain and not (alone and size == request.size):
-            rows = _owned(rows)
-        if len(slices) == size and not [True for request, _, _ in slices if request.listed]:
-            return rows
-        if alone:
-            parts: list[Any] = [rows]
-            if plain and size < request.size:
-                return parts
-        else:
-            ends = list(accumulate([stop - start for _, start, stop in slices]))
-            parts = [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        if not plain and any(issubclass(kind, BaseException) for kind in kinds):
-            parts = [_with_errors(part, each) for part, each in zip(parts, slices, strict=True)]
-        return [_as_called(part, each) for part, each in zip(parts, slices, strict=True)]
+            rows = _own_memory(rows)
+        parts: list[Any] = []
+        end = 0
+        for request, start, stop in slices:
+            first, end = end, end + stop - start
+            if not request.listed:
+                parts.append(rows[first])
+                continue
+            part = rows[first:end]
+            error = None if plain else _first_error(request, start, part)
+            if error is None and request.order is not None and stop - start == request.size:
+                part = _restore_order(part, request.order)
+            parts.append(part if error is None else error)
+        return parts
 
-    def joined(self, request: Request, parts: list[list[Any]]) -> list[Any]:
-        """What the caller of a list gets."""
-        results: list[Any] = []
-        for part in parts:
-            results += part
-        return results if request.order is None else _reordered(results, request.order)
+    def join(self, request: Request, parts: list[list[Any]]) -> list[Any]:
+        """The results of a list call, in the order of its items."""
+        results = [result for part in parts for result in part]
+        return results if request.order is None else _restore_order(results, request.order)
 
-    def _listed(self, output: Any) -> list[Any]:
+    def _to_list(self, output: Any) -> list[Any]:
         if isinstance(output, (str, bytes, bytearray, memoryview, Mapping)) or not (
             isinstance(output, Sequence) or hasattr(output, "__dlpack__")
         ):
@@ -103,83 +98,59 @@ class Items:
         return list(output)
 
 
-def _with_errors(part: list[Any], of: Slice) -> list[Any] | BaseException:
-    """`part` or, if there are exceptions in it, the one whose item stands first in the call."""
-    request, start, _ = of
-    failed = [
-        position for position, row in enumerate(part, start) if issubclass(type(row), BaseException)
-    ]
-    if not failed:
-        return part
-    first = failed[0] if request.order is None else min(failed, key=request.order.__getitem__)
-    error: BaseException = part[first - start]
-    return error
+def _first_error(request: Request, start: int, part: list[Any]) -> BaseException | None:
+    """The exception in `part`, which begins at position `start` of `request`, whose item stood
+    first in the call.
+    """
+    places = range(request.size) if request.order is None else request.order
+    errors = {
+        places[position]: row
+        for position, row in enumerate(part, start)
+        if issubclass(type(row), BaseException)  # its `__class__` may be code of the user's
+    }
+    return errors[min(errors)] if errors else None
 
 
-def _as_called(part: list[Any] | BaseException, of: Slice) -> Any:
-    """`part` as its caller wants it, if it is all of the call."""
-    request, start, stop = of
-    if isinstance(part, BaseException) or stop - start < request.size:
-        return part
-    if not request.listed:
-        return part[0]
-    return part if request.order is None else _reordered(part, request.order)
-
-
-def _reordered(results: list[Any], order: list[int]) -> list[Any]:
-    """`results` of items that were sorted, each where its item stood in the call."""
+def _restore_order(results: list[Any], order: list[int]) -> list[Any]:
+    """`results` of items that were sorted, each where its item stood in the call: at `order`."""
     places = results.copy()
     for place, result in zip(order, results, strict=True):
         places[place] = result
     return places
 
 
-def _count(slices: list[Slice], size: int, batch: Batch) -> None:
-    """Adds to `batch` how much the function will see if it pads its items, and how much of that is
-    padding.
-    """
+def _count_padding(slices: list[Slice], size: int, batch: Batch) -> None:
+    """Adds to `batch` its cells, which are items times the longest, and those that are padding."""
     lengths = [
-        request.lengths[start:stop]
+        length
         for request, start, stop in slices
         if request.lengths is not None
+        for length in request.lengths[start:stop]
     ]
-    cells = size * max(map(max, lengths))
+    cells = size * max(lengths)
     batch.cells += cells
-    batch.padding += cells - sum(map(sum, lengths))
+    batch.padding += cells - sum(lengths)
 
 
-_PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
-"""Types of results that are neither exceptions nor views of arrays."""
-
-
-def _owned(rows: list[Any]) -> list[Any]:
-    """`rows` with every array or tensor that shares its memory with more than itself replaced by a
-    copy.
-    """
-    # the latter are records of structured arrays
-    arrays = (*loaded("numpy", "ndarray"), *loaded("numpy", "void"))
-    tensors = loaded("torch", "Tensor")
+def _own_memory(rows: list[Any]) -> list[Any]:
+    """`rows`, with a copy for each array or tensor that shares its memory with anything else."""
+    # numpy.void: records of structured arrays
+    arrays = (*find_imported("numpy", "ndarray"), *find_imported("numpy", "void"))
+    tensors = find_imported("torch", "Tensor")
     owned: list[Any] = []
     memories: set[int] = set()
     for row in rows:
-        if issubclass(type(row), arrays):  # its `__class__` may be code of the user's
-            own = row.base is None and id(row) not in memories
-            memories.add(id(row))
-            owned.append(row if own else row.copy())
-        elif issubclass(type(row), tensors):
-            memory = (
-                row.untyped_storage()
-                if row.layout is getattr(sys.modules["torch"], "strided", None)
-                else None
-            )
-            own = (
-                memory is not None
-                and memory.nbytes() == row.nbytes
-                and memory.data_ptr() not in memories
-            )
-            if memory is not None:
-                memories.add(memory.data_ptr())
-            owned.append(row if own else row.clone())
-        else:
+        kind = type(row)  # its `__class__` may be code of the user's
+        if not issubclass(kind, (*arrays, *tensors)):
             owned.append(row)
+            continue
+        if issubclass(kind, arrays):
+            memory, whole = id(row), row.base is None
+        elif is_dense(row):
+            storage = row.untyped_storage()
+            memory, whole = storage.data_ptr(), storage.nbytes() == row.nbytes
+        else:
+            memory, whole = 0, False
+        owned.append(row if whole and memory not in memories else copy_array(row))
+        memories.add(memory)
     return owned

@@ -1,4 +1,4 @@
-"""The settings of the tensor variant, checked once."""
+"""Settings of the tensor variant, checked once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Unpad = Literal["auto", False] | Mapping[str, Mapping[int, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """Valid settings, or an error whose one sentence names the setting, the value and what is
-    allowed.
+    """Settings of how features are padded, called, cut and moved. An invalid one is an error that
+    names the setting, the value and what is allowed.
 
     Raises:
         TypeError: a setting is of the wrong type.
@@ -29,25 +29,25 @@ class FeatureSettings:
     """
 
     pad_token: Mapping[str, Any] = field(default_factory=dict)
-    """What fills short rows, by the name of the feature; 0 for those not named. `pad_tokens` is
-    another spelling.
+    """Value that fills short rows, by the name of the feature; 0 for those not named. `pad_tokens`
+    is another spelling.
     """
     padding_side: PaddingSide = "right"
-    """The side on which short rows are filled."""
+    """Side on which short rows are filled."""
     pad_to_multiple_of: int = 1
-    """Rows of tokens, what is as long as they are, and all rows that are padded, get a length that
-    is a multiple of this.
+    """Divisor of the length of rows of tokens, of what is as long as they are, and of all rows that
+    are padded.
     """
     unpad: Unpad = "auto"
-    """How outputs are cut to the caller's own length: by what is learned, not at all, or as
-    declared.
+    """Rule by which outputs are cut to the caller's own length: learned, none, or as declared: the
+    feature that an axis follows, by the path of the output and the axis.
     """
     spread_kwargs: bool = False
-    """Whether the function is called `func(**features)` instead of `func(features)`."""
+    """True: the function is called `func(**features)`; False: `func(features)`."""
     device: Device | None = None
-    """Where the function gets its features; None: where the callers' are."""
+    """Device of the features that the function gets; None: where the callers' are."""
     output_device: Device | None = None
-    """Where callers get their results; None: where the function leaves them."""
+    """Device of the results that callers get; None: where the function leaves them."""
 
     def __post_init__(self) -> None:
         pads = self.pad_token
@@ -73,26 +73,26 @@ class FeatureSettings:
         if not isinstance(self.spread_kwargs, bool):
             raise TypeError(f"spread_kwargs must be True or False, got {self.spread_kwargs!r}")
         self._check_unpad()
-        for name, device in (("device", self.device), ("output_device", self.output_device)):
-            self._check_device(name, device)
+        for name in ("device", "output_device"):
+            _check_device(name, getattr(self, name))
 
-    def rounded(self, width: int) -> int:
+    def round_up(self, width: int) -> int:
         """`width` rounded up to `pad_to_multiple_of`."""
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def other_lengths(
+    def probe_widths(
         self, own: tuple[int, ...], padded: tuple[int, ...], *, apart: bool
     ) -> tuple[int, ...]:
-        """To what to pad features whose rows are that long `own`, so that it shows in what they
-        differ from a batch `padded` so.
+        """Widths to which to pad features, whose rows are of widths `own`, in a probe, so that its
+        output differs from that of a batch `padded` to other widths.
 
-        To the next multiple; to a further one if the batch was, or if they are to be told `apart`
-        and another feature is.
+        Each is the next multiple; a further one if the batch was padded to that, or if features are
+        to be told `apart` and another one is.
         """
         chosen: dict[int, tuple[int, int]] = {}  # what is padded to each length
         widths: list[int] = []
         for short, long in zip(own, padded, strict=True):
-            width = long if short == long else self.rounded(short)
+            width = long if short == long else self.round_up(short)
             if short != long and (apart or width == long):
                 while width == long or chosen.get(width, (short, long)) != (short, long):
                     width += self.pad_to_multiple_of
@@ -111,43 +111,36 @@ class FeatureSettings:
         if not isinstance(unpad, Mapping):
             raise TypeError(f"{allowed}, got {unpad!r}")
         for path, axes in unpad.items():
-            if not isinstance(path, str) or not isinstance(axes, Mapping):
+            if not (isinstance(path, str) and isinstance(axes, Mapping)) or not all(
+                isinstance(axis, int) and not isinstance(axis, bool) and isinstance(feature, str)
+                for axis, feature in axes.items()
+            ):
                 raise TypeError(
                     f"{allowed}, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, "
                     f"got {path!r}: {axes!r}"
                 )
-            for axis, feature in axes.items():
-                if (
-                    not isinstance(axis, int)
-                    or isinstance(axis, bool)
-                    or not isinstance(feature, str)
-                ):
-                    raise TypeError(
-                        f"{allowed}, such as {{'last_hidden_state': {{1: "
-                        f"'input_ids'}}}}, got {path!r}: {axes!r}"
-                    )
-                if axis == 0:
-                    raise ValueError(f"unpad cannot cut axis 0 of {path!r}, which has the rows")
+            if 0 in axes:
+                raise ValueError(f"unpad cannot cut axis 0 of {path!r}, which has the rows")
         object.__setattr__(self, "unpad", {path: dict(axes) for path, axes in unpad.items()})
 
-    @staticmethod
-    def _check_device(name: str, device: Device | None) -> None:
-        if device is None:
-            return
-        try:
-            import torch
-        except ModuleNotFoundError:
-            raise ValueError(f"{name}={device!r} needs torch, which is not installed") from None
-        try:
-            kind = torch.device(device).type
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}"
-            ) from None
-        # asking whether one is there would break forks
-        built = {"cuda": torch.backends.cuda, "mps": torch.backends.mps}.get(kind)
-        if built is not None and not built.is_built():
-            raise ValueError(
-                f"{name}={device!r}, but this build of torch, {torch.__version__}, "
-                f"has no {kind.upper()}"
-            )
+
+def _check_device(name: str, device: Device | None) -> None:
+    if device is None:
+        return
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise ValueError(f"{name}={device!r} needs torch, which is not installed") from None
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}"
+        ) from None
+    # asking whether one is there would break forks
+    built = {"cuda": torch.backends.cuda, "mps": torch.backends.mps}.get(kind)
+    if built is not None and not built.is_built():
+        raise ValueError(
+            f"{name}={device!r}, but this build of torch, {torch.__version__}, "
+            f"has no {kind.upper()}"
+        )

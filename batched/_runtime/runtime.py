@@ -179,7 +179,7 @@ class Runtime(Reception):
     def _answer(self, batch: Batch, ended: list[Request]) -> None:
         """Wakes the callers whose requests have ended with `batch`."""
         try:
-            join = self.execution.collator.joined
+            join = self.execution.collator.join
             self.recorder.ended(batch, complete(ended, join, self.name))
         except BaseException:
             for request in ended:

@@ -310,20 +310,20 @@ def test_the_function_gets_the_arguments_as_they_were_given() -> None:
     thing = object()
     args, kwargs = bound(
         "query", ["a"], scale=2.0, beam={"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}
-    ).fresh()
+    ).unpack()
     assert args == ("query", ["a"])
     assert kwargs == {"scale": 2.0, "beam": {"b": [thing, {1}, (2,), frozenset({3}), Point([4])]}}
     assert type(kwargs["beam"]["b"][4]) is Point
-    assert bound().fresh() == ((), {})
+    assert bound().unpack() == ((), {})
 
 
 def test_neither_caller_nor_function_changes_what_a_batch_gets() -> None:
     mine = {"stop": ["a"]}
     given = bound(mine)
     mine["stop"].append("b")
-    first, _ = given.fresh()
+    first, _ = given.unpack()
     first[0]["stop"].clear()
-    assert given.fresh() == (({"stop": ["a"]},), {})
+    assert given.unpack() == (({"stop": ["a"]},), {})
 
 
 def test_a_method_is_bound_without_its_instance() -> None:

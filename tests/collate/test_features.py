@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 import batched
-from batched._collate.features import REMEMBERED
+from batched._collate.features import CACHE_LIMIT
 from batched.errors import CollationError
 from feature_stage import Together
 
@@ -225,7 +225,7 @@ def test_other_kinds_of_features_that_arrive_meanwhile_do_not_disturb_a_call(
     one = together()
 
     def others() -> None:  # as another thread might, just then
-        for number in range(REMEMBERED):
+        for number in range(CACHE_LIMIT):
             one.fn.submit({"x": numpy.zeros((1, 1, number))})
 
     rows = [numpy.ones(width).view(Watched) for width in (2, 3, 1)]

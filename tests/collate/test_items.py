@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from batched._collate.arguments import Arguments
-from batched._collate.items import Items
+from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request, Slice
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 
@@ -23,8 +23,8 @@ NOTHING = Arguments((), {})
 
 
 @pytest.fixture
-def items() -> Items:
-    return Items("shop.embed")
+def items() -> ItemCollator:
+    return ItemCollator("shop.embed")
 
 
 def request(*values: Any, listed: bool = True) -> Request:
@@ -41,14 +41,14 @@ def calls(*sizes: int) -> list[Slice]:
     return slices
 
 
-def given(items: Items, slices: list[Slice]) -> Any:
+def given(items: ItemCollator, slices: list[Slice]) -> Any:
     """What the function gets."""
     return items.collate(
         slices, Batch(slices, sum(stop - start for _, start, stop in slices), "full", 0.0)
     )[0][0]
 
 
-def parts_of(items: Items, output: Any, *sizes: int) -> list[list[Any]]:
+def parts_of(items: ItemCollator, output: Any, *sizes: int) -> list[list[Any]]:
     parts: list[list[Any]] = []
     for part in items.split(output, calls(*sizes), None):
         assert not isinstance(part, Exception)
@@ -59,18 +59,20 @@ def parts_of(items: Items, output: Any, *sizes: int) -> list[list[Any]]:
 # ---------------------------------------------------------------- collate
 
 
-def test_the_function_gets_the_items_of_all_calls_in_order(items: Items) -> None:
+def test_the_function_gets_the_items_of_all_calls_in_order(items: ItemCollator) -> None:
     assert given(items, calls(2, 1, 3)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_of_a_call_that_was_split_it_gets_the_part_whose_turn_it_is(items: Items) -> None:
+def test_of_a_call_that_was_split_it_gets_the_part_whose_turn_it_is(items: ItemCollator) -> None:
     long, short = request(*"abcdefg"), request("x")
     assert given(items, [(long, 2, 5)]) == ["c", "d", "e"]
     assert given(items, [(short, 0, 1), (long, 5, 7)]) == ["x", "f", "g"]
 
 
 @pytest.mark.parametrize("sizes", [(3,), (1,), (2, 1)])
-def test_the_list_that_the_function_gets_is_its_own(items: Items, sizes: tuple[int, ...]) -> None:
+def test_the_list_that_the_function_gets_is_its_own(
+    items: ItemCollator, sizes: tuple[int, ...]
+) -> None:
     slices = calls(*sizes)
     batch = given(items, slices)
     assert type(batch) is list
@@ -78,7 +80,7 @@ def test_the_list_that_the_function_gets_is_its_own(items: Items, sizes: tuple[i
     assert [value for one, _, _ in slices for value in one.items] == list(range(sum(sizes)))
 
 
-def test_items_are_handed_over_as_they_are(items: Items) -> None:
+def test_items_are_handed_over_as_they_are(items: ItemCollator) -> None:
     values: list[Any] = [[1, 2], (3,), {"a": 4}, None]
     batch = given(items, [(request(*values[:2]), 0, 2), (request(*values[2:]), 0, 2)])
     assert all(one is other for one, other in zip(batch, values, strict=True))
@@ -106,13 +108,13 @@ class Listed(list[str]):
 @pytest.mark.parametrize(
     "output", [["a", "b", "c"], ("a", "b", "c"), deque("abc"), Rows(), Listed("abc")]
 )
-def test_every_call_gets_its_own_results_in_order(items: Items, output: Any) -> None:
+def test_every_call_gets_its_own_results_in_order(items: ItemCollator, output: Any) -> None:
     assert items.split(output, calls(2, 1), None) == [["a", "b"], ["c"]]
     assert items.split(output, calls(1, 1, 1), None) == [["a"], ["b"], ["c"]]
     assert items.split(output, calls(3), None) == [["a", "b", "c"]]
 
 
-def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: Items) -> None:
+def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: ItemCollator) -> None:
     long = request(*range(9))
     assert items.split(
         list("abcdef"), [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)], None
@@ -120,23 +122,23 @@ def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: Items) 
 
 
 @pytest.mark.parametrize("result", [None, False, 0, "", [], "text", {"a": 1}, BatchSizeMismatch])
-def test_any_object_but_an_exception_is_a_result(items: Items, result: Any) -> None:
+def test_any_object_but_an_exception_is_a_result(items: ItemCollator, result: Any) -> None:
     (first,), (second,) = parts_of(items, [result, 1], 1, 1)
     assert first is result
     assert second == 1
 
 
-def test_a_range_is_a_sequence_too(items: Items) -> None:
+def test_a_range_is_a_sequence_too(items: ItemCollator) -> None:
     assert items.split(range(3), calls(1, 2), None) == [[0], [1, 2]]
 
 
-def test_results_of_different_types_stay_as_they_are(items: Items) -> None:
+def test_results_of_different_types_stay_as_they_are(items: ItemCollator) -> None:
     output = ["a", 1, None, 2.5, [3]]
     assert items.split(output, calls(2, 3), None) == [["a", 1], [None, 2.5, [3]]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "U3", "object"])
-def test_an_array_has_one_result_in_each_row(items: Items, dtype: str) -> None:
+def test_an_array_has_one_result_in_each_row(items: ItemCollator, dtype: str) -> None:
     numpy = pytest.importorskip("numpy")
     output = numpy.arange(6).reshape(3, 2).astype(dtype)
     first, second = parts_of(items, output, 2, 1)
@@ -144,7 +146,7 @@ def test_an_array_has_one_result_in_each_row(items: Items, dtype: str) -> None:
     assert all(row.dtype == output.dtype and row.shape == (2,) for row in (*first, *second))
 
 
-def test_a_flat_array_has_one_number_in_each_row(items: Items) -> None:
+def test_a_flat_array_has_one_number_in_each_row(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     parts = parts_of(items, numpy.array([1.5, 2.5, 3.5], dtype=numpy.float32), 1, 2)
     assert parts == [[1.5], [2.5, 3.5]]
@@ -152,7 +154,7 @@ def test_a_flat_array_has_one_number_in_each_row(items: Items) -> None:
 
 
 @pytest.mark.model
-def test_a_tensor_has_one_result_in_each_row(items: Items) -> None:
+def test_a_tensor_has_one_result_in_each_row(items: ItemCollator) -> None:
     torch = pytest.importorskip("torch")
     output = torch.arange(6.0).reshape(3, 2)
     first, second = parts_of(items, output, 2, 1)
@@ -169,7 +171,7 @@ def test_a_tensor_has_one_result_in_each_row(items: Items) -> None:
 )
 @pytest.mark.parametrize("make", [list, tuple, deque])
 def test_a_wrong_number_of_results_is_an_error_with_both_numbers(
-    items: Items, given: tuple[int, ...], returned: int, make: Callable[[Any], Any]
+    items: ItemCollator, given: tuple[int, ...], returned: int, make: Callable[[Any], Any]
 ) -> None:
     with pytest.raises(BatchSizeMismatch) as caught:
         items.split(make(range(returned)), calls(*given), None)
@@ -180,7 +182,7 @@ def test_a_wrong_number_of_results_is_an_error_with_both_numbers(
     )
 
 
-def test_an_array_of_the_wrong_length_is_an_error_with_both_numbers(items: Items) -> None:
+def test_an_array_of_the_wrong_length_is_an_error_with_both_numbers(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(BatchSizeMismatch) as caught:
         items.split(numpy.zeros((2, 7)), calls(1, 2), None)
@@ -188,7 +190,7 @@ def test_an_array_of_the_wrong_length_is_an_error_with_both_numbers(items: Items
 
 
 @pytest.mark.model
-def test_a_tensor_of_the_wrong_length_is_an_error_with_both_numbers(items: Items) -> None:
+def test_a_tensor_of_the_wrong_length_is_an_error_with_both_numbers(items: ItemCollator) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(BatchSizeMismatch) as caught:
         items.split(torch.zeros(4, 7), calls(1, 2), None)
@@ -219,7 +221,7 @@ def test_a_tensor_of_the_wrong_length_is_an_error_with_both_numbers(items: Items
 )
 @pytest.mark.parametrize("sizes", [(2,), (1, 1)])
 def test_an_output_that_holds_no_results_in_order_is_an_error_that_names_its_type(
-    items: Items, output: Any, sizes: tuple[int, ...]
+    items: ItemCollator, output: Any, sizes: tuple[int, ...]
 ) -> None:
     with pytest.raises(BatchFunctionError) as caught:
         items.split(output, calls(*sizes), None)
@@ -231,14 +233,16 @@ def test_an_output_that_holds_no_results_in_order_is_an_error_that_names_its_typ
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1)])
-def test_an_array_without_rows_is_a_single_value(items: Items, sizes: tuple[int, ...]) -> None:
+def test_an_array_without_rows_is_a_single_value(
+    items: ItemCollator, sizes: tuple[int, ...]
+) -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(BatchFunctionError) as caught:
         items.split(numpy.array(1.0), calls(*sizes), None)
     assert str(caught.value) == "shop.embed returned a single value; it must return one per item"
 
 
-def test_a_number_of_numpy_is_no_output(items: Items) -> None:
+def test_a_number_of_numpy_is_no_output(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(
         BatchFunctionError,
@@ -250,7 +254,9 @@ def test_a_number_of_numpy_is_no_output(items: Items) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("sizes", [(1,), (1, 1)])
-def test_a_tensor_without_rows_is_a_single_value(items: Items, sizes: tuple[int, ...]) -> None:
+def test_a_tensor_without_rows_is_a_single_value(
+    items: ItemCollator, sizes: tuple[int, ...]
+) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(BatchFunctionError) as caught:
         items.split(torch.tensor(1.0), calls(*sizes), None)
@@ -260,29 +266,31 @@ def test_a_tensor_without_rows_is_a_single_value(items: Items, sizes: tuple[int,
 # ---------------------------------------------------------------- exceptions in place of results
 
 
-def test_an_exception_in_place_of_a_result_fails_that_call_alone(items: Items) -> None:
+def test_an_exception_in_place_of_a_result_fails_that_call_alone(items: ItemCollator) -> None:
     bad = ValueError("bad item")
     assert items.split(["a", bad, "c"], calls(1, 1, 1), None) == [["a"], bad, ["c"]]
 
 
-def test_a_call_with_several_failed_items_gets_the_first_exception(items: Items) -> None:
+def test_a_call_with_several_failed_items_gets_the_first_exception(items: ItemCollator) -> None:
     first, second = ValueError("first"), KeyError("second")
     assert items.split(["a", first, second, "d"], calls(1, 3), None) == [["a"], first]
     assert items.split([second, "b", first, "d"], calls(1, 1, 2), None) == [second, ["b"], first]
 
 
-def test_a_call_alone_in_its_batch_gets_its_exception_too(items: Items) -> None:
+def test_a_call_alone_in_its_batch_gets_its_exception_too(items: ItemCollator) -> None:
     bad = ValueError("bad item")
     assert items.split([bad], calls(1), None) == [bad]
     assert items.split(["a", bad], calls(2), None) == [bad]
 
 
-def test_a_batch_of_nothing_but_exceptions_fails_every_call_with_its_own(items: Items) -> None:
+def test_a_batch_of_nothing_but_exceptions_fails_every_call_with_its_own(
+    items: ItemCollator,
+) -> None:
     errors = [ValueError(number) for number in range(3)]
     assert items.split(errors, calls(1, 1, 1), None) == errors
 
 
-def test_an_exception_is_found_among_arrays(items: Items) -> None:
+def test_an_exception_is_found_among_arrays(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     bad = ValueError("bad item")
     first, second = items.split([numpy.zeros(2), bad], calls(1, 1), None)
@@ -294,18 +302,18 @@ def test_an_exception_is_found_among_arrays(items: Items) -> None:
 # ---------------------------------------------------------------- what the caller gets
 
 
-def test_a_call_of_one_item_gets_its_result(items: Items) -> None:
+def test_a_call_of_one_item_gets_its_result(items: ItemCollator) -> None:
     assert items.split(["result"], [(request("x", listed=False), 0, 1)], None) == ["result"]
 
 
-def test_calls_of_one_item_beside_lists_get_their_results(items: Items) -> None:
+def test_calls_of_one_item_beside_lists_get_their_results(items: ItemCollator) -> None:
     slices = [(request("x", listed=False), 0, 1), (request("y"), 0, 1), (request("z", "zz"), 0, 2)]
     assert items.split(["X", "Y", "Z", "ZZ"], slices, None) == ["X", ["Y"], ["Z", "ZZ"]]
     assert items.split(["X", "Y"], slices[:2], None) == ["X", ["Y"]]
 
 
-def test_a_list_call_gets_a_list_of_all_its_parts_in_order(items: Items) -> None:
-    assert items.joined(request(*"abcde"), [["A", "B"], ["C", "D"], ["E"]]) == [
+def test_a_list_call_gets_a_list_of_all_its_parts_in_order(items: ItemCollator) -> None:
+    assert items.join(request(*"abcde"), [["A", "B"], ["C", "D"], ["E"]]) == [
         "A",
         "B",
         "C",
@@ -316,7 +324,7 @@ def test_a_list_call_gets_a_list_of_all_its_parts_in_order(items: Items) -> None
 
 @pytest.mark.parametrize("make", [list, tuple])
 def test_what_the_caller_gets_is_a_list_whatever_the_function_returned(
-    items: Items, make: Callable[[Any], Any]
+    items: ItemCollator, make: Callable[[Any], Any]
 ) -> None:
     output = make(["A", "B"])
     (part,) = parts_of(items, output, 2)
@@ -330,7 +338,7 @@ def test_what_the_caller_gets_is_a_list_whatever_the_function_returned(
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
 def test_rows_of_an_array_are_copies_when_calls_share_a_batch(
-    items: Items, sizes: tuple[int, ...], as_list: bool
+    items: ItemCollator, sizes: tuple[int, ...], as_list: bool
 ) -> None:
     numpy = pytest.importorskip("numpy")
     output = numpy.arange(30.0).reshape(3, 10)
@@ -343,7 +351,9 @@ def test_rows_of_an_array_are_copies_when_calls_share_a_batch(
     assert rows[1].tolist() == [10.0 + number for number in range(10)]
 
 
-def test_a_caller_that_keeps_a_row_does_not_keep_the_output_of_the_batch(items: Items) -> None:
+def test_a_caller_that_keeps_a_row_does_not_keep_the_output_of_the_batch(
+    items: ItemCollator,
+) -> None:
     numpy = pytest.importorskip("numpy")
     output = numpy.zeros((2, 10))
     gone = weakref.ref(output)
@@ -357,7 +367,7 @@ def test_a_caller_that_keeps_a_row_does_not_keep_the_output_of_the_batch(items: 
         gc.enable()
 
 
-def test_arrays_that_own_their_memory_are_not_copied(items: Items) -> None:
+def test_arrays_that_own_their_memory_are_not_copied(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     rows = [numpy.zeros(4) for _ in range(2)]
     (first,), (second,) = parts_of(items, rows, 1, 1)
@@ -365,7 +375,7 @@ def test_arrays_that_own_their_memory_are_not_copied(items: Items) -> None:
     assert second is rows[1]
 
 
-def test_views_are_copied_among_results_of_other_types(items: Items) -> None:
+def test_views_are_copied_among_results_of_other_types(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     whole = numpy.arange(8.0)
     output = [whole[:2], "text", None, whole[2:4], numpy.float64(7.0)]
@@ -381,7 +391,7 @@ def test_views_are_copied_among_results_of_other_types(items: Items) -> None:
     )
 
 
-def test_callers_that_share_a_batch_do_not_see_what_another_writes(items: Items) -> None:
+def test_callers_that_share_a_batch_do_not_see_what_another_writes(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     (first,), (second,) = parts_of(items, numpy.broadcast_to(numpy.zeros(3), (2, 3)), 1, 1)
     first[:] = 7
@@ -390,7 +400,7 @@ def test_callers_that_share_a_batch_do_not_see_what_another_writes(items: Items)
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_rows_of_an_array_are_not_copied_when_one_call_is_the_batch(
-    items: Items, as_list: bool
+    items: ItemCollator, as_list: bool
 ) -> None:
     numpy = pytest.importorskip("numpy")
     output = numpy.zeros((3, 10))
@@ -398,7 +408,7 @@ def test_rows_of_an_array_are_not_copied_when_one_call_is_the_batch(
     assert all(row.base is output for row in part)
 
 
-def test_records_of_an_array_are_copies_when_calls_share_a_batch(items: Items) -> None:
+def test_records_of_an_array_are_copies_when_calls_share_a_batch(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     output = numpy.zeros(100, dtype=[("score", "f4"), ("label", "i4")])
     for (row,) in parts_of(items, output, *[1] * 100):
@@ -409,7 +419,7 @@ def test_records_of_an_array_are_copies_when_calls_share_a_batch(items: Items) -
 
 
 def test_a_library_that_another_thread_is_just_importing_is_no_failure(
-    items: Items, monkeypatch: pytest.MonkeyPatch
+    items: ItemCollator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("numpy", "torch"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -418,7 +428,7 @@ def test_a_library_that_another_thread_is_just_importing_is_no_failure(
 
 @pytest.mark.parametrize("present", [[], ["numpy"]])
 def test_neither_numpy_nor_torch_is_needed(
-    items: Items, monkeypatch: pytest.MonkeyPatch, present: list[str]
+    items: ItemCollator, monkeypatch: pytest.MonkeyPatch, present: list[str]
 ) -> None:
     for name in {"numpy", "torch"} - set(present):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -429,7 +439,7 @@ def test_neither_numpy_nor_torch_is_needed(
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
 def test_rows_of_a_tensor_own_their_storage_when_calls_share_a_batch(
-    items: Items, sizes: tuple[int, ...], as_list: bool
+    items: ItemCollator, sizes: tuple[int, ...], as_list: bool
 ) -> None:
     torch = pytest.importorskip("torch")
     output = torch.arange(30.0).reshape(3, 10)
@@ -443,7 +453,7 @@ def test_rows_of_a_tensor_own_their_storage_when_calls_share_a_batch(
 
 
 @pytest.mark.model
-def test_columns_and_flat_tensors_own_their_storage_too(items: Items) -> None:
+def test_columns_and_flat_tensors_own_their_storage_too(items: ItemCollator) -> None:
     torch = pytest.importorskip("torch")
     for output in (torch.arange(6.0).reshape(3, 2).T, torch.arange(2.0)):
         rows = [row for part in parts_of(items, output, 1, 1) for row in part]
@@ -452,7 +462,7 @@ def test_columns_and_flat_tensors_own_their_storage_too(items: Items) -> None:
 
 
 @pytest.mark.model
-def test_tensors_that_own_their_storage_are_not_copied(items: Items) -> None:
+def test_tensors_that_own_their_storage_are_not_copied(items: ItemCollator) -> None:
     torch = pytest.importorskip("torch")
     rows = [torch.zeros(4) for _ in range(2)]
     (first,), (second,) = parts_of(items, rows, 1, 1)
@@ -463,7 +473,7 @@ def test_tensors_that_own_their_storage_are_not_copied(items: Items) -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("as_list", [False, True])
 def test_rows_of_a_tensor_are_not_copied_when_one_call_is_the_batch(
-    items: Items, as_list: bool
+    items: ItemCollator, as_list: bool
 ) -> None:
     torch = pytest.importorskip("torch")
     output = torch.zeros(3, 10)
@@ -475,7 +485,7 @@ def test_rows_of_a_tensor_are_not_copied_when_one_call_is_the_batch(
 
 @pytest.mark.model
 def test_callers_that_share_a_batch_do_not_see_what_another_writes_into_a_tensor(
-    items: Items,
+    items: ItemCollator,
 ) -> None:
     torch = pytest.importorskip("torch")
     (first,), (second,) = parts_of(items, torch.zeros(3).expand(2, 3), 1, 1)
@@ -484,13 +494,13 @@ def test_callers_that_share_a_batch_do_not_see_what_another_writes_into_a_tensor
 
 
 @pytest.mark.model
-def test_rows_of_a_sparse_tensor_reach_their_callers(items: Items) -> None:
+def test_rows_of_a_sparse_tensor_reach_their_callers(items: ItemCollator) -> None:
     torch = pytest.importorskip("torch")
     (first,), (second,) = parts_of(items, torch.eye(2).to_sparse(), 1, 1)
     assert [first.to_dense().tolist(), second.to_dense().tolist()] == [[1.0, 0.0], [0.0, 1.0]]
 
 
-def test_an_array_that_stands_for_several_items_is_each_callers_own(items: Items) -> None:
+def test_an_array_that_stands_for_several_items_is_each_callers_own(items: ItemCollator) -> None:
     numpy = pytest.importorskip("numpy")
     row = numpy.zeros(3)
     (first,), (second,) = parts_of(items, [row, row], 1, 1)

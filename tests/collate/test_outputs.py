@@ -543,6 +543,13 @@ class Outputs(MutableMapping[str, Any]):
         return len(self._entries)
 
 
+class Locked(dict[str, Any]):
+    """A dict whose entries cannot be set."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError("locked")
+
+
 def made(tokens: Any, pooled: Any) -> Made:
     output = Made(tokens)
     output.pooled = pooled
@@ -582,10 +589,6 @@ CONTAINERS: list[Any] = [
     ),
     pytest.param(
         lambda tokens, pooled: UserDict({"tokens": tokens, "pooled": pooled}), id="user dict"
-    ),
-    pytest.param(
-        lambda tokens, pooled: Outputs(tokens=tokens, pooled=pooled),
-        id="mapping of an author's own",
     ),
     pytest.param(Plain, id="dataclass"),
     pytest.param(Frozen, id="frozen dataclass"),
@@ -635,9 +638,17 @@ def test_a_caller_alone_and_one_whose_call_was_split_get_the_same_container(
         ]
 
 
-def test_a_mapping_that_cannot_be_changed_reaches_its_callers_as_a_mapping(together: Make) -> None:
-    two = together(lambda features: MappingProxyType({"ids": features["ids"] * 2}))
+@pytest.mark.parametrize(
+    "container",
+    [MappingProxyType, lambda entries: Outputs(**entries), Locked],
+    ids=["view", "mapping of an author's own", "locked dict"],
+)
+def test_a_mapping_that_is_no_dict_or_cannot_be_changed_reaches_its_callers_as_a_dict(
+    together: Make, container: Callable[[Any], Any]
+) -> None:
+    two = together(lambda features: container({"ids": features["ids"] * 2}))
     results = two.results(tokens(2), tokens(2, first=3))
+    assert [type(result) for result in results] == [dict, dict]
     assert [result["ids"].tolist() for result in results] == [[[2, 4]], [[6, 8]]]
 
 
@@ -1033,13 +1044,13 @@ def test_a_copy_of_a_dataclass_is_no_neighbours(together: Make) -> None:
 def test_an_output_that_changes_from_call_to_call_ends_in_an_error(together: Make) -> None:
     two = together(lambda features: features["ids"])
     unpadding = two.fn._batcher.runtime.execution._collator._unpadding
-    see = unpadding._seen
+    see = unpadding._observe
 
     def forgetful(*arguments: Any) -> Any:
-        unpadding._known.clear()
+        unpadding._evidence.clear()
         return see(*arguments)
 
-    unpadding._seen = forgetful
+    unpadding._observe = forgetful
     for answer in two.answers(tokens(3), tokens(5)):
         assert isinstance(answer, BatchFunctionError)
         assert "changes from call to call" in str(answer)

@@ -14,7 +14,7 @@ import batched._execution.attempts
 import batched._execution.execution
 import batched._execution.memory
 from batched._collate.arguments import Arguments
-from batched._collate.items import Items
+from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request
 from batched._execution.attempts import Attempts, ErrorTest, Outcomes, attempts
 from batched._execution.execution import is_failure, never
@@ -72,7 +72,7 @@ def run(
     batch: Batch, function: Function, splits: ErrorTest = never, isolates: ErrorTest = never
 ) -> list[tuple[int, Any, int]]:
     """The row, the result and the number of attempts of each slice of single calls, in order."""
-    outcomes = drive(attempts(batch, Items("fn"), splits, isolates), function)
+    outcomes = drive(attempts(batch, ItemCollator("fn"), splits, isolates), function)
     found = [
         (request.items, result, tried)
         for (request, _, _), result, tried in zip(*outcomes, strict=True)
@@ -131,7 +131,7 @@ def test_which_errors_isolate_is_for_the_caller_to_say() -> None:
     def of_a_row(error: BaseException) -> bool:
         return is_failure(error) and not isinstance(error, service_errors)
 
-    outcomes = drive(attempts(batch_of(*rows(4)), Items("fn"), never, of_a_row), fails)
+    outcomes = drive(attempts(batch_of(*rows(4)), ItemCollator("fn"), never, of_a_row), fails)
     assert len(function.calls) == 1
     assert [type(result) for result in outcomes[1]] == [ConnectionError] * 4
 
@@ -145,7 +145,7 @@ def test_one_row_that_does_not_fit_fails_alone_with_its_own_error() -> None:
 def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
     function = Function(8, {0})
     call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True)
-    outcomes = drive(attempts(batch_of(call), Items("fn"), never, is_failure), function)
+    outcomes = drive(attempts(batch_of(call), ItemCollator("fn"), never, is_failure), function)
     assert function.calls == [list(range(8)), [0, 1, 2, 3], [0, 1], [0]]
     assert all(isinstance(result, ValueError) for result in outcomes[1])
 
@@ -154,7 +154,7 @@ def test_of_items_sorted_by_length_the_first_of_the_call_tells_its_error() -> No
     lengths, order = [9, 8, 7, 6], [3, 2, 1, 0]  # the longest came last
     call = Request([3, 2, 1, 0], 4, NO_ARGUMENTS, None, True, None, lengths, order)
     function = Function(8, {3, 0})
-    outcomes = drive(attempts(batch_of(call), Items("fn"), never, is_failure), function)
+    outcomes = drive(attempts(batch_of(call), ItemCollator("fn"), never, is_failure), function)
     errors = [result for result in outcomes[1] if isinstance(result, ValueError)]
     assert [str(error) for error in errors] == ["bad row 0", "bad row 3"]
 
@@ -170,7 +170,7 @@ def test_nothing_as_long_is_tried_with_more_than_half_of_what_ran_out_of_memory(
 
 
 def test_attempts_that_nobody_drives_on_end_quietly() -> None:
-    steps = attempts(batch_of(*rows(2)), Items("fn"), never, is_failure)
+    steps = attempts(batch_of(*rows(2)), ItemCollator("fn"), never, is_failure)
     next(steps)
     steps.close()
     assert inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED

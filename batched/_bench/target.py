@@ -1,10 +1,11 @@
-"""What is measured: a batch function that the user names, and items from a file."""
+"""Target of the measurements: a batch function that the user names, and items from a file."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -22,33 +23,37 @@ from .. import AsyncBatched, Batched, BatchedError, BatchedInference, BatchedMet
 from .._batched_inference import AsyncBatchedInference
 from .._batcher import BatchFunction, Options
 
-Face = Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]
+AnyBatched = Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]
 
 SEED = 0
-"""Of the order of the items, which is the same each time: a file sorted by length would have small
-batches of short items only.
+"""Seed of the order of the items: a file sorted by length would have small batches of short items
+only.
 """
+
+argument_error = functools.partial(argparse.ArgumentError, None)
+"""Error of the command line with a message, about no option in particular."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
-    """A batched function, and what callers pass to it."""
+class Target:
+    """Batched function, and the items that callers pass to it."""
 
-    target: str
-    """As the user names it."""
-    face: Face
+    reference: str
+    """Name that the user gave: `module:function`."""
+    batched: AnyBatched
     decorated: bool
-    """Whether the user has decorated it."""
+    """True if the user has decorated it."""
     items: list[Any]
+    """Items, or features of one row each, without axis 0."""
 
     @property
     def name(self) -> str:
-        """The function's, without its module."""
-        return self.target.partition(":")[2]
+        """Name of the function, without its module."""
+        return self.reference.partition(":")[2]
 
     @property
     def takes_features(self) -> bool:
-        return isinstance(self.face, (BatchedInference, AsyncBatchedInference))
+        return isinstance(self.batched, (BatchedInference, AsyncBatchedInference))
 
     def batches(self, size: int) -> Iterator[Any]:
         """Arguments for list calls of that many items, without end."""
@@ -62,117 +67,114 @@ class Subject:
             )
 
     def arguments(self) -> list[Any]:
-        """One for each item, with which a call is a call of that item."""
+        """Arguments for calls of one item, for each item: of features [1, ...]."""
         if self.takes_features:
             return [{name: row[None] for name, row in item.items()} for item in self.items]
         # a list itself would be many items
         return [[item] if isinstance(item, list) else item for item in self.items]
 
     @contextlib.contextmanager
-    def blamed(self, when: str) -> Iterator[None]:
-        """Makes what the function raises an argument that was wrong.
+    def report_errors(self, when: str) -> Iterator[None]:
+        """Context in which an error of the function is one of the command line.
 
         Raises:
-            argparse.ArgumentError: in one sentence, what was raised, and when.
+            argparse.ArgumentError: in one sentence, what was raised, and `when`.
         """
         try:
             yield
         except BatchedError as error:  # whose message names the function
-            raise argparse.ArgumentError(None, _first_line(error)) from error
+            raise argument_error(_first_line(error)) from error
         except Exception as error:
-            raise argparse.ArgumentError(
-                None, f"{self.name} raised {_told(error)}, {when}"
-            ) from error
+            raise argument_error(f"{self.name} raised {_describe(error)}, {when}") from error
 
-    def paste(self, batch_size: int) -> str:
-        """What is to be written into the source."""
+    def suggestion(self, batch_size: int) -> str:
+        """Line that says what to write into the source."""
         if batch_size == 1:
             return "It needs no decorator."
         if self.decorated:
-            now = self.face._function.options.policy.batch_size
+            now = self.batched._function.options.policy.batch_size
             return f"In its decorator: batch_size={batch_size} (now {now})"
-        where = "batched.aio" if isinstance(self.face, AsyncBatched) else "batched"
+        where = "batched.aio" if isinstance(self.batched, AsyncBatched) else "batched"
         return f"Decorator: @{where}.dynamically(batch_size={batch_size})"
 
 
-def subject(target: str, sample: Path) -> Subject:
-    """The function `module:function`, imported as `python -m` would, with the items of a JSON Lines
-    file.
+def load_target(reference: str, sample: Path) -> Target:
+    """Function `module:function`, imported as `python -m` would, and the items of a JSON file.
 
     Raises:
         argparse.ArgumentError: one of them is not there or cannot be used.
     """
-    values = _lines(sample)
-    found = _found(target)
+    values = _read_json_lines(sample)
+    found = _import_attribute(reference)
     decorated = isinstance(found, (Batched, AsyncBatched))
     if decorated:
-        face: Face = found
+        batched: AnyBatched = found
     else:
         if isinstance(found, BatchedMethod):
-            raise argparse.ArgumentError(
-                None,
-                f"{target} is a method; name that of an instance, such as module:instance.method",
+            raise argument_error(
+                f"{reference} is a method; name that of an instance, "
+                "such as module:instance.method",
             )
         try:
             function = BatchFunction.of(found, Options(), coroutines=True)
-            face = (AsyncBatched if function.coroutine else Batched)(function)
+            batched = (AsyncBatched if function.coroutine else Batched)(function)
         except TypeError as error:
-            raise argparse.ArgumentError(
-                None, f"cannot batch {target}: {str(error).partition(';')[0]}"
+            raise argument_error(
+                f"cannot batch {reference}: {str(error).partition(';')[0]}"
             ) from error
-    made = Subject(target, face, decorated, [value for _, value in values])
-    items = _features(values, sample) if made.takes_features else made.items
+    made = Target(reference, batched, decorated, [value for _, value in values])
+    items = _to_features(values, sample) if made.takes_features else made.items
     return dataclasses.replace(made, items=random.Random(SEED).sample(items, len(items)))
 
 
-def _lines(sample: Path) -> list[tuple[int, Any]]:
-    """The values of a JSON Lines file, with the numbers of their lines."""
+def _read_json_lines(sample: Path) -> list[tuple[int, Any]]:
+    """Values of a JSON Lines file, each with the number of its line."""
     try:
         text = sample.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise argparse.ArgumentError(None, f"cannot read {sample}: {error.strerror}") from error
+        raise argument_error(f"cannot read {sample}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise argparse.ArgumentError(None, f"cannot read {sample}: it is not UTF-8 text") from error
+        raise argument_error(f"cannot read {sample}: it is not UTF-8 text") from error
     values = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
             if line.strip():
                 values.append((number, json.loads(line)))
         except json.JSONDecodeError as error:
-            raise argparse.ArgumentError(
-                None, f"{sample}, line {number}: not JSON: {error.msg} at column {error.colno}"
+            raise argument_error(
+                f"{sample}, line {number}: not JSON: {error.msg} at column {error.colno}"
             ) from error
     if not values:
-        raise argparse.ArgumentError(
-            None, f"{sample} is empty; it must have one JSON value per line, each an item"
+        raise argument_error(
+            f"{sample} is empty; it must have one JSON value per line, each an item"
         )
     return values
 
 
-def _found(target: str) -> Any:
-    """What `module:attribute` names."""
-    if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*", target):
-        raise argparse.ArgumentError(None, f"name the function as module:function, got {target!r}")
-    module, _, attributes = target.partition(":")
+def _import_attribute(reference: str) -> Any:
+    """Object that `module:attribute` names."""
+    if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*", reference):
+        raise argument_error(f"name the function as module:function, got {reference!r}")
+    module, _, attributes = reference.partition(":")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever is wrong with the user's module
-        reason = _first_line(error) if isinstance(error, ModuleNotFoundError) else _told(error)
-        raise argparse.ArgumentError(None, f"cannot import {module}: {reason}") from error
+        reason = _first_line(error) if isinstance(error, ModuleNotFoundError) else _describe(error)
+        raise argument_error(f"cannot import {module}: {reason}") from error
     at = module
     for name in attributes.split("."):
         try:
             found, at = getattr(found, name), f"{at}.{name}"
         except AttributeError as error:
-            raise argparse.ArgumentError(None, f"{at} has no attribute {name!r}") from error
+            raise argument_error(f"{at} has no attribute {name!r}") from error
     return found
 
 
-def _features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any]]:
-    """Each value as features of one row: tensors if the user's module has imported torch, else
-    arrays.
+def _to_features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any]]:
+    """Values as features of one row, without axis 0: tensors if the user's module has imported
+    torch, else arrays.
 
     A feature with a fraction anywhere is float32 everywhere, as models have it and because some
     write 1.0 as 1.
@@ -185,9 +187,7 @@ def _features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any
     for number, value in values:
         if not isinstance(value, dict) or not value or set(value) != set(names):
             wanted = f"the features {', '.join(names)}, as line {first} is" if names else "features"
-            raise argparse.ArgumentError(
-                None, f"{sample}, line {number}: must be an object of {wanted}"
-            )
+            raise argument_error(f"{sample}, line {number}: must be an object of {wanted}")
         rows: dict[str, Any] = {}
         for name in names:
             try:
@@ -195,8 +195,8 @@ def _features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any
             except ValueError:  # lists of different lengths
                 array = np.asarray(None)
             if array.dtype.kind not in "biuf":
-                raise argparse.ArgumentError(
-                    None, f"{sample}, line {number}: {name} must be a number or lists of numbers"
+                raise argument_error(
+                    f"{sample}, line {number}: {name} must be a number or lists of numbers"
                 )
             rows[name] = array
         items.append(rows)
@@ -209,7 +209,7 @@ def _features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any
     return items
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, _first_line(error))))
 
 

@@ -1,0 +1,211 @@
+"""Specs of features: what the calls of one group agree on in one of them, and how blocks of its
+rows become one array.
+
+Tensors on the CPU are read and written through numpy: a slice costs a third of what one of a tensor
+costs. What numpy has no dtype for (bfloat16) passes as integers of its size.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from numbers import Real
+from typing import Any, ClassVar, cast
+
+from ..errors import CollationError
+
+Array = Any
+"""A `numpy.ndarray` or a `torch.Tensor`."""
+
+WHOLE = "biu"
+"""Kinds of dtypes, in the letters of numpy, whose elements are bools or integers."""
+
+
+def find_imported(module: str, name: str) -> tuple[Any, ...]:
+    """Class of that name in a tuple; an empty one if the module has not been imported: no function
+    can have returned an instance then.
+    """
+    found = getattr(sys.modules.get(module), name, None)
+    return (found,) if isinstance(found, type) else ()
+
+
+class FeatureSpec(ABC):
+    """Name, dtype, device and shape of the rows of a feature, but for their length, which is axis 1
+    of its arrays. Specs are equal if all of these are.
+    """
+
+    __slots__ = (
+        "_key",
+        "device",
+        "dtype",
+        "is_sequence",
+        "is_token",
+        "kind",
+        "name",
+        "pad",
+        "trailing",
+    )
+    library: ClassVar[str]
+
+    def __init__(self, name: str, array: Array, pad: Any) -> None:
+        """Spec of `array` [rows, length, ...], whose shorter rows are filled with `pad`; None: 0.
+
+        Raises:
+            CollationError: no element of the array can be `pad`.
+        """
+        self.name = name
+        self.dtype = array.dtype
+        self.device = array.device if isinstance(self, TensorSpec) else None
+        self.kind = self._kind()  # of the dtype, as letters of numpy: b, i, u, f, c and others
+        self.is_sequence = array.ndim > 1  # rows have a length
+        # a row is one integer or bool after another: [rows, length]
+        self.is_token = array.ndim == 2 and self.kind in WHOLE
+        self.trailing = tuple(array.shape[2:])  # the shape of rows behind their length
+        self._key = name, self.dtype, self.device, array.ndim, self.trailing
+        self.pad = self._convert_pad(
+            self._check_pad(pad)
+        )  # what fills short rows, as views hold it
+
+    @abstractmethod
+    def _kind(self) -> str: ...
+
+    @abstractmethod
+    def _convert_pad(self, pad: Any) -> Any: ...
+
+    @abstractmethod
+    def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """An uninitialized array of that shape, and the view that it is written through."""
+
+    def view(self, array: Array) -> Array:
+        """View of `array` through which blocks of rows are read and written."""
+        return array
+
+    def concatenate(self, blocks: list[Array], out: Array) -> None:
+        """Writes views of blocks [rows of the block, width, ...] below each other to the view `out`
+        [rows, width, ...].
+        """
+        sys.modules["numpy"].concatenate(blocks, out=out)
+
+    def shape(self, rows: int, width: int) -> tuple[int, ...]:
+        """Shape of an array with so many rows: [rows, width, ...], or [rows] if they have no
+        length.
+        """
+        return (rows, width, *self.trailing) if self.is_sequence else (rows,)
+
+    def fill(self, out: Array, blocks: list[Array], width: int, *, left: bool) -> None:
+        """Writes views of blocks [rows of the block, length, ...] below each other to the view
+        `out` [rows, width, ...], padded on the `left` or on the right where they are shorter.
+        """
+        if not self.is_sequence or all(block.shape[1] == width for block in blocks):
+            self.concatenate(blocks, out)
+            return
+        out[...] = self.pad
+        start = 0
+        for block in blocks:
+            stop = start + len(block)
+            own = block.shape[1]
+            if left:
+                out[start:stop, width - own :] = block
+            else:
+                out[start:stop, :own] = block
+            start = stop
+
+    def _check_pad(self, pad: Any) -> Any:
+        """`pad` as an int or float that an element can be, if elements are numbers."""
+        if pad is None or self.kind not in f"{WHOLE}f":
+            return pad
+        library, whole = sys.modules[self.library], self.kind in WHOLE
+        least, greatest = False, True
+        if self.kind != "b":
+            info = (library.iinfo if whole else library.finfo)(self.dtype)
+            # numpy's own floats do not compare with all real numbers
+            least, greatest = info.min, info.max
+        if isinstance(pad, Real):
+            pad = cast("Any", pad)
+            if whole and least <= pad <= greatest and int(pad) == pad:
+                return int(pad)
+            if not whole and (not math.isfinite(pad) or float(least) <= pad <= float(greatest)):
+                return float(pad)
+        raise CollationError(f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}")
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, FeatureSpec) and self._key == other._key)
+
+    def __repr__(self) -> str:
+        return f"<spec of {self.name}, {self.dtype}>"
+
+
+class NumpySpec(FeatureSpec):
+    """Spec of arrays of numpy."""
+
+    __slots__ = ()
+    library = "numpy"
+
+    def _kind(self) -> str:
+        kind: str = self.dtype.kind
+        return kind
+
+    def _convert_pad(self, pad: Any) -> Any:
+        numpy = sys.modules["numpy"]
+        try:
+            # zeros are empty strings, too
+            return (numpy.zeros((), self.dtype) if pad is None else numpy.asarray(pad, self.dtype))[
+                ()
+            ]
+        except (TypeError, ValueError) as error:
+            raise CollationError(
+                f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}: {error}"
+            ) from None
+
+    def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        array = sys.modules["numpy"].empty(shape, self.dtype)
+        return array, array
+
+
+class TensorSpec(FeatureSpec):
+    """Spec of tensors on any device but the CPU."""
+
+    __slots__ = ()
+    library = "torch"
+
+    def _kind(self) -> str:
+        if self.dtype is sys.modules["torch"].bool:
+            return "b"
+        return "f" if self.dtype.is_floating_point else "c" if self.dtype.is_complex else "i"
+
+    def _convert_pad(self, pad: Any) -> Any:
+        return pad or 0
+
+    def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        array = sys.modules["torch"].empty(shape, dtype=self.dtype, device=self.device)
+        return array, self.view(array)
+
+    def concatenate(self, blocks: list[Array], out: Array) -> None:
+        sys.modules["torch"].cat(blocks, out=out)
+
+
+class CpuTensorSpec(TensorSpec):
+    """Spec of tensors on the CPU, whose views are arrays of numpy."""
+
+    __slots__ = ("_carrier",)
+    concatenate = FeatureSpec.concatenate
+
+    def __init__(self, name: str, array: Array, pad: Any) -> None:
+        torch = sys.modules["torch"]
+        self._carrier = None  # the dtype as which numpy holds the elements, if it has not their own
+        try:
+            torch.empty(0, dtype=array.dtype, device="cpu").numpy()
+        except TypeError:
+            integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+            self._carrier = integers[array.dtype.itemsize]
+        super().__init__(name, array, pad)
+
+    def _convert_pad(self, pad: Any) -> Any:
+        return self.view(sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu"))[()]
+
+    def view(self, array: Array) -> Array:
+        return (array if self._carrier is None else array.view(self._carrier)).numpy()
