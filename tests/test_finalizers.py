@@ -17,14 +17,18 @@ import pytest
 
 import batched
 from batched._core.scheduler import Scheduler
+from batched._runtime.reception import Reception
+from batched._runtime.thread import ThreadRuntime
 from stage import BOUND, python, wait_until
 
 
-def breaking_in(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> list[Any]:
-    """Has `act` done once in the middle of that method of the scheduler, under the lock; the list
-    gets what came of it.
+def breaking_in(
+    monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object], of: type = Scheduler
+) -> list[Any]:
+    """Has `act` done once in the middle of that method, under the lock; the list gets what came of
+    it.
     """
-    method = getattr(Scheduler, name)
+    method = getattr(of, name)
     came: list[Any] = []
 
     def broken_in_on(*args: Any, **kwargs: Any) -> Any:
@@ -36,7 +40,7 @@ def breaking_in(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], ob
                 came[0] = error
         return method(*args, **kwargs)
 
-    monkeypatch.setattr(Scheduler, name, broken_in_on)
+    monkeypatch.setattr(of, name, broken_in_on)
     return came
 
 
@@ -54,7 +58,7 @@ def in_time(function: Callable[[], Any]) -> Any:
     return outcome.result(BOUND)
 
 
-@pytest.mark.parametrize("where", ["submit", "_enqueue", "take", "learn", "finished"])
+@pytest.mark.parametrize("where", ["submit", "_enqueue", "take", "_learn", "finished"])
 def test_a_finalizer_may_submit_under_the_lock(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn: Any = batched.dynamically(batch_size=2)(lambda items: [item * 2 for item in items])
     came = breaking_in(monkeypatch, where, lambda: fn.submit(21))
@@ -94,7 +98,7 @@ def test_a_finalizer_may_close_and_open_under_the_lock(
 
     wait_until(is_closed)
     with monkeypatch.context() as patch:
-        came = breaking_in(patch, "close", fn.__enter__)
+        came = breaking_in(patch, "_drained", fn.__enter__, of=Reception)
         in_time(lambda: fn.shutdown(wait=False))
     wait_until(lambda: not fn._batcher.runtime._closed)
     assert in_time(lambda: fn(3)) == 3
@@ -105,7 +109,7 @@ def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fn: Any = batched.dynamically(lambda items: items)
-    came = breaking_in(monkeypatch, "close", lambda: fn.submit(1))
+    came = breaking_in(monkeypatch, "_drained", lambda: fn.submit(1), of=Reception)
     in_time(fn.shutdown)
     assert isinstance(came[0].exception(BOUND), batched.BatcherClosed)
 
@@ -222,7 +226,20 @@ def test_an_abandoned_map_may_be_collected_under_the_lock() -> None:
 
 
 @pytest.mark.parametrize("act", ["shutdown", "call"])
-def test_a_finalizer_in_a_worker_between_batches_does_not_wait_for_itself(act: str) -> None:
+def test_a_finalizer_in_a_worker_between_batches_does_not_wait_for_itself(
+    act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+    way = fn.shutdown if act == "shutdown" else lambda: fn(1)
+    came = breaking_in(monkeypatch, "_leave" if act == "shutdown" else "_take", way, ThreadRuntime)
+    assert in_time(lambda: fn(2)) == 2
+    in_time(fn.shutdown)
+    wait_until(lambda: came != [None] or act == "shutdown")
+    assert came == [None] or "in a thread that runs its batches" in str(came[0])
+
+
+@pytest.mark.parametrize("act", ["shutdown", "call"])
+def test_the_finalizer_of_an_item_does_not_wait_for_its_own_batch(act: str) -> None:
     gate = threading.Event()
     came: list[Any] = []
 
@@ -249,7 +266,7 @@ def test_a_finalizer_in_a_worker_between_batches_does_not_wait_for_itself(act: s
     wait_until(lambda: bool(came))
     name, outcome = came[0]
     assert "batched" in name
-    assert not outcome if act == "shutdown" else "in a thread that runs its batches" in outcome
+    assert not outcome if act == "shutdown" else "would wait for itself" in outcome
     in_time(fn.shutdown)
 
 

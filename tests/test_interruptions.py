@@ -75,7 +75,7 @@ def interrupting(
 
 PLACES: list[tuple[Any, str]] = [
     (Scheduler, "cancel"),
-    (Scheduler, "_part"),
+    (Scheduler, "_tidy"),
     (Scheduler, "_admit"),
     (Scheduler, "_enqueue"),
     (Reception, "_admit"),
@@ -370,7 +370,7 @@ def test_giving_up_a_call_that_was_broken_in_on_ends_the_others(
     waiting = [fn.submit(i) for i in range(3)]
     request = next(iter(fn._batcher.runtime._scheduler))
     with monkeypatch.context() as patch:
-        interrupting(patch, Scheduler, "_part", before=True)
+        interrupting(patch, Scheduler, "_tidy", before=True)
         with pytest.raises(Interrupt):
             fn._batcher.runtime.abandon(request)
     for future in waiting[1:]:

@@ -502,7 +502,7 @@ def test_results_that_are_lost_to_a_failure_within_the_library_end_their_calls(
     fn: Any = batched.dynamically(echo)
     assert fn(1) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(type(fn._batcher.runtime.execution), "conclude", _raising(MemoryError))
+        patch.setattr("batched._runtime.runtime.complete", _raising(MemoryError))
         with pytest.raises(batched.BatcherClosed, match="lost"):
             fn(2)
         wait_until(lambda: not fn._batcher.runtime.busy)

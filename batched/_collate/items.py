@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from .._core.scheduler import Batch, Request, Slice
@@ -80,7 +81,7 @@ class ItemCollator:
 
     def join(self, request: Request, parts: list[list[Any]]) -> list[Any]:
         """The results of a list call, in the order of its items."""
-        results = [result for part in parts for result in part]
+        results = list(chain.from_iterable(parts))
         return results if request.order is None else _restore_order(results, request.order)
 
     def _to_list(self, output: Any) -> list[Any]:

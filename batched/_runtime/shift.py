@@ -125,6 +125,13 @@ within_run = _shift.get
 """The run that this code is, or was, part of; None for most callers, who need not ask more."""
 
 
+def enter_worker() -> None:
+    """Notes that this thread runs batches: a finalizer in it must not wait for one either."""
+    none = Shift.__new__(Shift)
+    none.on = False
+    _shift.set(none)
+
+
 def is_running() -> bool:
     """Whether this code is part of a run that is not over."""
     shift = _shift.get()

@@ -26,7 +26,7 @@ from .async_backend import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
 from .runtime import Look, Runtime, alive
-from .shift import Shift, Wait
+from .shift import Shift, Wait, enter_worker
 from .wakers import POLL_INTERVAL, async_waker, blocking_waker, logger, wake_all
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
@@ -229,6 +229,7 @@ class _Bell:
 
 def _work(bell: _Bell) -> None:
     """What a worker does."""
+    enter_worker()
     try:
         while (runtime := bell.wait()) is not None and runtime.serve(bell):
             del runtime

@@ -1043,7 +1043,7 @@ def test_a_copy_of_a_dataclass_is_no_neighbours(together: Make) -> None:
 
 def test_an_output_that_changes_from_call_to_call_ends_in_an_error(together: Make) -> None:
     two = together(lambda features: features["ids"])
-    unpadding = two.fn._batcher.runtime.execution._collator._unpadding
+    unpadding = two.fn._batcher.runtime.execution.collator._unpadding
     see = unpadding._observe
 
     def forgetful(*arguments: Any) -> Any:
