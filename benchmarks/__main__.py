@@ -10,12 +10,10 @@ from report import options
 
 HERE = Path(__file__).parent
 QUESTIONS = (
-    *("import_time", "idle", "overhead", "collate", "policy"),
+    *("overhead", "collate", "policy"),
     *("closed_loop", "open_loop", "embeddings", "http_server", "gpu"),
 )
-"""The files that ask them, quickest first; `soak.py` is apart, since it takes as long as it is told
-to.
-"""
+"""Files that ask them, quickest first."""
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, Peer
+from peers import Peer
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".peers"
@@ -163,7 +163,7 @@ def ask(peer: Peer, questions: list[Question], timeout: float = ANSWERING) -> li
     Raises:
         Unavailable: there are none.
     """
-    command = [interpreter(peer), "-m", "peers.questions", peer.module]
+    command = [interpreter(peer), "-m", "peers.questions"]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(
         command, cwd=HERE, env=environment(peer), text=True, start_new_session=True, **pipes
@@ -195,18 +195,19 @@ def contest(
     questions: Callable[[Peer, dict[str, Any]], Sequence[Question]],
     rounds: int,
     *,
-    peers: Sequence[Peer] = PEERS,
     ours: Sequence[Peer],
+    peers: Sequence[Peer] = (),
     rounds_of_peers: int | None = None,
 ) -> Found:
-    """Asks everyone in turn, round after round, so that noise hits all alike.
+    """Asks everyone in turn, round after round, so that noise hits all alike; ours in one process,
+    each question of all of them before the next.
 
     Args:
         questions: what a row is asked, given its peer and its settings; each has a `question` and a
             `title` of its own.
         rounds: how often ours are asked.
-        peers: the others.
         ours: what runs in this environment.
+        peers: the others.
         rounds_of_peers: how often the others are asked, if not as often.
 
     Raises:
@@ -215,25 +216,37 @@ def contest(
     found = Found()
     rounds_of_peers = rounds if rounds_of_peers is None else rounds_of_peers
     for round_ in range(rounds):
-        for peer in (*ours, *(peers if round_ < rounds_of_peers else ())):
-            asked = [
-                (row, question)
-                for row, settings in peer.labels().items()
-                for question in questions(peer, dict(settings))
-            ]
-            if peer.name in found.missing or not asked:
+        _ask_all(ours, questions, found)
+        for peer in peers if round_ < rounds_of_peers else ():
+            if peer.name in found.missing:
                 continue
             try:
-                if peer.requirement:
-                    found.versions[peer.package] = version(peer)
-                answers = ask(peer, [question for _, question in asked])
+                found.versions[peer.package] = version(peer)
+                _ask_all([peer], questions, found)
             except Unavailable as reason:
-                if not peer.requirement:
-                    raise  # without what it is about, there is no result
                 found.missing[peer.name] = str(reason)
-                continue
-            for (row, question), answer in zip(asked, answers, strict=True):
-                if "error" in answer and not peer.requirement:
-                    raise Unavailable(f"{question['title']}: {row}: {answer['error']}")  # as above
-                found.add(question["title"], row, answer)
     return found
+
+
+def _ask_all(
+    peers: Sequence[Peer],
+    questions: Callable[[Peer, dict[str, Any]], Sequence[Question]],
+    found: Found,
+) -> None:
+    """Adds to `found` what peers of one environment answer."""
+    asked = [
+        (row, question | {"module": peer.module})
+        for peer in peers
+        for row, settings in peer.labels().items()
+        for question in questions(peer, dict(settings))
+    ]
+    titles = [question["title"] for _, question in asked]
+    asked.sort(key=lambda each: titles.index(each[1]["title"]))
+    if not asked:
+        return
+    answers = ask(peers[0], [question for _, question in asked])
+    for (row, question), answer in zip(asked, answers, strict=True):
+        if "error" in answer and not peers[0].requirement:
+            # without what it is about, there is no result
+            raise Unavailable(f"{question['title']}: {row}: {answer['error']}")
+        found.add(question["title"], row, answer)

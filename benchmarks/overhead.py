@@ -1,24 +1,51 @@
-"""What does batching itself cost? Calls of a function that does nothing, beside what threads and
-asyncio cost without any library.
+"""What does batching itself cost? Calls of a function that does nothing, beside what a loop,
+threads and asyncio cost without any library; the import, and batchers that nobody calls.
 
 Run: python benchmarks/overhead.py [--check] [--quick] [--save]
+
+Times are of the CPU, on one core, so that busy neighbours and where threads are put decide little;
+whether callers wait in vain is asked by `closed_loop.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
+import os
+import resource
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import batched
-from report import Figure, conclude, options
+import trio
+import uvloop
 
-ITEMS = 20_000
+import batched
+from peers.bare import for_threads
+from report import Figure, Result, conclude, options
+
+GATHERED = 20_000
+LISTED = 100_000
+LOOPS = 8
+"""Runs of the bare loop, which is short, in one of a list call."""
 LONE_CALLS = 1000
-THREADS = 64
+THREADS, CALLS_OF_THREAD = 64, 100
+BATCHERS = 50
+BUSY = [1, 2, 3, 4, 5, 6, 7, 8]
+"""Items that idle batchers are called with once, in batches of one, so that all workers start."""
+SETTLING = 1.0
+"""Time that workers get to come to rest (s)."""
+QUIET = 4.0
+"""Time in which idle batchers are watched (s)."""
+
+Step = Callable[[], object]
+Sleep = Callable[[float], Awaitable[object]]
 
 
 def nothing(items: list[int]) -> list[int]:
@@ -29,42 +56,61 @@ async def nothing_async(items: list[int]) -> list[int]:
     return items
 
 
-def list_call(batch_size: int) -> Callable[[], float]:
+def timed(step: Step, times: int) -> float:
+    """CPU time of all threads in a step that does something so many times (us for each)."""
+    start = time.process_time()
+    step()
+    return (time.process_time() - start) / times * 1e6
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keeps this process on one core, where the system lets it."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def list_call(batch_size: int) -> float:
     fn = batched.dynamically(batch_size=batch_size)(nothing)
-    items = list(range(ITEMS))
+    items = list(range(LISTED))
+    fn(items[:batch_size])
+    return timed(lambda: fn(items), LISTED)
 
-    def measure() -> float:
-        start = time.perf_counter()
-        fn(items)
-        return (time.perf_counter() - start) / ITEMS * 1e6
 
-    return measure
+def bare_loop(batch_size: int) -> float:
+    """Batches cut, called, timed and joined, with a lock before and after each."""
+    items, lock, spent = list(range(LISTED)), threading.Lock(), 0.0
+
+    def run() -> None:
+        nonlocal spent
+        results: list[int] = []
+        for first in range(0, LISTED, batch_size):
+            batch = items[first : first + batch_size]
+            with lock:
+                began = time.perf_counter()
+            found = nothing(batch)
+            with lock:
+                spent += time.perf_counter() - began
+            results.extend(found)
+
+    def runs() -> None:
+        for _ in range(LOOPS):
+            run()
+
+    return timed(runs, LOOPS * LISTED)
 
 
 def lone_caller() -> float:
     with batched.dynamically(nothing) as fn:
         fn(0)
-        start = time.perf_counter()
-        for i in range(LONE_CALLS):
-            fn(i)
-        return (time.perf_counter() - start) / LONE_CALLS * 1e6
-
-
-def by_threads() -> float:
-    """From that many threads, each with one call after another."""
-    with batched.dynamically(batch_size=THREADS)(nothing) as fn:
-
-        def caller() -> None:
-            for i in range(ITEMS // THREADS):
-                fn(i)
-
-        threads = [threading.Thread(target=caller) for _ in range(THREADS)]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (time.perf_counter() - start) / (ITEMS // THREADS * THREADS) * 1e6
+        return timed(lambda: [fn(i) for i in range(LONE_CALLS)], LONE_CALLS)
 
 
 def hand_off() -> float:
@@ -80,97 +126,238 @@ def hand_off() -> float:
             there.acquire()
             back.release()
 
+    def call() -> None:
+        for _ in range(LONE_CALLS):
+            there.release()
+            back.acquire()
+
     thread = threading.Thread(target=worker)
     thread.start()
-    start = time.perf_counter()
-    for _ in range(LONE_CALLS):
-        there.release()
-        back.acquire()
-    took = (time.perf_counter() - start) / LONE_CALLS * 1e6
+    took = timed(call, LONE_CALLS)
     thread.join()
     return took
 
 
-def gathered(call: Callable[[int], Awaitable[Any]]) -> Callable[[], float]:
-    async def main() -> float:
-        start = time.perf_counter()
-        await asyncio.gather(*(call(i) for i in range(ITEMS)))
-        return (time.perf_counter() - start) / ITEMS * 1e6
+def from_threads(call: Callable[[int], object]) -> float:
+    def caller() -> None:
+        for i in range(CALLS_OF_THREAD):
+            call(i)
 
-    return lambda: asyncio.run(main())
+    def run() -> None:
+        threads = [threading.Thread(target=caller) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return timed(run, THREADS * CALLS_OF_THREAD)
 
 
-def floor() -> float:
+def by_threads() -> float:
+    with batched.dynamically(batch_size=THREADS)(nothing) as fn:
+        return from_threads(fn)
+
+
+def bare_threads() -> float:
+    with for_threads(nothing, THREADS, callers=THREADS) as call:
+        return from_threads(call)
+
+
+def gathered(call: Callable[[int], Awaitable[Any]]) -> float:
+    async def main() -> None:
+        await asyncio.gather(*(call(i) for i in range(GATHERED)))
+
+    return timed(lambda: asyncio.run(main()), GATHERED)
+
+
+def bare_gather() -> float:
     """A coroutine per item that queues a bare future and awaits it, and a task that resolves them:
     what any design pays on asyncio.
     """
+    queue: deque[asyncio.Future[int]] = deque()
 
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        queue: collections.deque[asyncio.Future[int]] = collections.deque()
+    async def one(_: int) -> int:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        queue.append(future)
+        return await future
 
-        async def one() -> int:
-            future: asyncio.Future[int] = loop.create_future()
-            queue.append(future)
-            return await future
+    async def resolve() -> None:
+        answered = 0
+        while answered < GATHERED:
+            await asyncio.sleep(0)
+            while queue:
+                queue.popleft().set_result(answered)
+                answered += 1
 
-        async def resolve() -> None:
-            answered = 0
-            while answered < ITEMS:
-                await asyncio.sleep(0)
-                while queue:
-                    queue.popleft().set_result(answered)
-                    answered += 1
+    async def main() -> None:
+        await asyncio.gather(resolve(), *(one(i) for i in range(GATHERED)))
 
-        start = time.perf_counter()
-        await asyncio.gather(resolve(), *(one() for _ in range(ITEMS)))
-        return (time.perf_counter() - start) / ITEMS * 1e6
+    return timed(lambda: asyncio.run(main()), GATHERED)
 
-    return asyncio.run(main())
+
+def in_new_interpreter(code: str) -> float:
+    """The number it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+def import_time(modules: str) -> float:
+    """CPU time (ms)."""
+    return 1e3 * in_new_interpreter(
+        f"import time; t = time.process_time(); import {modules}; print(time.process_time() - t)"
+    )
+
+
+def modules_loaded(modules: str) -> float:
+    return in_new_interpreter(f"import sys, {modules}; print(len(sys.modules))")
+
+
+STDLIB = "asyncio, concurrent.futures.thread, inspect"
+"""What any library imports that serves threads and coroutines through decorators."""
+MODULES = 64
+"""Modules that `batched` may load beyond those, its own among them."""
+IMPORT = 3.4
+"""Times the import of those that the import of `batched` may take."""
+
+ACALL = batched.dynamically(batch_size=256)(nothing).acall
+AIO = batched.aio.dynamically(batch_size=256)(nothing_async)
+
+Measure = Callable[[], float]
+ROWS: dict[str, tuple[Measure, str, Measure, float]] = {
+    f"list call of {LISTED:,}, batch_size=256, per item": (
+        *(lambda: list_call(256), "bare loop", lambda: bare_loop(256), 10.0),
+    ),
+    f"list call of {LISTED:,}, batch_size=32, per item": (
+        *(lambda: list_call(32), "bare loop", lambda: bare_loop(32), 11.5),
+    ),
+    "lone call": (lone_caller, "to another thread and back", hand_off, 4.5),
+    f"{THREADS} threads, per call": (by_threads, "bare locks", bare_threads, 1.9),
+    f"aio, gather of {GATHERED:,}, per call": (
+        *(lambda: gathered(AIO), "coroutine and future", bare_gather, 1.7),
+    ),
+    f"acall, gather of {GATHERED:,}, per call": (
+        *(lambda: gathered(ACALL), "coroutine and future", bare_gather, 1.9),
+    ),
+}
+"""What is measured, the name of its floor, the floor, and how many floors it may cost at most."""
+
+SETTINGS: list[dict[str, Any]] = [
+    {"timeout_ms": 0.0},
+    {"flush": "window"},
+    {"flush": "window", "timeout_ms": 0.0},
+    {"max_concurrent_batches": 4},
+    {"max_queue_size": 1, "queue_timeout_ms": 500.0},
+]
+"""Settings of idle batchers, in turn; every timeout is over before they are watched."""
+PREFETCHING: list[dict[str, Any]] = [
+    {"prefetch": 1},
+    {"prefetch": 1, "max_concurrent_batches": 4, "timeout_ms": 0.0},
+]
+
+
+def idle(decorator: Any, function: Any, settings: list[dict[str, Any]]) -> list[Any]:
+    return [
+        decorator(batch_size=1, **settings[i % len(settings)])(function) for i in range(BATCHERS)
+    ]
+
+
+def sleeps() -> int:
+    """How often any thread of this process has gone to sleep by itself."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def wake_ups_of_threads(batchers: list[Any]) -> int:
+    for fn in batchers:
+        assert fn(BUSY) == BUSY
+    time.sleep(SETTLING)
+    before = sleeps()
+    time.sleep(QUIET)
+    return sleeps() - before
+
+
+async def wake_ups_on_a_loop(sleep: Sleep, batchers: list[Any]) -> int:
+    for fn in batchers:
+        assert await fn(BUSY) == BUSY
+    await sleep(SETTLING)
+    before = sleeps()
+    await sleep(QUIET)
+    return sleeps() - before
+
+
+IDLE: dict[str, Callable[[], list[Any]]] = {
+    "none": list,
+    "batched": lambda: idle(batched.dynamically, nothing, SETTINGS + PREFETCHING),
+    "aio, functions": lambda: idle(batched.aio.dynamically, nothing, SETTINGS + PREFETCHING),
+    "aio, coroutine functions": lambda: idle(batched.aio.dynamically, nothing_async, SETTINGS),
+}
+RUNNERS: dict[str, Callable[[list[Any]], int]] = {
+    "threads": wake_ups_of_threads,
+    "asyncio": lambda fns: asyncio.run(wake_ups_on_a_loop(asyncio.sleep, fns)),
+    "uvloop": lambda fns: uvloop.run(wake_ups_on_a_loop(asyncio.sleep, fns)),
+    "trio": lambda fns: trio.run(wake_ups_on_a_loop, trio.sleep, fns),
+}
+
+
+def wake_ups() -> dict[str, float]:
+    """Wake-ups of each kind of idle batchers, beyond those of a process with none, side by side in
+    processes of their own.
+    """
+    kinds = {
+        runner: ["none", "batched"] if runner == "threads" else ["none", *list(IDLE)[2:]]
+        for runner in RUNNERS
+    }
+    with ThreadPoolExecutor(sum(map(len, kinds.values()))) as together:
+        counts = {
+            (runner, kind): together.submit(
+                in_new_interpreter,
+                f"import overhead; print(overhead.RUNNERS[{runner!r}](overhead.IDLE[{kind!r}]()))",
+            )
+            for runner in kinds
+            for kind in kinds[runner]
+        }
+    return {
+        f"{BATCHERS} of {kind}, {runner}": count.result() - counts[runner, "none"].result()
+        for (runner, kind), count in counts.items()
+        if kind != "none"
+    }
+
+
+def measured(rounds: int) -> Result:
+    runs: dict[str, list[float]] = {name: [] for name in ROWS}
+    floors: dict[str, list[float]] = {name: [] for name in ROWS}
+    with one_core():
+        for counts in [False] + [True] * rounds:  # one round does not count
+            for name, (measure, _, floor, _) in ROWS.items():
+                found = measure(), floor()
+                if counts:
+                    runs[name].append(found[0])
+                    floors[name].append(found[1])
+        imports = [(import_time("batched"), import_time(STDLIB)) for _ in range(rounds)]
+    figures = [
+        Figure(name, runs[name], "us", Figure(of, floors[name], "us"), at_most=bound)
+        for name, (_, of, _, bound) in ROWS.items()
+    ]
+    ours, stdlib = map(list, zip(*imports, strict=True))
+    beyond = modules_loaded("batched") - modules_loaded(STDLIB)
+    figures += [
+        Figure("import batched", ours, "ms", Figure(STDLIB, stdlib, "ms"), at_most=IMPORT),
+        Figure(f"import batched, beyond {STDLIB}", [beyond], "modules", at_most=MODULES),
+    ]
+    figures += [
+        Figure(name, [float(count)], "wake-ups", at_most=0) for name, count in wake_ups().items()
+    ]
+    return Result(figures)
 
 
 def main() -> None:
     arguments = options(__doc__ or "")
-    acall, aio = (
-        batched.dynamically(batch_size=256)(nothing),
-        batched.aio.dynamically(batch_size=256)(nothing_async),
-    )
-    measures = {
-        "list call of 20,000, batch_size=256, per item": list_call(256),
-        "list call of 20,000, batch_size=32, per item": list_call(32),
-        "lone synchronous call": lone_caller,
-        "floor: from a thread to another and back": hand_off,
-        "64 threads, per item": by_threads,
-        "floor: a coroutine and a future, per item": floor,
-        "aio gather of 20,000, per item": gathered(aio),
-        "acall gather of 20,000, per item": gathered(acall.acall),
-    }
-    bounds = dict(zip(measures, (0.03, 0.1, 60.0), strict=False))
-    runs: dict[str, list[float]] = {name: [] for name in measures}
-    # in turns, for the machine may be slower for a while
-    for _ in range(1 + (5 if arguments.quick else 15)):
-        for name, measure in measures.items():
-            runs[name].append(measure())
-    runs = {name: each[1:] for name, each in runs.items()}
-    of_aio, of_acall = (
-        [
-            took / least
-            for took, least in zip(
-                runs[f"{way} gather of 20,000, per item"],
-                runs["floor: a coroutine and a future, per item"],
-                strict=True,
-            )
-        ]
-        for way in ("aio", "acall")
-    )
-    conclude(
-        [
-            *(Figure(name, runs[name], "us", bounds.get(name)) for name in measures),
-            Figure("aio gather", of_aio, "floors", 1.3),
-            Figure("acall gather", of_acall, "floors", 1.4),
-        ],
-        arguments,
-    )
+    conclude(lambda: measured(7 if arguments.quick else 21), arguments)
 
 
 if __name__ == "__main__":

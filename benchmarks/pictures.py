@@ -13,7 +13,7 @@ from matplotlib import figure as pyplot
 from matplotlib.axes import Axes
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from report import Figure, shown
+from report import shown
 
 OURS, OTHERS = "#1f6feb", "#a3adb8"
 COLOURS = (
@@ -37,10 +37,6 @@ LINES, HEAD, LEGEND = 3.6, 0.7, 0.22
 """Heights of a panel of lines, of a title, and of a line of the legend or the note (inches)."""
 ACROSS = 5
 """Entries in a line of the legend."""
-WIDE = 100.0
-"""Times the smallest value: beyond it, bars would hide the small ones, and the axis is
-logarithmic.
-"""
 
 
 @dataclass(frozen=True)
@@ -53,31 +49,6 @@ class Panel:
     groups: list[str] = field(default_factory=list)
     below: str = ""
     """What the groups are."""
-    bounds: dict[str, float] = field(default_factory=dict)
-    """Of bars, by name."""
-    logarithmic: bool = False
-
-
-def of_figures(figures: Sequence[Figure]) -> list[Panel]:
-    """Bars, one panel for each unit."""
-    panels = []
-    for unit in dict.fromkeys(figure.unit for figure in figures):
-        own = [figure for figure in figures if figure.unit == unit]
-        values = [figure.median for figure in own if figure.median > 0]
-        panels.append(
-            Panel(
-                unit or "ratio",
-                {figure.name: [figure.median] for figure in own},
-                bounds={
-                    figure.name: bound
-                    for figure in own
-                    for bound in (figure.bound, figure.at_least)
-                    if bound is not None
-                },
-                logarithmic=len(values) == len(own) and max(values) > WIDE * min(values),
-            )
-        )
-    return panels
 
 
 def draw(title: str, note: str, panels: Sequence[Panel], output: Path) -> None:
@@ -151,26 +122,10 @@ def _bars(axes: Axes, panel: Panel) -> None:
         color=[OTHERS if compared and not _ours(name) else OURS for name in names],
     )
     axes.bar_label(bars, [shown(value) for value in values], padding=4, fontsize=9)
-    for row, name in enumerate(names):
-        if name in panel.bounds:
-            axes.plot(
-                [panel.bounds[name]] * 2,
-                [row - BAR / 2, row + BAR / 2],
-                color="#cf222e",
-                linewidth=2,
-            )
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
-    if panel.logarithmic:
-        axes.set_xscale("log")
     axes.margins(x=0.12)
-    bound = "; red: the bound" if panel.bounds else ""
-    axes.set_title(
-        f"{panel.title}{', logarithmic' if panel.logarithmic else ''}{bound}",
-        loc="left",
-        fontsize=11,
-        color=TEXT,
-    )
+    axes.set_title(panel.title, loc="left", fontsize=11, color=TEXT)
     axes.tick_params(length=0)
     axes.xaxis.set_visible(False)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
@@ -192,14 +147,7 @@ def _lines(axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
             zorder=above,
         )
     axes.set_xticks(range(len(panel.groups)), panel.groups)
-    if panel.logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(
-            lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
-        )
-    else:
-        axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel(panel.below, color=TEXT)
     axes.set_title(panel.title, loc="left", fontsize=11, color=TEXT)
     axes.grid(axis="y", color="#d0d7de", linewidth=0.6)

@@ -1,8 +1,9 @@
-"""What every benchmark here prints: the machine, the figures beside their bounds, and the verdict.
-With `--save` it is kept, too.
+"""Figures as every benchmark prints them: the machine, what was measured, what it is beside, and
+the bound. `--save` keeps the table as `results/NAME.md`, and the picture, where there is one, as
+`results/NAME.png`.
 
-A saved result is a table, `results/NAME.md`, and a picture, `results/NAME.png`, of the benchmark
-`NAME.py`.
+Bounds are multiples of something measured in the same run, so that they hold on any machine. What
+misses one is measured once more before `--check` calls it missed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,16 +23,21 @@ if TYPE_CHECKING:
     from pictures import Panel
 
 RESULTS = Path(__file__).parent / "results"
+HEADER = ("", "median", "unit", "lowest to highest", "beside", "ratio", "bound")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure: the median of several runs, and the bounds it is held to."""
+    """One measured figure: a run for each round, and bounds of its ratio to another figure or, if
+    it is beside none, of its own median.
+    """
 
     name: str
     runs: list[float]
     unit: str
-    bound: float | None = None  # at most this much
+    beside: Figure | None = None
+    """Floor or reference, measured in the same rounds and the same unit."""
+    at_most: float | None = None
     at_least: float | None = None
 
     @property
@@ -40,47 +46,98 @@ class Figure:
 
     @property
     def spread(self) -> str:
-        """The lowest and the highest run; empty if there was one."""
+        """Lowest and highest run; empty if there was one."""
         return f"{shown(min(self.runs))} to {shown(max(self.runs))}" if len(self.runs) > 1 else ""
 
     @property
+    def ratio(self) -> float | None:
+        """Median of the ratios within each round, or of runs to the other's median where rounds
+        are missing.
+        """
+        if self.beside is None:
+            return None
+        others = self.beside.runs
+        if len(others) != len(self.runs):
+            others = [self.beside.median] * len(self.runs)
+        return statistics.median(run / other for run, other in zip(self.runs, others, strict=True))
+
+    @property
     def kept(self) -> bool:
-        return (self.bound is None or self.median <= self.bound) and (
-            self.at_least is None or self.median >= self.at_least
+        judged = self.median if self.ratio is None else self.ratio
+        return (self.at_most is None or judged <= self.at_most) and (
+            self.at_least is None or judged >= self.at_least
         )
 
     @property
-    def verdict(self) -> str:
-        """The bounds, and whether they are kept; empty where there are none."""
-        bounds = [
-            " ".join(filter(None, (word, f"{bound:g}", self.unit)))
-            for word, bound in (("at least", self.at_least), ("at most", self.bound))
+    def bounds(self) -> str:
+        return " and ".join(
+            f"{word} {bound:g}"
+            for word, bound in (("at least", self.at_least), ("at most", self.at_most))
             if bound is not None
-        ]
-        return f"{' and '.join(bounds)}: {'kept' if self.kept else 'MISSED'}" if bounds else ""
+        )
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Texts in the order of `HEADER`."""
+        beside = f"{self.beside.name}: {shown(self.beside.median)}" if self.beside else ""
+        ratio = "" if self.ratio is None else shown(self.ratio)
+        return (
+            *(self.name, shown(self.median), self.unit, self.spread),
+            *(beside, ratio, self.bounds),
+        )
 
 
-def repeated(measure: Callable[[], float], runs: int) -> list[float]:
-    """What `measure` returns, `runs` times, after one run that does not count."""
-    measure()
-    return [measure() for _ in range(runs)]
+@dataclass
+class Result:
+    """Everything that a benchmark measured."""
+
+    figures: list[Figure]
+    packages: Sequence[str] = ()
+    """Those of this environment, beside `batched`, whose versions matter."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of packages that are not in this environment, by name."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What could not be measured, and why."""
+    notes: Sequence[str] = ()
+    """Sentences for whoever reads the figures."""
+    panels: Sequence[Panel] = ()
+    """Picture for users; most benchmarks have none."""
+
+    @property
+    def machine(self) -> str:
+        versions = {name: importlib.metadata.version(name) for name in ("batched", *self.packages)}
+        packages = ", ".join(
+            f"{name} {version}" for name, version in (versions | dict(self.versions)).items()
+        )
+        return (
+            f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+            f"{packages}"
+        )
+
+    @property
+    def missed(self) -> set[str]:
+        """Names of the figures that miss their bounds."""
+        return {figure.name for figure in self.figures if not figure.kept}
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The command line that all benchmarks share, for those that add to it."""
+    """Command line that all benchmarks share, for those that add to it."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed")
-    made.add_argument("--quick", action="store_true", help="fewer runs")
-    made.add_argument(
-        "--save", action="store_true", help="keep the table and a picture in benchmarks/results"
+    purpose = made.add_mutually_exclusive_group()
+    purpose.add_argument(
+        "--check", action="store_true", help="no peers; exit with 1 if a bound is missed"
     )
+    purpose.add_argument(
+        "--save", action="store_true", help="keep the table (and picture) in benchmarks/results"
+    )
+    made.add_argument("--quick", action="store_true", help="fewer runs")
     return made
 
 
 def options(description: str) -> argparse.Namespace:
-    """The arguments, as all benchmarks take them."""
+    """Arguments, as all benchmarks take them."""
     return parser(description).parse_args()
 
 
@@ -90,93 +147,66 @@ def shown(value: float) -> str:
 
 
 def conclude(
-    figures: list[Figure],
-    arguments: argparse.Namespace,
-    packages: Sequence[str] = (),
-    *,
-    versions: Mapping[str, str] | None = None,
-    missing: Mapping[str, str] | None = None,
-    notes: Sequence[str] = (),
-    panels: Sequence[Panel] = (),
+    measure: Callable[[], Result], arguments: argparse.Namespace, *, noisy: bool = True
 ) -> None:
-    """Prints the machine and the figures, keeps them if asked to, and exits as `--check` asks.
-
-    Args:
-        figures: what was measured.
-        arguments: the command line.
-        packages: those beside `batched` whose versions matter.
-        versions: of packages that are not in this environment, by name.
-        missing: what could not be measured, and why.
-        notes: sentences for whoever reads the figures.
-        panels: of the picture; by default bars, a panel for each unit.
+    """Measures, prints, and saves or judges as `arguments` ask; nothing is repeated that is not
+    noisy.
     """
-    missing = missing or {}
-    found = {name: importlib.metadata.version(name) for name in ("batched", *packages)} | dict(
-        versions or {}
-    )
-    machine = _machine(found)
-    print(f"{machine}; command: {_command()}")
-    width = max(len(name) for name in (*(figure.name for figure in figures), *missing))
-    for figure in figures:
-        spread = f"({figure.spread})" if figure.spread else ""
-        print(
-            f"  {figure.name:<{width}}  {shown(figure.median):>8} {figure.unit:<8} {spread:<20} "
-            f"{figure.verdict}".rstrip()
-        )
-    for name, reason in missing.items():
-        print(f"  {name:<{width}}  not measured: {reason}")
-    for note in notes:
-        print(note)
+    result = measure()
+    show(result)
     if arguments.save:
-        _save(table(_about(), machine, figures, missing, notes), figures, machine, panels)
-    if arguments.check and not all(figure.kept for figure in figures):
+        _save(result)
+    if not arguments.check:
+        return
+    missed = result.missed
+    if missed and noisy:
+        print(f"missed, and so measured once more: {', '.join(sorted(missed))}", flush=True)
+        again = measure()
+        show(again)
+        missed &= again.missed
+    print(f"MISSED: {', '.join(sorted(missed))}" if missed else "all bounds are kept")
+    if missed:
         sys.exit(1)
 
 
-def table(
-    about: str,
-    machine: str,
-    figures: list[Figure],
-    missing: Mapping[str, str],
-    notes: Sequence[str],
-) -> str:
+def show(result: Result) -> None:
+    """Prints the machine and a line for each figure."""
+    print(f"{result.machine}; command: {_command()}")
+    rows = [HEADER, *(figure.cells for figure in result.figures)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print(f"  {'  '.join(cells)}".rstrip())
+    for name, reason in result.missing.items():
+        print(f"  {name}: not measured: {reason}")
+    for note in result.notes:
+        print(note)
+
+
+def table(about: str, result: Result) -> str:
     """All of it in Markdown."""
-    rows = [("", "median", "unit", "lowest to highest", "bound")]
+    rows = [HEADER, *(figure.cells for figure in result.figures)]
     rows += [
-        (figure.name, shown(figure.median), figure.unit, figure.spread, figure.verdict)
-        for figure in figures
+        (name, "not measured", "", reason, "", "", "") for name, reason in result.missing.items()
     ]
-    rows += [(name, "not measured", "", "", reason) for name, reason in missing.items()]
     lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    lines.insert(1, "|---|---:|---|---|---|")
-    head = [f"# {about}", "", f"{machine}.", "", f"Command: `{_command()}`", ""]
-    return "\n".join(
-        [*head, *lines, *(["", *(f"- {note}" for note in notes)] if notes else []), ""]
-    )
-
-
-def _machine(versions: Mapping[str, str]) -> str:
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    return f"{machine}, Python {platform.python_version()}, {packages}"
+    lines.insert(1, "|---|---:|---|---|---|---:|---|")
+    head = [f"# {about}", "", f"{result.machine}.", "", f"Command: `{_command()}`", ""]
+    notes = ["", *(f"- {note}" for note in result.notes)] if result.notes else []
+    return "\n".join([*head, *lines, *notes, ""])
 
 
 def _command() -> str:
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
-def _about() -> str:
-    """The first line of what the benchmark says about itself."""
-    return (sys.modules["__main__"].__doc__ or Path(sys.argv[0]).stem).splitlines()[0]
-
-
-def _save(text: str, figures: list[Figure], machine: str, panels: Sequence[Panel]) -> None:
-    from pictures import draw, of_figures  # not everyone who measures has matplotlib
-
+def _save(result: Result) -> None:
     RESULTS.mkdir(exist_ok=True)
     name = Path(sys.argv[0]).stem
-    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
-    draw(
-        _about(), f"{machine}\n{_command()}", panels or of_figures(figures), RESULTS / f"{name}.png"
-    )
-    print(f"kept in benchmarks/results/{name}.md and {name}.png")
+    about = " ".join((sys.modules["__main__"].__doc__ or name).split("\n\n")[0].split())
+    (RESULTS / f"{name}.md").write_text(table(about, result), encoding="utf-8")
+    print(f"kept in benchmarks/results/{name}.md")
+    if result.panels:
+        from pictures import draw  # not everyone who measures has matplotlib
+
+        draw(about, f"{result.machine}\n{_command()}", result.panels, RESULTS / f"{name}.png")

@@ -2,6 +2,7 @@
 missing, peers stay out of the way.
 """
 
+import argparse
 import asyncio
 import itertools
 import sys
@@ -12,14 +13,22 @@ import pytest
 
 import contest
 from contest import Found, Unavailable, ask
-from peers import BARE_LOCKS, OURS, PEERS, Peer, compared, without
-from report import Figure, table
+from peers import BARE, OURS, PEERS, Peer, bare, compared, without
+from report import Figure, Result, conclude, table
 from traffic import Sleep, arriving, by_coroutines, by_threads, rate
 
 BENCHMARKS = Path(contest.__file__).parent
 NO_TIME = {"fixed_ms": 0.0, "per_item_ms": 0.0}
 EAGER = {"flush": "eager"}
-CLOSED = {"callers": 3, "calls": 4, "warm_up": 2, "batch_size": 32, "settings": {}, **NO_TIME}
+CLOSED = {
+    "module": "bare",
+    "callers": 3,
+    "calls": 4,
+    "warm_up": 2,
+    "batch_size": 32,
+    "settings": {},
+    **NO_TIME,
+}
 
 
 def test_each_item_is_called_once_by_threads_and_by_coroutines() -> None:
@@ -67,20 +76,36 @@ def test_a_failed_call_of_an_open_loop_is_an_error() -> None:
         asyncio.run(arriving(call, [0.0]))
 
 
-def test_bare_locks_answer_full_batches() -> None:
-    from peers.bare_locks import for_threads
-
+def test_bare_hand_off_answers_full_batches_of_threads() -> None:
     sizes: list[int] = []
-    with for_threads(lambda items: sizes.append(len(items)), 32, callers=3) as call:
+    with bare.for_threads(lambda items: sizes.append(len(items)), 32, callers=3) as call:
         by_threads(call, 3, range(30))
     assert sizes == [3] * 10
 
 
+def test_bare_hand_off_answers_full_batches_of_coroutines() -> None:
+    sizes: list[int] = []
+
+    async def count(items: list[int]) -> None:
+        sizes.append(len(items))
+
+    async def main() -> None:
+        async with bare.for_coroutines(count, 32, callers=3) as call:
+            await by_coroutines(call, 3, range(30))
+
+    asyncio.run(main())
+    assert sizes == [3] * 10
+
+
 def test_ours_answers_in_a_process_of_its_own() -> None:
-    asked = [{"question": f"closed loop, {kind}", **CLOSED} for kind in ("threads", "coroutines")]
+    asked = [
+        {"question": f"closed loop, {kind}", **CLOSED, "module": "ours"}
+        for kind in ("threads", "coroutines")
+    ]
     asked.append(
         {
             "question": "open loop",
+            "module": "ours",
             "arrivals": [0.0] * 20,
             "warm_up": 2,
             "batch_size": 32,
@@ -95,7 +120,7 @@ def test_ours_answers_in_a_process_of_its_own() -> None:
 
 def test_what_a_peer_raises_is_its_answer() -> None:
     [answer] = ask(
-        BARE_LOCKS,
+        BARE,
         [{"question": "closed loop, threads", **CLOSED, "settings": {"nonsense": 1}}],
         50,
     )
@@ -105,7 +130,7 @@ def test_what_a_peer_raises_is_its_answer() -> None:
 def test_a_peer_that_never_answers_is_ended() -> None:
     with pytest.raises(Unavailable, match="no answers within"):
         ask(
-            BARE_LOCKS,
+            BARE,
             [{"question": "closed loop, threads", **CLOSED, "settings": {"callers": 1000}}],
             2,
         )
@@ -156,21 +181,91 @@ def test_an_environment_of_a_peer_never_sees_this_project() -> None:
         assert not any((Path(path) / "batched").exists() for path in paths)
 
 
-def test_a_table_has_figures_bounds_and_what_is_missing() -> None:
-    figures = [
-        Figure("fast | slow", [1.0, 3.0, 2.0], "ms", bound=1.0),
-        Figure("share", [0.5], "of best", at_least=0.4),
-    ]
-    text = table("A question?", "a machine", figures, {"other": "it is not there"}, ["A note."])
+def test_a_question_is_asked_of_all_of_ours_before_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def ask(peer: Peer, questions: list[contest.Question]) -> list[dict[str, float]]:
+        asked.extend((question["title"], question["module"]) for question in questions)
+        return [{"rate": 1.0}] * len(questions)
+
+    monkeypatch.setattr(contest, "ask", ask)
+    contest.contest(lambda *_: [{"title": "a"}, {"title": "b"}], 1, ours=[OURS, BARE])
+    assert asked == [("a", "ours"), ("a", "bare"), ("b", "ours"), ("b", "bare")]
+
+
+FLOOR = Figure("floor", [1.0, 2.0, 1.0], "ms")
+SLOW = Figure("slow | fast", [4.0, 2.0, 3.0], "ms", FLOOR, at_most=2.0)
+
+
+def test_ratios_are_those_within_each_round() -> None:
+    assert SLOW.ratio == 3.0
+    assert not SLOW.kept
+    assert Figure("", [2.0, 2.0, 2.0], "", FLOOR, at_most=2.0).kept
+
+
+def test_where_rounds_are_missing_the_median_of_the_other_counts() -> None:
+    assert Figure("", [3.0], "ms", FLOOR).ratio == 3.0
+
+
+def test_bounds_hold_for_a_figure_that_is_beside_nothing() -> None:
+    assert Figure("", [0.5], "", at_least=0.4).kept
+    assert not Figure("", [0.5], "", at_least=0.6).kept
+
+
+def test_a_table_says_what_was_reached_beside_what() -> None:
+    share = Figure("share", [0.5], "of best", at_least=0.6)
+    text = table(
+        "A question?",
+        Result([SLOW, share], missing={"other": "it is not there"}, notes=["A note."]),
+    )
     assert "# A question?" in text
-    assert "| fast / slow | 2 | ms | 1 to 3 | at most 1 ms: MISSED |" in text
-    assert "| share | 0.5 | of best |  | at least 0.4 of best: kept |" in text
-    assert "| other | not measured |  |  | it is not there |" in text
+    assert "| slow / fast | 3 | ms | 2 to 4 | floor: 1 | 3 | at most 2 |" in text
+    assert "| share | 0.5 | of best |  |  |  | at least 0.6 |" in text
+    assert "| other | not measured |  | it is not there |" in text
     assert text.endswith("- A note.\n")
 
 
+GOOD, BAD = Figure("a", [1.0], "", at_most=2.0), Figure("a", [3.0], "", at_most=2.0)
+ALSO_BAD = Figure("b", [3.0], "", at_most=2.0)
+
+
+def judged(*measured: list[Figure], noisy: bool = True) -> int:
+    """How often figures were measured.
+
+    Raises:
+        SystemExit: a bound was missed.
+    """
+    left = [Result(figures) for figures in measured]
+    conclude(lambda: left.pop(0), argparse.Namespace(check=True, save=False), noisy=noisy)
+    return len(measured) - len(left)
+
+
+def test_what_misses_a_bound_is_measured_once_more() -> None:
+    assert judged([GOOD], [BAD]) == 1
+    assert judged([BAD], [GOOD]) == 2
+    assert judged([BAD, ALSO_BAD], [GOOD, Figure("b", [1.0], "")]) == 2
+    assert judged([BAD], [GOOD, ALSO_BAD]) == 2
+
+
+def test_what_misses_a_bound_twice_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        judged([BAD, ALSO_BAD], [BAD, Figure("b", [1.0], "")])
+    assert capsys.readouterr().out.endswith("\nMISSED: a\n")
+
+
+def test_what_is_not_noisy_is_judged_at_once() -> None:
+    with pytest.raises(SystemExit):
+        judged([BAD], noisy=False)
+
+
+def arguments(**given: bool) -> argparse.Namespace:
+    return argparse.Namespace(**{"check": False, "quick": False} | given)
+
+
 def test_who_cannot_be_asked_is_named() -> None:
-    reasons = without(quick=False, threads=True)
+    reasons = without(arguments(), threads=True)
     assert "litserve" in reasons
     for peer in PEERS:
         assert peer.threads or not peer.coroutines or f"{peer.name}, threads" in reasons
@@ -179,11 +274,15 @@ def test_who_cannot_be_asked_is_named() -> None:
 @pytest.mark.parametrize("servers", [False, True])
 @pytest.mark.parametrize("quick", [False, True])
 def test_whoever_is_not_compared_is_named(quick: bool, servers: bool) -> None:
-    asked = [peer.name for peer in compared(quick=quick, servers=servers)]
-    assert sorted([*asked, *without(quick=quick, servers=servers)]) == sorted(
-        peer.name for peer in PEERS
-    )
-    assert all(len(peer.variants) == 1 for peer in compared(quick=True, servers=servers))
+    given = arguments(quick=quick)
+    asked = [peer.name for peer in compared(given, servers=servers)]
+    assert sorted([*asked, *without(given, servers=servers)]) == sorted(peer.name for peer in PEERS)
+    quickly = compared(arguments(quick=True), servers=servers)
+    assert all(len(peer.variants) == 1 for peer in quickly)
+
+
+def test_a_check_asks_no_peer() -> None:
+    assert not compared(arguments(check=True), servers=True)
 
 
 def test_the_latest_failure_of_a_question_is_kept_beside_its_runs() -> None:
@@ -200,25 +299,14 @@ def test_sleeps_take_what_the_model_says() -> None:
 
 def test_bars_and_lines_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from pictures import Panel, draw, of_figures
+    from pictures import Panel, draw
 
-    figures = [
-        Figure("a", [1.0], "ms", bound=2.0),
-        Figure("b", [500.0], "ms"),
-        Figure("c", [0.0], "switches"),
-    ]
-    draw("bars", "a note", of_figures(figures), tmp_path / "bars.png")
     lines = Panel(
-        "lines",
-        {"ours": [1.0, 2.0], "other": [float("nan"), 3.0]},
-        ["1", "2"],
-        "callers",
-        logarithmic=True,
+        "lines", {"ours": [1.0, 2.0], "other": [float("nan"), 3.0]}, ["1", "2"], "callers"
     )
-    draw("lines", "a note", [lines], tmp_path / "lines.png")
-    assert all(
-        (tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("bars.png", "lines.png")
-    )
+    bars = Panel("bars", {"ours": [1.0], "other": [0.0]})
+    draw("Both?", "a note", [lines, bars], tmp_path / "both.png")
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_callers_of_a_closed_loop_run_at_once() -> None:

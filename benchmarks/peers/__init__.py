@@ -17,6 +17,7 @@ project, save `ours.py`.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,10 +72,11 @@ OURS = Peer("ours", "ours", "this project, as its README uses it", threads=True)
 OURS_BY_LENGTH = replace(
     OURS, driven="this project, told `length=len`", variants={"": {"by_length": True}}
 )
-BARE_LOCKS = Peer(
-    "bare locks", "bare_locks", "no library: a lock for each call, and one thread; it is told how "
-                                "many callers there are",
-    threads=True, coroutines=False,
+BARE = Peer(
+    "bare hand-off", "bare",
+    "no library: a lock or a future for each call, and one thread or task; it is told how many "
+    "callers there are",
+    threads=True,
 )  # fmt: skip
 UNBATCHED = Peer(
     "no batching", "unbatched", "the model takes one sentence at a time, in a thread of its own"
@@ -121,37 +123,32 @@ PEERS = (
 )  # fmt: skip
 
 
-def compared(*, quick: bool, servers: bool = False) -> list[Peer]:
+def compared(arguments: Namespace, *, servers: bool = False) -> list[Peer]:
     """Who is compared: whoever coroutines can call in its own process or, with `servers`, everyone;
-    in a quick run with their defaults.
+    in a quick run with their defaults, and nobody where only ours is judged.
     """
+    if arguments.check:
+        return []
     able = [peer for peer in PEERS if peer.coroutines or servers]
-    return [peer.with_default() for peer in able if not peer.starts_slowly] if quick else able
+    if not arguments.quick:
+        return able
+    return [peer.with_default() for peer in able if not peer.starts_slowly]
 
 
-def without(*, quick: bool, servers: bool = False, threads: bool = False) -> dict[str, str]:
+def without(
+    arguments: Namespace, *, servers: bool = False, threads: bool = False
+) -> dict[str, str]:
     """Who is not asked, and why, in such a run; with `threads`, also who cannot be called by
     threads.
     """
-    reasons = (
-        {}
-        if servers
-        else {
-            peer.name: "it batches in its own server only: see http_server.py"
-            for peer in PEERS
-            if not peer.coroutines
-        }
-    )
-    if threads:
-        reasons |= {
-            f"{peer.name}, threads": "it has no interface for threads"
-            for peer in PEERS
-            if peer.coroutines and not peer.threads
-        }
-    if quick:
-        reasons |= {
-            peer.name: "it takes long to start, and this was a quick run"
-            for peer in PEERS
-            if peer.starts_slowly
-        }
+    if arguments.check:
+        return {}
+    reasons = {}
+    for peer in PEERS:
+        if not (peer.coroutines or servers):
+            reasons[peer.name] = "it batches in its own server only: see http_server.py"
+        elif arguments.quick and peer.starts_slowly:
+            reasons[peer.name] = "it takes long to start, and this was a quick run"
+        elif threads and not peer.threads:
+            reasons[f"{peer.name}, threads"] = "it has no interface for threads"
     return reasons

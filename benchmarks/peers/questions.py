@@ -1,5 +1,5 @@
-"""Answers questions in the interpreter of a peer: `python -m peers.questions MODULE`, questions as
-a JSON list on stdin.
+"""Answers questions in the interpreter of a peer: `python -m peers.questions`, questions as a JSON
+list on stdin, each with the `module` of its peer.
 
 The last line it prints is a JSON list with an object of figures for each question, or one with an
 `error`.
@@ -135,8 +135,9 @@ async def answered(peer: ModuleType, question: Question) -> Answer:
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
-def answer(peer: ModuleType, question: Question) -> Answer:
+def answer(question: Question) -> Answer:
     """The answer to any question."""
+    peer = module_of(question)
     if question["question"] in AWAITED:
         return asyncio.run(answered(peer, question))
     try:
@@ -145,12 +146,17 @@ def answer(peer: ModuleType, question: Question) -> Answer:
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
+def module_of(question: Question) -> ModuleType:
+    return importlib.import_module(f"peers.{question['module']}")
+
+
+def answer_each(asked: list[Question]) -> list[Answer]:
+    return [answer(question) for question in asked]
+
+
 def main() -> None:
-    peer = importlib.import_module(f"peers.{sys.argv[1]}")
     asked = json.load(sys.stdin)
-    answer_all = getattr(
-        peer, "answer_all", lambda asked: [answer(peer, question) for question in asked]
-    )
+    answer_all = getattr(module_of(asked[0]), "answer_all", answer_each)
     print("\n" + json.dumps(answer_all(asked)), flush=True)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import anyio
 
 import batched
-from soaking.books import Books, Report
-from soaking.episodes import Crowd, bounded, until, workers
-from soaking.faults import CIRCLE, Faults
-from soaking.tasks import LOOPS
+from soak.books import Books, Report
+from soak.episodes import Crowd, bounded, until, workers
+from soak.faults import CIRCLE, Faults
+from soak.tasks import LOOPS
 
 Answer = tuple[int, bool]
 """A number, and whether somebody on the way was refused for waiting for itself."""
@@ -103,7 +103,7 @@ class Ring:
 
 
 # as every episode
-def circles(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+def circles(rng: random.Random, name: str, calls: int) -> Report:
     """Functions that call each other, from several callers at once."""
     coroutines = rng.random() < 0.5
     ring = Ring(rng, name, coroutines=coroutines)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import batched
-from soaking.books import Call
-from soaking.faults import RAISED, Incomparable, Injected, Unhashable, raise_in_callback
-from soaking.subject import Subject
+from soak.books import Call
+from soak.faults import RAISED, Incomparable, Injected, Unhashable, raise_in_callback
+from soak.subject import Subject
 
 BOUND = 30.0
 """Seconds after which a wait counts as a hang."""

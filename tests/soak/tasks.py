@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from soaking.books import Call
-from soaking.callers import BOUND, Caller
+from soak.books import Call
+from soak.callers import BOUND, Caller
 
 LOOPS: dict[str, dict[str, Any]] = {
     "asyncio": {"backend": "asyncio", "backend_options": {"use_uvloop": False}},

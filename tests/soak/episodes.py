@@ -18,10 +18,10 @@ from contextlib import contextmanager
 
 import anyio
 
-from soaking.books import Books, Report
-from soaking.callers import BOUND, ThreadCaller
-from soaking.subject import Subject
-from soaking.tasks import LOOPS, TaskCaller
+from soak.books import Books, Report
+from soak.callers import BOUND, ThreadCaller
+from soak.subject import Subject
+from soak.tasks import LOOPS, TaskCaller
 
 PATIENCE = BOUND + 5
 """Seconds that callers get, each of whose waits is bounded."""

@@ -14,15 +14,15 @@ import anyio
 import trio
 import uvloop
 
-from soaking.books import Call, Report
-from soaking.callers import BOUND, Caller
-from soaking.episodes import bounded, concluded
-from soaking.subject import Subject
-from soaking.tasks import LOOPS
+from soak.books import Call, Report
+from soak.callers import BOUND, Caller
+from soak.episodes import bounded, concluded
+from soak.subject import Subject
+from soak.tasks import LOOPS
 
 
 # as every episode
-def loops_end(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+def loops_end(rng: random.Random, name: str, calls: int) -> Report:
     """Loops that stop, are closed or are left with calls pending: these end, and the next loop is
     served.
     """

@@ -16,8 +16,8 @@ import numpy
 
 import batched
 from batched.stats import BatchRecord
-from soaking.books import Books, Call
-from soaking.faults import (
+from soak.books import Books, Call
+from soak.faults import (
     BATCH_KINDS,
     BLOCKING,
     HOOK,

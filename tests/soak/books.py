@@ -14,7 +14,7 @@ from typing import Any
 
 import batched
 from batched.errors import QueueFull, QueueTimeout
-from soaking.faults import FULL, LATE, Faults
+from soak.faults import FULL, LATE, Faults
 
 SPACING = 1000
 """Numbers between the first items of two calls, and so more than the most items of one call."""

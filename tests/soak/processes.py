@@ -13,16 +13,16 @@ import sys
 from typing import Any
 
 from batched.errors import BatcherClosed, QueueTimeout
-from soaking.books import Call, Report
-from soaking.callers import BOUND, Caller, ThreadCaller
-from soaking.episodes import Crowd, concluded, until
-from soaking.subject import Subject
+from soak.books import Call, Report
+from soak.callers import BOUND, Caller, ThreadCaller
+from soak.episodes import Crowd, concluded, until
+from soak.subject import Subject
 
 CHILD_BOUND = 10.0
 """Seconds that a child process may take."""
 
 
-def forks(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
+def forks(rng: random.Random, name: str, calls: int) -> Report:  # as every episode
     """Forks while threads call: the child ends what it inherited and serves, the parent does not
     notice.
     """
@@ -116,7 +116,7 @@ for item in range(count):
 """
 
 
-def exits(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001  # as every episode
+def exits(rng: random.Random, name: str, calls: int) -> Report:  # as every episode
     """Interpreters that end with calls waiting: what was accepted is computed, once, and the
     process ends.
     """

@@ -1,7 +1,7 @@
 """Does every accepted call end, exactly once and rightly, whatever happens? Calls and faults of all
 kinds, mixed at random for minutes.
 
-`python benchmarks/soak.py --minutes 10 --seed 1`; exits with 1 if a call was lost, answered twice
+In `tests/`: `python -m soak --minutes 10 --seed 1`; exits with 1 if a call was lost, answered twice
 or wrongly, or hung. One episode alone: `--first 17 --episodes 1` with the same seed.
 """
 
@@ -11,140 +11,22 @@ import argparse
 import faulthandler
 import importlib.metadata
 import itertools
-import logging
 import os
 import platform
 import random
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
-from soaking.books import VERDICTS, Report
-from soaking.circles import circles
-from soaking.disasters import cancelled_while_held, interrupts, owners_go
-from soaking.episodes import ordinary, seeded
-from soaking.faults import (
-    BATCH_KINDS,
-    BLOCKING,
-    CALLBACK,
-    CIRCLE,
-    EQUAL,
-    FULL,
-    HASH,
-    HOOK,
-    ITSELF,
-    LATE,
-    LENGTH,
-    RETURNED,
-)
-from soaking.loops import loops_end
-from soaking.processes import exits, forks
-
-Episode = Callable[[random.Random, str, int], Report]
-
-EPISODES: dict[Episode, int] = {
-    ordinary: 60,
-    cancelled_while_held: 8,
-    loops_end: 14,
-    owners_go: 5,
-    interrupts: 5,
-    forks: 6,
-    exits: 7,
-    circles: 5,
-}
-"""How often each kind of episode comes, in parts of their sum."""
-
-KINDS = [
-    *BATCH_KINDS,
-    RETURNED,
-    LENGTH,
-    HASH,
-    EQUAL,
-    CALLBACK,
-    ITSELF,
-    CIRCLE,
-    BLOCKING,
-    HOOK,
-    FULL,
-    LATE,
-    "source of map raised",
-    "timeout of a caller",
-    "cancelled tasks",
-    "cancelled future that waited",
-    "cancelled task that waited",
-    "shutdown",
-    "shutdown and wait",
-    "shutdown and cancel",
-    "shutdown and wait and cancel",
-    "opened again",
-    "loop left with calls pending",
-    "loop closed with calls pending",
-    "loop stopped with calls pending",
-    "trio loop left with calls pending",
-    "owner collected",
-    "interrupt",
-    "fork",
-    "interpreter exit",
-]
-"""Every kind of fault."""
+from soak.books import VERDICTS, Report
+from soak.mixed import KINDS, run_episodes
 
 GOALS = {"calls": 1_000_000, "faults": 10_000, "of each kind": 100}
 """What ten minutes on two cores are to reach, at least."""
 
-CALLS = 1500
-"""Of an ordinary episode, about."""
-
 STUCK = 300.0
 """Seconds after which an episode, in which every wait has its own bound, must be over."""
-
-MOST_HANGS = 3
-"""Episodes with hangs after which it is pointless to go on: their threads stay."""
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the log and the warnings of what is injected."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
-        )
-        # of loops that are closed
-        warnings.filterwarnings(
-            "ignore", message="coroutine .* was never awaited", category=RuntimeWarning
-        )
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
-
-
-def soak(
-    seed: int, indices: Iterator[int], *, calls: int = CALLS, tell: Callable[[str], object] = print
-) -> Report:
-    """What comes of the episodes with these numbers."""
-    total, hangs = Report(), 0
-    with quiet():
-        for index in indices:
-            rng = seeded(seed, index)
-            (episode,) = rng.choices(list(EPISODES), list(EPISODES.values()))
-            report = episode(rng, f"soak{index}", calls)
-            if report.verdicts:
-                tell(
-                    f"episode {index} ({episode.__name__}) of seed {seed}: {dict(report.verdicts)}"
-                )
-                for detail in report.details:
-                    tell(f"  {detail}")
-            total.add(report)
-            hangs += report.verdicts["hung"] > 0
-            if hangs == MOST_HANGS:
-                tell("too many hangs to go on")
-                break
-    return total
 
 
 def for_minutes(minutes: float, first: int) -> Iterator[int]:
@@ -216,7 +98,7 @@ def main() -> None:
     else:
         indices = iter(range(arguments.first, arguments.first + arguments.episodes))
     counted = (index for index, _ in zip(indices, count, strict=False))
-    report = soak(seed, counted, tell=lambda line: print(line, flush=True))
+    report = run_episodes(seed, counted, tell=lambda line: print(line, flush=True))
     reached = show(report, time.monotonic() - began, seed, next(count))
     sys.exit(1 if report.verdicts or (arguments.check and not reached) else 0)
 

@@ -17,15 +17,15 @@ from typing import Any
 import anyio
 
 import batched
-from soaking.books import Call, Report
-from soaking.callers import BOUND, Caller, ThreadCaller
-from soaking.episodes import Crowd, bounded, concluded, until, workers
-from soaking.subject import KINDS, Subject
-from soaking.tasks import LOOPS
+from soak.books import Call, Report
+from soak.callers import BOUND, Caller, ThreadCaller
+from soak.episodes import Crowd, bounded, concluded, until, workers
+from soak.subject import KINDS, Subject
+from soak.tasks import LOOPS
 
 
 # as every episode
-def cancelled_while_held(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+def cancelled_while_held(rng: random.Random, name: str, calls: int) -> Report:
     """Cancels calls that are known to wait: none of them may be computed, and all others must
     be.
     """
@@ -122,7 +122,7 @@ class _Held(Caller):
 
 
 # as every episode
-def owners_go(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+def owners_go(rng: random.Random, name: str, calls: int) -> Report:
     """Instances with a batched method that are dropped while their calls wait: these are answered,
     and threads and instances go.
     """
@@ -171,7 +171,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 # as every episode
-def interrupts(rng: random.Random, name: str, calls: int) -> Report:  # noqa: ARG001
+def interrupts(rng: random.Random, name: str, calls: int) -> Report:
     """Signals that break in on calls of the main thread, wherever these are, while other threads go
     on calling.
     """

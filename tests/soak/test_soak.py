@@ -1,6 +1,4 @@
-"""Everything at once: the randomized test of benchmarks/soak.py for a few seconds, and proof that
-it notices what it is there for.
-"""
+"""Everything at once: every kind of episode, and proof that a soak notices what it is there for."""
 
 from __future__ import annotations
 
@@ -15,39 +13,44 @@ from batched._execution.execution import Execution
 from batched._runtime import settling
 from batched._runtime.runtime import Runtime
 from batched._runtime.wakers import wake_all
-from soak import KINDS, soak
-from soaking import callers, episodes
-from soaking.books import Report
-from soaking.callers import ThreadCaller
-from soaking.episodes import Crowd, concluded
-from soaking.subject import Subject
+from soak import callers, episodes
+from soak.books import Report
+from soak.callers import ThreadCaller
+from soak.episodes import Crowd, concluded, ordinary, seeded
+from soak.mixed import EPISODES, KINDS, Episode, quiet, run_episodes
+from soak.subject import Subject
 
 SEED = int(os.environ.get("SOAK_SEED", "3"))
-EPISODES = 64
+FEW = 4
+"""Ordinary episodes in the fast tier, which has one of each other kind."""
 CALLS = 200
-"""Of an ordinary episode."""
-RARE = {
-    "interpreter exit",
-    "source of map raised",
-    "length= raised",
-    "trio loop left with calls pending",
-    "shutdown and cancel",
-}
-"""Kinds of faults that need not come in so few episodes."""
+"""Of an ordinary episode there."""
+MANY = 1000
+"""Episodes of the slow tier."""
 
-
-@pytest.mark.timeout(300)
-@pytest.mark.filterwarnings(
+forgives_what_is_injected = pytest.mark.filterwarnings(
     "ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-def test_every_accepted_call_ends_once_and_rightly_whatever_happens() -> None:
+
+
+@forgives_what_is_injected
+@pytest.mark.parametrize("episode", EPISODES, ids=lambda episode: episode.__name__)
+def test_every_accepted_call_ends_once_and_rightly(episode: Episode) -> None:
+    for index in range(FEW if episode is ordinary else 1):
+        with quiet():
+            report = episode(seeded(SEED, index), f"soak{index}", CALLS)
+        assert not report.verdicts, f"SOAK_SEED={SEED}, {index}\n" + "\n".join(report.details)
+        assert report.accepted or report.faults
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@forgives_what_is_injected
+def test_every_accepted_call_ends_once_and_rightly_whatever_comes_together() -> None:
     told: list[str] = []
-    report = soak(SEED, iter(range(EPISODES)), calls=CALLS, tell=told.append)
+    report = run_episodes(SEED, iter(range(MANY)), tell=told.append)
     assert not report.verdicts, f"SOAK_SEED={SEED}\n" + "\n".join(told)
-    assert report.accepted > EPISODES * 20, f"SOAK_SEED={SEED}"
-    if "SOAK_SEED" in os.environ:  # another need not bring all kinds in so few episodes
-        return
-    missing = [kind for kind in KINDS if not report.faults[kind] and kind not in RARE]
+    missing = [kind for kind in KINDS if not report.faults[kind]]
     assert not missing, f"SOAK_SEED={SEED}: no {', '.join(missing)}"
 
 

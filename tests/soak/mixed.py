@@ -1,0 +1,127 @@
+"""Episodes of all kinds, mixed at random, and what came of them."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from soak.books import Report
+from soak.circles import circles
+from soak.disasters import cancelled_while_held, interrupts, owners_go
+from soak.episodes import ordinary, seeded
+from soak.faults import (
+    BATCH_KINDS,
+    BLOCKING,
+    CALLBACK,
+    CIRCLE,
+    EQUAL,
+    FULL,
+    HASH,
+    HOOK,
+    ITSELF,
+    LATE,
+    LENGTH,
+    RETURNED,
+)
+from soak.loops import loops_end
+from soak.processes import exits, forks
+
+Episode = Callable[[random.Random, str, int], Report]
+
+EPISODES: dict[Episode, int] = {
+    ordinary: 60,
+    cancelled_while_held: 8,
+    loops_end: 14,
+    owners_go: 5,
+    interrupts: 5,
+    forks: 6,
+    exits: 7,
+    circles: 5,
+}
+"""How often each kind of episode comes, in parts of their sum."""
+
+KINDS = [
+    *BATCH_KINDS,
+    RETURNED,
+    LENGTH,
+    HASH,
+    EQUAL,
+    CALLBACK,
+    ITSELF,
+    CIRCLE,
+    BLOCKING,
+    HOOK,
+    FULL,
+    LATE,
+    "source of map raised",
+    "timeout of a caller",
+    "cancelled tasks",
+    "cancelled future that waited",
+    "cancelled task that waited",
+    "shutdown",
+    "shutdown and wait",
+    "shutdown and cancel",
+    "shutdown and wait and cancel",
+    "opened again",
+    "loop left with calls pending",
+    "loop closed with calls pending",
+    "loop stopped with calls pending",
+    "trio loop left with calls pending",
+    "owner collected",
+    "interrupt",
+    "fork",
+    "interpreter exit",
+]
+"""Every kind of fault."""
+
+CALLS = 1500
+"""Of an ordinary episode, about."""
+
+MOST_HANGS = 3
+"""Episodes with hangs after which it is pointless to go on: their threads stay."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the log and the warnings of what is injected."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
+        )
+        # of loops that are closed
+        warnings.filterwarnings(
+            "ignore", message="coroutine .* was never awaited", category=RuntimeWarning
+        )
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def run_episodes(
+    seed: int, indices: Iterator[int], *, calls: int = CALLS, tell: Callable[[str], object] = print
+) -> Report:
+    """What comes of the episodes with these numbers."""
+    total, hangs = Report(), 0
+    with quiet():
+        for index in indices:
+            rng = seeded(seed, index)
+            (episode,) = rng.choices(list(EPISODES), list(EPISODES.values()))
+            report = episode(rng, f"soak{index}", calls)
+            if report.verdicts:
+                tell(
+                    f"episode {index} ({episode.__name__}) of seed {seed}: {dict(report.verdicts)}"
+                )
+                for detail in report.details:
+                    tell(f"  {detail}")
+            total.add(report)
+            hangs += report.verdicts["hung"] > 0
+            if hangs == MOST_HANGS:
+                tell("too many hangs to go on")
+                break
+    return total
