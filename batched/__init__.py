@@ -15,6 +15,8 @@ embed(["many", "texts"])
 # aio.dynamically,
 # aio.inference.dynamically  the same two for functions that coroutines await
 # (aio/)
+# Future, Feature, Features  what fn.submit returns, and what calls of functions of arrays pass
+# (_runtime/wakers.py, _collate/features.py, _batched_inference.py)
 # Stats, BatchRecord         what fn.stats returns, and what an observer of batches gets
 # (stats.py)
 # metrics                    such observers for Prometheus and OpenTelemetry
@@ -27,13 +29,18 @@ embed(["many", "texts"])
 # _runtime/  threads, event loops, and how callers wait
 # _intake.py, _batcher.py     what a caller passes; functions, settings, and what is behind each
 # _batched.py, _decorator.py  what a decorated function can do, and how it is made
-# cli.py, _demo.py, _bench/   python -m batched
+# cli.py, _demo.py, _bench/   the command `batched`, or python -m batched
 
+from ._installation import __version__  # first, before what another project may hide
+
+# isort: split
 from . import aio, errors, inference, metrics
 from ._batched import AsyncBatched, Batched
-from ._batched_inference import AsyncBatchedInference, BatchedInference
+from ._batched_inference import AsyncBatchedInference, BatchedInference, Features
+from ._collate.features import Feature
 from ._decorator import dynamically
 from ._method import BatchedMethod
+from ._runtime.wakers import Future
 from .errors import (
     BatchedError,
     BatcherClosed,
@@ -45,7 +52,6 @@ from .errors import (
 )
 from .stats import BatchRecord, Stats
 
-__version__ = "0.1.0"
 __all__ = [
     "AsyncBatched",
     "AsyncBatchedInference",
@@ -58,6 +64,9 @@ __all__ = [
     "BatchedMethod",
     "BatcherClosed",
     "CollationError",
+    "Feature",
+    "Features",
+    "Future",
     "QueueFull",
     "QueueTimeout",
     "Stats",

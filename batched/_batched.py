@@ -8,7 +8,7 @@ import functools
 import time
 import types
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from ._batcher import Batcher, BatchFunction, Parts, Settings
@@ -139,6 +139,14 @@ class _BatchedBase(Generic[T, U, P]):
     def stats(self) -> Stats:
         """What this batcher has done so far, as a frozen snapshot."""
         return self._batcher.stats()
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The settings of this function by name, defaults too; read-only.
+
+        `fn.with_options(**fn.options)` is the same function with a batcher of its own.
+        """
+        return types.MappingProxyType(self._function.options.settings())
 
     def reset_stats(self) -> None:
         """Starts counting from zero."""

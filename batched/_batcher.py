@@ -114,6 +114,12 @@ class Options:
             len if self.length is None and self.policy.max_batch_tokens is not None else self.length
         )
 
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the decorator by name."""
+        features = {} if self.features is None else vars(self.features)
+        own = {name: getattr(self, name) for name in OTHER_SETTINGS}
+        return vars(self.policy) | features | own
+
     def updated(self, settings: Mapping[str, Any]) -> Options:
         """These with `settings` in their place.
 
@@ -129,13 +135,9 @@ class Options:
         features = None if self.features is None else replace_known(self.features, changes)
         own = {name: changes.pop(name) for name in OTHER_SETTINGS if name in changes}
         if changes:
-            known = (
-                Settings.__annotations__
-                if self.features is None
-                else [*InferenceSettings.__annotations__, "spread_kwargs"]
-            )
             raise TypeError(
-                f"there is no setting {next(iter(changes))!r}; the settings are {', '.join(known)}"
+                f"there is no setting {next(iter(changes))!r}; the settings are "
+                f"{', '.join(self.settings())}"
             )
         return replace(self, policy=policy, features=features, **own)
 

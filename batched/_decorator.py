@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    get_type_hints,
+    overload,
+)
 
 from ._batched import AsyncBatched, Batched
 from ._batched_inference import AsyncBatchedInference, BatchedInference
 from ._batcher import BatchFunction, InferenceSettings, Options, Settings
 from ._collate.settings import FeatureSettings
+from ._core.policy import BatchPolicy
 from ._method import BatchedMethod
 from ._requests import MISSING
 
@@ -21,6 +35,8 @@ U = TypeVar("U")
 S = TypeVar("S")
 Row_co = TypeVar("Row_co", covariant=True)
 
+_FEATURES = Options(features=FeatureSettings(), on_oom="split")
+
 
 class Rows(Protocol[Row_co]):
     """What a batch function returns: a list, tuple, array or tensor with one entry per item."""
@@ -30,28 +46,58 @@ class Rows(Protocol[Row_co]):
     def __getitem__(self, index: int, /) -> Row_co: ...
 
 
+MaybeAwaitableRows: TypeAlias = Awaitable[Rows[U]] | Rows[U]
+"""Rows that a batch function returns, or that awaiting its coroutine gives."""
+
+
 class _Decorator:
-    """The state of a decorator: its settings."""
+    """A decorator with its settings."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    _name: ClassVar[str]
+    _face: ClassVar[type[Any]]
+    """The class of what it makes of a function."""
+    _defaults: ClassVar[Options]
 
-    def replace_known(self, more: tuple[object, ...], settings: Mapping[str, Any]) -> Options:
+    def __init__(self, options: Options | None = None) -> None:
+        self._options = options or self._defaults
+
+    def _apply(self, func: object, more: tuple[object, ...], settings: Mapping[str, Any]) -> Any:
+        """The decorated function or, without one, the decorator with `settings`."""
         if more:
             raise TypeError(f"settings are passed by keyword, got {', '.join(map(repr, more))}")
-        return self._options.updated(settings)
-
-    def _face(
-        self,
-        face: Callable[[BatchFunction], Any],
-        func: object,
-        options: Options,
-        *,
-        coroutines: bool,
-    ) -> Any:
+        options = self._options.updated(settings)
+        if func is MISSING:
+            return type(self)(options)
         if isinstance(func, (Batched, AsyncBatched, BatchedMethod)):
             raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
-        return face(BatchFunction.of(func, options, coroutines=coroutines))
+        coroutines = issubclass(self._face, AsyncBatched)
+        return self._face(BatchFunction.of(func, options, coroutines=coroutines))
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The settings by keyword, each with its type and its value if it is not passed."""
+        types = {
+            name: kind
+            for part in (BatchPolicy, FeatureSettings, Options)
+            for name, kind in get_type_hints(part).items()
+        }
+        func = inspect.Parameter("func", inspect.Parameter.POSITIONAL_ONLY, default=MISSING)
+        settings = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=types[name]
+            )
+            for name, value in self._options.settings().items()
+        ]
+        return inspect.Signature([func, *settings])
+
+    def __repr__(self) -> str:
+        defaults = self._defaults.settings()
+        changed = (
+            f" {name}={value!r}"
+            for name, value in self._options.settings().items()
+            if value != defaults[name]
+        )
+        return f"<{self._name}{''.join(changed)}>"
 
 
 # A function whose first two parameters are lists is a function as well as a method; checkers take
@@ -99,6 +145,10 @@ class Dynamically(_Decorator):
         TypeError, ValueError: at decoration, for a setting or a function that cannot work.
     """
 
+    _name = "batched.dynamically"
+    _face = Batched
+    _defaults = Options()
+
     @overload
     def __call__(self, func: Callable[Concatenate[list[T], P], Rows[U]], /) -> Batched[T, U, P]: ...
     @overload
@@ -116,12 +166,7 @@ class Dynamically(_Decorator):
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
-        options = self.replace_known(more, settings)
-        return (
-            Dynamically(options)
-            if func is MISSING
-            else self._face(Batched, func, options, coroutines=False)
-        )
+        return self._apply(func, more, settings)
 
 
 class AsyncDynamically(_Decorator):
@@ -133,47 +178,30 @@ class AsyncDynamically(_Decorator):
     serves any number of loops.
     """
 
+    _name = "batched.aio.dynamically"
+    _face = AsyncBatched
+    _defaults = Options()
+
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[T], P], Awaitable[Rows[U]]], /
+        self, func: Callable[Concatenate[list[T], P], MaybeAwaitableRows[U]], /
     ) -> AsyncBatched[T, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[T], P], Rows[U]], /
-    ) -> AsyncBatched[T, U, P]: ...
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[S, list[T], P], Awaitable[Rows[U]]], /
+        self, func: Callable[Concatenate[S, list[T], P], MaybeAwaitableRows[U]], /
     ) -> BatchedMethod[S, AsyncBatched[T, U, P]]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[T], P], Rows[U]], /
-    ) -> BatchedMethod[S, AsyncBatched[T, U, P]]: ...
-    @overload
-    def __call__(
-        self, func: classmethod[S, Concatenate[list[T], P], Awaitable[Rows[U]]], /
+        self, func: classmethod[S, Concatenate[list[T], P], MaybeAwaitableRows[U]], /
     ) -> AsyncBatched[T, U, P]: ...
     @overload
     def __call__(
-        self, func: classmethod[S, Concatenate[list[T], P], Rows[U]], /
-    ) -> AsyncBatched[T, U, P]: ...
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[list[T], ...], Awaitable[Rows[U]]], /
-    ) -> AsyncBatched[T, U, ...]: ...
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[list[T], ...], Rows[U]], /
+        self, func: Callable[Concatenate[list[T], ...], MaybeAwaitableRows[U]], /
     ) -> AsyncBatched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
-        options = self.replace_known(more, settings)
-        return (
-            AsyncDynamically(options)
-            if func is MISSING
-            else self._face(AsyncBatched, func, options, coroutines=True)
-        )
+        return self._apply(func, more, settings)
 
 
 class InferenceDynamically(_Decorator):
@@ -206,6 +234,10 @@ class InferenceDynamically(_Decorator):
         TypeError, ValueError: at decoration, for a setting or a function that cannot work.
     """
 
+    _name = "batched.inference.dynamically"
+    _face = BatchedInference
+    _defaults = _FEATURES
+
     @overload
     def __call__(
         self, func: Callable[Concatenate[dict[str, Any], P], U], /
@@ -227,18 +259,17 @@ class InferenceDynamically(_Decorator):
         self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]
     ) -> InferenceDynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
-        options = self.replace_known(more, settings)
-        return (
-            InferenceDynamically(options)
-            if func is MISSING
-            else self._face(BatchedInference, func, options, coroutines=False)
-        )
+        return self._apply(func, more, settings)
 
 
 class AsyncInferenceDynamically(_Decorator):
     """As `batched.inference.dynamically`, with the same settings, for functions that coroutines
     await: `await fn(features)`.
     """
+
+    _name = "batched.aio.inference.dynamically"
+    _face = AsyncBatchedInference
+    _defaults = _FEATURES
 
     @overload
     def __call__(
@@ -273,10 +304,7 @@ class AsyncInferenceDynamically(_Decorator):
         self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]
     ) -> AsyncInferenceDynamically: ...
     def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
-        options = self.replace_known(more, settings)
-        if func is MISSING:
-            return AsyncInferenceDynamically(options)
-        return self._face(AsyncBatchedInference, func, options, coroutines=True)
+        return self._apply(func, more, settings)
 
 
 class SpreadDynamically(Protocol):
@@ -305,9 +333,7 @@ class AsyncSpreadDynamically(Protocol):
     def __call__(self, func: classmethod[Any, ..., U], /) -> AsyncBatchedInference[U, ...]: ...
 
 
-_FEATURES = Options(features=FeatureSettings(), on_oom="split")
-
-dynamically = Dynamically(Options())
-async_dynamically = AsyncDynamically(Options())
-inference_dynamically = InferenceDynamically(_FEATURES)
-async_inference_dynamically = AsyncInferenceDynamically(_FEATURES)
+dynamically = Dynamically()
+async_dynamically = AsyncDynamically()
+inference_dynamically = InferenceDynamically()
+async_inference_dynamically = AsyncInferenceDynamically()

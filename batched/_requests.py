@@ -13,7 +13,13 @@ from ._collate.features import FeatureParser, validate_length
 from ._core.scheduler import Request
 from .errors import CollationError
 
-MISSING: Final[Any] = object()
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING: Final[Any] = _Missing()
 """The items of a call that does not pass them by position."""
 
 UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"

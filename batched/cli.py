@@ -1,5 +1,5 @@
-"""The command line, `python -m batched`: one subparser per command, each of which imports what it
-needs when it runs.
+"""The command line, `batched` or `python -m batched`: one subparser per command, each of which
+imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from . import __version__
+from ._installation import __version__
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["_Parser"]
@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "batched") -> int:
     """The exit status of a command line: 0, 1 if what the command checks does not hold, 130 if it
     was interrupted.
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: with 2 and one sentence on stderr, if the arguments are wrong or a package is
             missing; with 0, after `--help`.
     """
-    parser = _parser()
+    parser = _parser(prog)
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help()
@@ -50,16 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         package = (error.name or str(error)).partition(".")[0]
         command.error(
-            f'{package} is not installed; run `pip install -e ".[{args.extra}]"` in the '
-            "checkout of batched"
+            f'{package} is not installed; run `pip install "batched-dynamically[{args.extra}]"`'
         )
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _parser() -> _Parser:
+def _parser(prog: str) -> _Parser:
     parser = _Parser(
-        prog="python -m batched",
+        prog=prog,
         description="One batch function, many callers: calls of one item run in full batches.",
     )
     parser.add_argument("--version", action="version", version=f"batched {__version__}")

@@ -105,7 +105,10 @@ class Result:
 
     @property
     def machine(self) -> str:
-        versions = {name: importlib.metadata.version(name) for name in ("batched", *self.packages)}
+        versions = {
+            name: importlib.metadata.version(name)
+            for name in ("batched-dynamically", *self.packages)
+        }
         packages = ", ".join(
             f"{name} {version}" for name, version in (versions | dict(self.versions)).items()
         )

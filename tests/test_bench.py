@@ -399,7 +399,7 @@ def test_what_is_wrong_is_told_in_one_sentence(
     with pytest.raises(SystemExit) as refused:
         bench(*arguments)
     assert refused.value.code == 2
-    assert re.fullmatch(rf"python -m batched bench: {sentence}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"batched bench: {sentence}\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_a_sample_that_cannot_be_used_is_told_with_its_line(
     with pytest.raises(SystemExit) as refused:
         bench(f"functions:{target}", "sample")
     assert refused.value.code == 2
-    assert capsys.readouterr().err == f"python -m batched bench: {sentence}\n"
+    assert capsys.readouterr().err == f"batched bench: {sentence}\n"
 
 
 @pytest.mark.parametrize("name", ["failing", "failing_coroutine"])
@@ -451,8 +451,8 @@ def test_a_missing_package_is_named_with_the_extra(package: str, functions: None
     )
     assert ended.returncode == 2
     assert ended.stderr == (
-        f'python -m batched bench: {package} is not installed; run `pip install -e ".[bench]"` in '
-        "the checkout of batched\n"
+        f"batched bench: {package} is not installed; "
+        'run `pip install "batched-dynamically[bench]"`\n'
     )
 
 

@@ -8,12 +8,15 @@ import asyncio
 import functools
 import inspect
 import pickle
+import pydoc
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import batched
+from batched._batcher import InferenceSettings, Settings
+from batched._collate.settings import FeatureSettings
 
 
 @batched.dynamically
@@ -197,6 +200,94 @@ def test_settings_can_be_given_in_steps() -> None:
     fn: Any = fast(batch_size=2)(lambda items: items)
     assert fn([1, 2, 3]) == [1, 2, 3]
     assert fn.stats.batch_sizes == {1: 1, 2: 1}
+
+
+EVERY_DECORATOR: dict[str, Any] = {
+    "batched.dynamically": batched.dynamically,
+    "batched.aio.dynamically": batched.aio.dynamically,
+    "batched.inference.dynamically": batched.inference.dynamically,
+    "batched.aio.inference.dynamically": batched.aio.inference.dynamically,
+}
+every_decorator = pytest.mark.parametrize(
+    ("name", "decorator"), EVERY_DECORATOR.items(), ids=EVERY_DECORATOR
+)
+
+
+@every_decorator
+def test_the_signature_has_every_setting_with_its_default_and_type(
+    name: str, decorator: Any
+) -> None:
+    [func, *settings] = inspect.signature(decorator).parameters.values()
+    assert (func.name, func.kind) == ("func", inspect.Parameter.POSITIONAL_ONLY)
+    kind = InferenceSettings if "inference" in name else Settings
+    spread = {"spread_kwargs"} if "inference" in name else set()
+    assert {each.name for each in settings} == set(kind.__annotations__) - {"pad_tokens"} | spread
+    shown = [str(each) for each in settings]
+    assert "batch_size: int = 32" in shown
+    assert "flush: Literal['auto', 'eager', 'window'] = 'auto'" in shown
+    assert "max_queue_size: int | None = None" in shown
+    assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in settings)
+    assert " at 0x" not in str(inspect.signature(decorator))
+    assert decorator(**{each.name: each.default for each in settings}) is not None
+
+
+@every_decorator
+def test_a_decorator_shows_its_name_and_the_settings_that_are_not_the_default(
+    name: str, decorator: Any
+) -> None:
+    assert repr(decorator) == repr(decorator(batch_size=32)) == f"<{name}>"
+    given = decorator(batch_size=64, name="embedder")
+    assert repr(given) == f"<{name} batch_size=64 name='embedder'>"
+    assert inspect.signature(given).parameters["batch_size"].default == 64
+
+
+def test_help_explains_every_setting() -> None:
+    shown = [pydoc.render_doc(decorator) for decorator in EVERY_DECORATOR.values()]
+    for name in Settings.__annotations__:
+        assert f"{name}: " in shown[0]
+    for name in FeatureSettings.__annotations__:
+        assert f"{name}: " in shown[2]
+    assert "`batched.dynamically`" in shown[1]
+    assert "`batched.inference.dynamically`" in shown[3]
+    assert not any(" at 0x" in text for text in shown)
+
+
+@every_decorator
+def test_the_settings_of_a_function_can_be_read_back(name: str, decorator: Any) -> None:
+    fn = decorator(batch_size=64, name="embedder")(Plain())
+    given = inspect.signature(decorator(batch_size=64, name="embedder")).parameters.values()
+    assert dict(fn.options) == {each.name: each.default for each in given if each.name != "func"}
+    assert "'batch_size': 64" in repr(fn.options)
+    with pytest.raises(TypeError, match="item assignment"):
+        fn.options["batch_size"] = 3
+    again = fn.with_options(**fn.options)
+    assert again is not fn
+    assert again.options == fn.options
+    assert fn.with_options(batch_size=2).options == {**fn.options, "batch_size": 2}
+
+
+def test_the_name_among_the_settings_of_a_function_is_the_one_in_use() -> None:
+    assert doubled.options["name"] == "doubled"
+
+
+def test_a_method_has_the_settings_that_its_instance_uses() -> None:
+    class Model:
+        @batched.dynamically(batch_size=4)
+        def length(self, texts: list[str]) -> list[int]:
+            return [len(text) for text in texts]
+
+    bound = Model().length
+    assert bound.options["batch_size"] == 4
+    assert bound.with_options(**bound.options)("text") == 4
+    assert bound.with_options(batch_size=8).options["batch_size"] == 8
+
+
+def test_what_calls_pass_and_get_can_be_imported() -> None:
+    def uses(ids: batched.Feature, given: batched.Features) -> batched.Future[int]:
+        return doubled.submit(1)
+
+    assert set(get_type_hints(uses)) == {"ids", "given", "return"}
+    assert isinstance(uses([], {}), batched.Future)
 
 
 def test_bare_and_called_forms_are_the_same() -> None:

@@ -287,7 +287,7 @@ def test_a_wrong_argument_is_refused_in_one_sentence(
     with pytest.raises(SystemExit) as refused:
         cli.main(["demo", *arguments])
     assert refused.value.code == 2
-    assert re.fullmatch(rf"python -m batched( demo)?: {sentence}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"batched( demo)?: {sentence}\n", capsys.readouterr().err)
 
 
 @pytest.mark.model
@@ -313,8 +313,7 @@ def test_a_missing_package_is_named_in_one_sentence(package: str, demo_packages:
     )
     assert ended.returncode == 2
     assert ended.stderr == (
-        f'python -m batched demo: {package} is not installed; run `pip install -e ".[demo]"` in '
-        "the checkout of batched\n"
+        f'batched demo: {package} is not installed; run `pip install "batched-dynamically[demo]"`\n'
     )
 
 

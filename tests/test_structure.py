@@ -21,7 +21,7 @@ MODULES = {
 
 # Each module imports from its own row and from rows above it.
 LAYERS = [
-    ["batched.errors", "batched._core"],
+    ["batched._installation", "batched.errors", "batched._core"],
     ["batched.stats"],
     ["batched._collate"],
     ["batched._execution"],
@@ -155,4 +155,4 @@ def test_importing_it_loads_none_of_what_it_works_with() -> None:
 def test_the_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 
-    assert version("batched") == batched.__version__
+    assert version("batched-dynamically") == batched.__version__

@@ -73,5 +73,5 @@ def test_wrong_uses_are_rejected(check: Callable[[Path], dict[int, str]]) -> Non
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if line.endswith("# wrong")
     ]
-    assert len(wrong) == 27
+    assert len(wrong) == 31
     assert sorted(check(path)) == wrong

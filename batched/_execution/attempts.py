@@ -43,7 +43,10 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
     todo: list[tuple[list[Slice], int]] = []  # what comes after it
     done: list[tuple[Slice, Any, int]] = []
     lost: dict[Request, BaseException] = {}  # requests that fail whatever becomes of the rest
+    results: Sequence[Any] = ()
+    context: Any = None
     while True:
+        error: BaseException | None = None
         probe: ProbeNeeded | None = None
         try:
             call = collator.collate(slices, batch)

@@ -53,7 +53,7 @@ def show(report: Report, seconds: float, seed: int, episodes: int) -> bool:
     """Prints what came of it; returns whether the goals were reached."""
     packages = ", ".join(
         f"{name} {importlib.metadata.version(name)}"
-        for name in ("batched", "anyio", "trio", "uvloop", "numpy")
+        for name in ("batched-dynamically", "anyio", "trio", "uvloop", "numpy")
     )
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "

@@ -5,14 +5,14 @@ run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
 
 import batched
-from batched import Stats
+from batched import Feature, Future, Stats
 
 Vector = tuple[float, ...]
 
@@ -141,6 +141,12 @@ async def features(ids: NDArray[np.int64], encoder: Encoder) -> None:
     assert_type(hidden.map([{"ids": ids}]), Generator[NDArray[np.float32], None, None])
     assert_type(await hidden.acall({"ids": ids}, layer=2), NDArray[np.float32])
     assert_type(hidden.stats, Stats)
+    assert_type(hidden.options, Mapping[str, Any])
+    assert_type(hidden.with_options(**hidden.options)({"ids": ids}), NDArray[np.float32])
+    one_feature: Feature = [ids[0], ids[1]]
+    given: batched.Features = {"ids": ids, "other": one_feature}
+    assert_type(hidden(given), NDArray[np.float32])
+    assert_type(hidden.submit(given), Future[NDArray[np.float32]])
     assert_type(hidden.with_options(pad_to_multiple_of=8)({"ids": ids}), NDArray[np.float32])
     assert_type(hidden_called({"ids": ids}), tuple[NDArray[np.float32], Features])
     assert_type(spread({"ids": ids}), NDArray[np.int64])
@@ -166,7 +172,10 @@ def functions() -> None:
         embed.map(["x"], buffersize=3, timeout=1.0, return_exceptions=True),
         Generator[Vector | Exception, None, None],
     )
+    assert_type(embed.submit("x"), Future[Vector])
     assert_type(embed.stats, Stats)
+    assert_type(embed.options, Mapping[str, Any])
+    assert_type(embed.with_options(**embed.options)("x"), Vector)
     assert_type(embed.with_options(batch_size=3)("x"), Vector)
     assert_type(encode("x"), Any)
     assert_type(with_keywords("x", a=1), int)
@@ -197,6 +206,8 @@ async def methods(model: Model) -> None:
     assert_type(model.embed(["x"], prompt="p"), list[Vector])
     assert_type(await model.embed.acall("x"), Vector)
     assert_type(model.embed.stats, Stats)
+    assert_type(model.embed.options, Mapping[str, Any])
+    assert_type(model.embed.with_options(**model.embed.options)("x"), Vector)
     assert_type(model.embed.with_options(batch_size=3)("x"), Vector)
     assert_type(model.called("x"), int)
     assert_type(await model.fetch(1), str)

@@ -50,6 +50,11 @@ async def calls(model: Model) -> None:
     model.embed(1)  # wrong
     model.embed("x", prompt="y")  # wrong
     embed.with_options(batchsize=3)  # wrong
+    embed.options["batch_size"] = 3  # wrong
+    embed.options = {}  # wrong
+    one_feature: batched.Feature = "x"  # wrong
+    future: batched.Future[str] = embed.submit("x")  # wrong
+    print(one_feature, future)
     text: str = embed("x")  # wrong
     print(text)
 

@@ -1,0 +1,92 @@
+"""What is installed: the distribution by its own name, its command, and no other project in its
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import batched
+
+IN_PLACE = Path(batched.__file__).parent
+
+
+def installed_before(folder: Path) -> None:
+    """Leaves of PyPI's `batched` what an installation of this project does not replace."""
+    (folder / "batch_processor.py").touch()
+    (folder / "inference").mkdir()
+    (folder / "inference" / "__init__.py").touch()
+
+
+def installed_after(folder: Path) -> None:
+    installed_before(folder)
+    (folder / "__init__.py").write_text("from . import inference")
+
+
+def removed(folder: Path) -> None:
+    """Takes away what PyPI's `batched` had replaced."""
+    (folder / "__init__.py").unlink()
+    (folder / "aio" / "__init__.py").unlink()
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Python in `folder`, without what is installed elsewhere. What it imports there is not to be
+    measured along with this suite.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    return subprocess.run(
+        [sys.executable, "-S", *command],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(folder)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("mix", "command"),
+    [
+        (installed_before, ("-c", "import batched")),
+        (installed_before, ("-c", "from batched.inference import dynamically")),
+        (installed_before, ("-m", "batched")),
+        (installed_after, ("-m", "batched")),
+        (installed_after, ("-c", "from batched.cli import main")),
+        (removed, ("-m", "batched")),
+        (removed, ("-c", "from batched.cli import main")),
+    ],
+)
+def test_a_folder_of_two_projects_is_refused_in_one_sentence(
+    mix: Callable[[Path], None], command: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "batched"
+    shutil.copytree(IN_PLACE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    assert run(tmp_path, *command).returncode == 0
+    mix(folder)
+    ended = run(tmp_path, *command)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        f"ImportError: another project, PyPI's `batched`, was installed into {folder} too, so that "
+        "files of batched-dynamically are replaced, hidden or missing; run `pip uninstall "
+        "batched`, then `pip install --force-reinstall batched-dynamically`"
+    )
+
+
+def test_the_command_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    [script] = entry_points(group="console_scripts", name="batched")
+    assert script.load()([]) == 0
+    assert capsys.readouterr().out.startswith("usage: batched [-h]")
+
+
+def test_the_module_is_called_what_was_typed() -> None:
+    ended = run(IN_PLACE.parent, "-m", "batched")
+    assert ended.stdout.startswith("usage: python -m batched [-h]")
