@@ -52,7 +52,10 @@ class ItemCollator:
         """
         # the function may keep its own
         rows = output.copy() if type(output) is list else self._to_list(output)
-        plain = PLAIN.issuperset(map(type, rows))
+        kinds = list(map(type, rows))
+        # where all are of one type, which is most often, counting beats looking up
+        plain = kinds.count(kinds[0]) == len(kinds) if kinds else True
+        plain = kinds[0] in PLAIN if kinds and plain else PLAIN.issuperset(kinds)
         if plain and len(rows) == len(slices) and not [True for each in slices if each[0].listed]:
             return rows
         request, start, stop = slices[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from .._collate.collator import Call, Collator
@@ -49,12 +48,13 @@ class Execution:
     ) -> None:
         self._func = func
         self.collator = collator
-        self._attempts = partial(attempts, collator=collator, splits=splits, isolates=isolates)
+        self._splits = splits
+        self._isolates = isolates
         self._ends_task = ends_task
 
     def prepare(self, batch: Batch) -> Prepared:
         """`batch` collated, for `run` to go on with. Never raises."""
-        steps = self._attempts(batch)
+        steps = attempts(batch, self.collator, self._splits, self._isolates)
         try:
             return steps, next(steps)
         except StopIteration as end:
@@ -62,42 +62,44 @@ class Execution:
 
     def run(self, batch: Batch, prepared: Prepared | None = None) -> Outcomes:
         """Outcomes of `batch`, by calling the function here. Never raises."""
-        steps, call = prepared or (self._attempts(batch), None)
-        owner = batch.slices[0][0].owner
+        if prepared is None:
+            prepared = attempts(batch, self.collator, self._splits, self._isolates), None
+        steps, call = prepared
+        func, owner = self._func, batch.slices[0][0].owner
         try:
             call = call or next(steps)
             while True:
-                call = steps.send(self._call(owner, call))
+                args, kwargs, _ = call
+                try:
+                    if owner is not None:
+                        args = owner, *args
+                    outcome: CallOutcome = func(*args, **kwargs), None
+                except BaseException as raised:
+                    outcome = None, as_raised(raised)
+                del args, kwargs
+                call = steps.send(outcome)
+                del outcome  # the next attempt has all memory for itself
         except StopIteration as end:  # errors among the outcomes hold this frame, which lets go
             return end.value  # type: ignore[no-any-return]  # of a generator
 
     async def run_async(self, batch: Batch) -> Outcomes:
         """Outcomes of `batch`, by awaiting the function here. Raises only what ends the task."""
-        steps = self._attempts(batch)
-        owner = batch.slices[0][0].owner
+        steps = attempts(batch, self.collator, self._splits, self._isolates)
+        func, owner = self._func, batch.slices[0][0].owner
         try:
             call = next(steps)
             while True:
-                call = steps.send(await self._await(owner, call))
+                args, kwargs, _ = call
+                try:
+                    if owner is not None:
+                        args = owner, *args
+                    outcome: CallOutcome = await func(*args, **kwargs), None
+                except BaseException as raised:
+                    if self._ends_task(raised):
+                        raise
+                    outcome = None, as_raised(raised)
+                del args, kwargs
+                call = steps.send(outcome)
+                del outcome
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # of a generator
-
-    def _call(self, owner: object, call: Call) -> CallOutcome:
-        args, kwargs, _ = call
-        try:
-            if owner is not None:
-                return self._func(owner, *args, **kwargs), None
-            return self._func(*args, **kwargs), None
-        except BaseException as raised:
-            return None, as_raised(raised)
-
-    async def _await(self, owner: object, call: Call) -> CallOutcome:
-        args, kwargs, _ = call
-        try:
-            if owner is not None:
-                return await self._func(owner, *args, **kwargs), None
-            return await self._func(*args, **kwargs), None
-        except BaseException as raised:
-            if self._ends_task(raised):
-                raise
-            return None, as_raised(raised)

@@ -99,7 +99,7 @@ class Broken:
                 self.dropped.append(runtime._answers.open[batch][1].pop())
             answer(runtime, batch, ended)
 
-        self.monkeypatch.setattr(Runtime, "_call", dropping)
+        self.monkeypatch.setattr(Runtime, "_answer", dropping)
 
 
 @pytest.fixture
@@ -150,13 +150,14 @@ def test_errors_out_of_nowhere_are_found_wrong(
 def test_items_that_are_computed_twice_are_found_duplicated(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = Execution._call
+    run = Execution.run
 
-    def twice(execution: Execution, owner: Any, call: Any) -> Any:
-        answer(execution, owner, (([*call[0][0]], *call[0][1:]), *call[1:]))
-        return answer(execution, owner, call)
+    def twice(execution: Execution, batch: Any, prepared: Any = None) -> Any:
+        args, kwargs, _ = execution.collator.collate(batch.slices, batch)
+        execution._func(*args, **kwargs)
+        return run(execution, batch, prepared)
 
-    monkeypatch.setattr(Execution, "_call", twice)
+    monkeypatch.setattr(Execution, "run", twice)
     assert broken.report("single").verdicts["duplicated"]
 
 
