@@ -1,19 +1,50 @@
 """Stages: a test that asks for one runs for threads, `acall`, both event-loop variants, and
 asyncio, uvloop and trio.
 
-One that asks for `numbers` runs for plain items and for features besides, and so for all four
-decorators.
+One that asks for `numbers` runs for plain items and, in four of these scenarios, for features
+besides, and so for all four decorators.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
+
+WITH_FEATURES = (
+    Scenario("threads", "asyncio"),
+    Scenario("acall", "uvloop"),
+    Scenario("aio-sync", "asyncio"),
+    Scenario("aio-coroutine", "trio"),
+)
+"""Each kind of caller and of function, and each loop: no code knows both loops and features."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [
+        item
+        for item in items
+        if not isinstance(item, pytest.Function)
+        or not hasattr(item, "callspec")
+        or item.callspec.params.get("numbers") is not FeatureNumberStage
+        or item.callspec.params["scenario"] in WITH_FEATURES
+    ]
+
+
+@pytest.fixture
+def unmeasured() -> Iterator[None]:
+    """No coverage of this test, which takes a third of the time without. (The mark `no_cover` would
+    end coverage in the threads that go on, for good.)
+    """
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    yield
+    sys.settrace(tracer)
 
 
 @pytest.fixture(params=SCENARIOS, ids=lambda scenario: f"{scenario.kind}-{scenario.loop}")

@@ -50,6 +50,19 @@ def python(code: str, *options: str, timeout: float = BOUND) -> subprocess.Compl
     )
 
 
+class Gate:
+    """A batch function that waits to be let through, and tells that it was entered."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.entered.set()
+        assert self.opened.wait(BOUND)
+        return items
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Who calls, what kind of function, on which loop."""

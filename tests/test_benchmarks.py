@@ -17,6 +17,8 @@ from peers import BARE, OURS, PEERS, Peer, bare, compared, without
 from report import Figure, Result, conclude, table
 from traffic import Sleep, arriving, by_coroutines, by_threads, rate
 
+pytestmark = pytest.mark.once
+
 BENCHMARKS = Path(contest.__file__).parent
 NO_TIME = {"fixed_ms": 0.0, "per_item_ms": 0.0}
 EAGER = {"flush": "eager"}

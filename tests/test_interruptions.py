@@ -23,26 +23,13 @@ from batched._core.scheduler import Scheduler
 from batched._runtime import answers, runtime, thread, timer_thread, wakers
 from batched._runtime.async_backend import current_loop
 from batched._runtime.reception import Reception
-from stage import BOUND, python, wait_until
+from stage import BOUND, Gate, python, wait_until
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
 
 class Interrupt(BaseException):
     """What a signal handler raises."""
-
-
-class Gate:
-    """A batch function that waits to be let through."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.open = threading.Event()
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        self.entered.set()
-        assert self.open.wait(BOUND)
-        return items
 
 
 def held(**settings: Any) -> tuple[Gate, Any, Any]:
@@ -111,7 +98,7 @@ def test_a_signal_that_breaks_in_leaves_nobody_waiting(
                 fn.shutdown(wait=False, cancel_futures=True)
         except Interrupt:
             pass
-    gate.open.set()
+    gate.opened.set()
     for future in (running, *futures):
         wait_until(future.done)
     with fn:
@@ -135,7 +122,7 @@ def test_a_full_stack_in_a_cancellation_leaves_nobody_waiting() -> None:
                 deep(sys.getrecursionlimit() - depth - spare, futures[0].cancel)
             except RecursionError:
                 pass
-            gate.open.set()
+            gate.opened.set()
             for future in (running, *futures):
                 wait_until(future.done)
             fn.shutdown()
@@ -168,7 +155,7 @@ def test_a_thread_that_was_started_and_given_up_is_counted_once(
         interrupting(patch, threading.Thread, "start", before=False)
         with pytest.raises(Interrupt):
             fn.submit("late")
-    gate.open.set()
+    gate.opened.set()
     assert running.result(BOUND) == "running"
     assert fn("next") == "next"
     closing = threading.Thread(target=fn.shutdown, daemon=True)
@@ -264,7 +251,7 @@ def test_a_worker_that_fails_when_a_batch_has_ended_leaves_nobody_waiting(
     waiting = fn.submit("waiting")
     with monkeypatch.context() as patch:
         interrupting(patch, where, name, before=before)
-        gate.open.set()
+        gate.opened.set()
         assert isinstance(waiting.exception(BOUND), batched.BatcherClosed)
         if answered:
             assert running.result(BOUND) == "running"
@@ -286,7 +273,7 @@ def test_shutdown_waits_for_a_worker_that_tells_its_callers_while_another_one_fa
         assert go_on.wait(BOUND)
 
     first.add_done_callback(slow)
-    gate.open.set()
+    gate.opened.set()
     assert told.wait(BOUND)
     with monkeypatch.context() as patch:
         interrupting(patch, Scheduler, "finished", before=True)
@@ -356,7 +343,7 @@ def test_a_cancellation_that_was_broken_in_on_is_made_good(
         interrupting(patch, concurrent.futures.Future, name, before=True, on=on)
         with pytest.raises(Interrupt):
             waiting.cancel()
-    gate.open.set()
+    gate.opened.set()
     assert running.result(BOUND) == "running"
     assert not concurrent.futures.wait([waiting], BOUND).not_done
     assert waiting.cancelled()
@@ -375,7 +362,7 @@ def test_giving_up_a_call_that_was_broken_in_on_ends_the_others(
             fn._batcher.runtime.abandon(request)
     for future in waiting[1:]:
         assert isinstance(future.exception(BOUND), batched.BatcherClosed)
-    gate.open.set()
+    gate.opened.set()
     assert fn("next") == "next"
     fn.shutdown()
 
@@ -388,7 +375,7 @@ def test_a_queue_that_was_left_half_changed_is_mended_by_the_next_call() -> None
     late = fn.submit("next")
     for future in (running, waiting):
         assert isinstance(future.exception(BOUND), batched.BatcherClosed)
-    gate.open.set()
+    gate.opened.set()
     assert late.result(BOUND) == "next"
     fn.shutdown()
 
@@ -396,7 +383,7 @@ def test_a_queue_that_was_left_half_changed_is_mended_by_the_next_call() -> None
 def test_what_is_sound_is_not_mended() -> None:
     gate, fn, running = held()
     fn._batcher.runtime.forsake("there is no reason", torn=True)
-    gate.open.set()
+    gate.opened.set()
     assert running.result(BOUND) == "running"
     fn.shutdown()
 
@@ -460,7 +447,7 @@ def test_who_gets_room_is_told_before_callbacks_are_called() -> None:
     wait_until(lambda: fn.stats.blocked == 1)
     assert waiting.cancel()
     assert in_time == [True]
-    gate.open.set()
+    gate.opened.set()
     assert running.result(BOUND) == "running"
     fn.shutdown()
 
@@ -607,3 +594,14 @@ def test_appointments_of_batchers_that_are_gone_are_not_kept() -> None:
         if type(each) is weakref.WeakMethod and each._func_ref() is Owner.ring  # type: ignore[attr-defined]
     ]
     assert len(kept) <= len(methods) <= 2 * timer_thread.MANY
+
+
+def test_a_caller_who_has_gone_meanwhile_does_not_keep_the_others_from_being_woken() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        gone, there = loop.create_future(), loop.create_future()
+        gone.cancel()
+        wakers._wake_each(loop, [gone, there])
+        assert there.done()
+
+    asyncio.run(main())

@@ -19,6 +19,8 @@ from batched._batcher import Options
 from batched._collate.settings import FeatureSettings
 from batched._core.policy import BatchPolicy
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]

@@ -20,24 +20,11 @@ import batched
 from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
 from batched._runtime.thread import ThreadRuntime, _Bell
-from stage import BOUND, wait_until
+from stage import BOUND, Gate, wait_until
 
 
 def echo(items: list[Any]) -> list[Any]:
     return items
-
-
-class Gate:
-    """A batch function that waits to be let through, and tells that it was entered."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.entered = threading.Event()
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        self.entered.set()
-        assert self.opened.wait(BOUND)
-        return items
 
 
 @pytest.mark.parametrize(

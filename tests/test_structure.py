@@ -75,6 +75,7 @@ def imports(module: str) -> set[str]:
     return found
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_one_way(module: str) -> None:
     for imported in imports(module):
@@ -82,6 +83,7 @@ def test_imports_point_one_way(module: str) -> None:
             assert layer(imported) <= layer(module), f"{module} imports {imported}"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("batched._core")])
 def test_the_core_is_pure(module: str) -> None:
     outside = {name.split(".")[0] for name in imports(module)} - {"batched"}

@@ -13,24 +13,20 @@ from .length_index import LengthIndex
 from .request import Request, Slice
 
 
-def form_batch(
-    leader: Request, group: Group, capacity: Capacity, small: bool
-) -> tuple[list[Slice], int, int]:
-    """Slices of a batch, the number of items in them, and the length of the longest.
-
-    `small`: the leader is a small call.
-    """
+def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[Slice], int, int]:
+    """Slices of a batch, the number of items in them, and the length of the longest."""
     if leader.lengths is None:
-        return in_order(leader, group, capacity.most(0) if capacity.varies else capacity.batch_size)
+        return fill_in_order(leader, group, capacity.most(0))
     longest, size = group.longest, group.waiting
-    group.lengths_changed()
+    group.forget_longest()
+    # the padding is at most longest * (size - 1)
     if size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
-        return everything(leader, group), size, longest
-    builder = pack_by_length(leader, group, capacity, small=small)
+        return take_all(leader, group), size, longest
+    builder = pack_by_length(leader, group, capacity)
     return builder.slices, builder.size, builder.longest
 
 
-def in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int, int]:
+def fill_in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int, int]:
     """Batch of at most `room` items without lengths: the leader, the group's small calls, its large
     ones, each class first come, first served.
     """
@@ -50,8 +46,8 @@ def in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int
     return slices, room - left, 0
 
 
-def everything(leader: Request, group: Group) -> list[Slice]:
-    """Slices of all that waits in the group, in the same order."""
+def take_all(leader: Request, group: Group) -> list[Slice]:
+    """Slices of all that waits in the group: the leader, the small calls, the large ones."""
     others = [request for request in group if request is not leader]
     return [
         (request, start, stop)
@@ -60,12 +56,10 @@ def everything(leader: Request, group: Group) -> list[Slice]:
     ]
 
 
-def pack_by_length(
-    leader: Request, group: Group, capacity: Capacity, *, small: bool
-) -> BatchBuilder:
-    """Batch of items of like lengths; `small`: the leader is a small call.
+def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBuilder:
+    """Batch of items of like lengths.
 
-    A cell is one unit of length of one item, padding included.
+    For cells see `Capacity`.
 
     1. A small leader takes what waits of it, as far as that fits. The rest of the room goes to the
        run in which its longest item stands: the items of the small calls next in line are cut from
@@ -81,12 +75,12 @@ def pack_by_length(
        No more padding than that comes with 3, either.
     """
     builder = BatchBuilder(leader, capacity)
-    if small:
+    if leader.small:
         short = builder.add_run_of(leader, group.length_index(capacity.batch_size))
     else:
         room = min(leader.size - leader.dispatched, builder.room)
         lengths = [leader.longest] if room == 1 else leader.waiting_lengths(room)
-        _, high = split_run(lengths, 0, capacity.batch_in_cells)
+        _, high = trim_run(lengths, 0, capacity.batch_in_cells)
         short = high < room
         builder.add(leader, 0, high)
         if builder.room and not short:
@@ -99,7 +93,7 @@ def pack_by_length(
     return builder
 
 
-def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
+def trim_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
     """Begin and end of that part of a run that holds the item at `at`, cut as long as that pays.
 
     `lengths` are those of the run, longest first.
@@ -124,14 +118,16 @@ def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, 
 class BatchBuilder:
     """Batch of which the items are being picked."""
 
-    __slots__ = ("_capacity", "_cells", "longest", "size", "slices")
+    __slots__ = ("_capacity", "_padding_left", "longest", "size", "slices")
 
     def __init__(self, leader: Request, capacity: Capacity) -> None:
         self.slices: list[Slice] = []
         self.size = 0  # items in the slices
         self.longest = leader.longest  # the length of the longest of them
         self._capacity = capacity
-        self._cells = capacity.batch_in_cells  # of padding that may come with what fills it up
+        self._padding_left = (
+            capacity.batch_in_cells
+        )  # of padding that may come with what fills it up
 
     @property
     def room(self) -> int:
@@ -144,6 +140,7 @@ class BatchBuilder:
 
     def add(self, request: Request, low: int, high: int) -> None:
         """Adds the waiting items of `request` ranked `low` to `high` (exclusive)."""
+        # a request that leaves whole needs no spans: nobody asks for them again
         spans = [(0, high)] if high - low == request.size else request.remaining.cut(low, high)
         self.slices += [(request, start, stop) for start, stop in spans]
         self.size += high - low
@@ -151,13 +148,13 @@ class BatchBuilder:
     def add_run_of(self, leader: Request, index: LengthIndex) -> bool:
         """Adds the run of a small leader; True if it was cut short."""
         first = leader.remaining.spans[0][0]
-        at = index.index(leader, first)
-        low = index.run(at, self._capacity)
+        at = index.find_place(leader, first)
+        low = index.find_run(at, self._capacity)
         lengths = index.lengths(low, low + self._capacity.most(index.length(low)))
-        begin, end = split_run(lengths, at - low, self._cells)
+        begin, end = trim_run(lengths, at - low, self._padding_left)
         short = end - begin < len(lengths)
         low, high = low + begin, low + end
-        others = high - low - index.count(leader, low, high) if short else 0
+        others = high - low - index.count_of(leader, low, high) if short else 0
         self.add(leader, 0, min(leader.size - leader.dispatched, self.room))
         index.take_of(leader, first, self.slices[-1][2] - 1)
         while low < at and not self.fits(index.length(low)):
@@ -171,8 +168,8 @@ class BatchBuilder:
     def add_nearest_small(self, index: LengthIndex) -> None:
         """Adds items of small calls."""
         low = at = index.not_longer(self.longest)
-        high = at + self._affordable(index.lengths(at, at + self.room))
-        while low and self._stretches(index.length(low - 1), high - low + 1):
+        high = at + self._pay_padding_of(index.lengths(at, at + self.room))
+        while low and self._pay_stretch_to(index.length(low - 1), high - low + 1):
             low -= 1
             self.longest = index.length(low)
         self._take(index, low, high)
@@ -184,34 +181,34 @@ class BatchBuilder:
         position = bisect_left(lengths, -self.longest, key=neg)
         low = request.remaining.rank(position)
         high = min(low + self.room, request.size - request.dispatched)
-        if self._cells < math.inf:
-            high = low + self._affordable(request.waiting_lengths(high)[low:])
+        if self._padding_left < math.inf:
+            high = low + self._pay_padding_of(request.waiting_lengths(high)[low:])
         for longer in request.remaining.before(position):
-            if not self._stretches(lengths[longer], high - low + 1):
+            if not self._pay_stretch_to(lengths[longer], high - low + 1):
                 break
             low -= 1
             self.longest = lengths[longer]
         if low < high:
             self.add(request, low, high)
 
-    def _affordable(self, lengths: list[int]) -> int:
+    def _pay_padding_of(self, lengths: list[int]) -> int:
         """Number of the first of `lengths`, longest first and none longer than the batch, that may
         be padded to it.
         """
         for number, length in enumerate(lengths):
-            if self.longest - length > self._cells:
+            if self.longest - length > self._padding_left:
                 return number
-            self._cells -= self.longest - length
+            self._padding_left -= self.longest - length
         return len(lengths)
 
-    def _stretches(self, length: int, more: int) -> bool:
+    def _pay_stretch_to(self, length: int, more: int) -> bool:
         """Whether `more` items fit of which the longest is longer than the batch is now, so that
         all are padded to it.
         """
         padding = (length - self.longest) * (self.size + more - 1)
-        if padding > self._cells or not self.fits(length, more):
+        if padding > self._padding_left or not self.fits(length, more):
             return False
-        self._cells -= padding
+        self._padding_left -= padding
         return True
 
     def _take(self, index: LengthIndex, low: int, high: int) -> None:

@@ -9,7 +9,7 @@ from .cost import Cost
 
 PATIENCE: Final = 128
 """Batches that must reach a ceiling before it is raised: at most one in so many fails for it."""
-LONGEST_PATIENCE: Final = 2**14
+MOST_PATIENCE: Final = 2**14
 """Where the patience with a ceiling that fails whenever it is raised stops doubling."""
 STEP: Final = 8
 """A ceiling is raised by one part in this many, at least by one item."""
@@ -28,28 +28,28 @@ class Ceiling:
         self._reached = 0  # batches that reached `most` since it was set or raised
         self._patience = PATIENCE  # batches that must reach it before it is raised
 
-    def fit(self, size: int, item: int) -> None:
-        """Notes that a batch of that size fitted, to which its longest item adds `item`."""
+    def note_fitted(self, size: int, step: int) -> None:
+        """Notes that a batch of that size fitted; one more item would have added `step`."""
         if size > self.fitted:
             self.fitted = size
-        if size + item <= self.most:
-            return
+        if size + step <= self.most:
+            return  # it did not reach the ceiling
         self._reached += 1
         if self._reached >= self._patience:
-            if self._held:
+            if self._held:  # the raise before this one has held
                 self._patience = PATIENCE
             self._held, self._reached = self.most, 0
-            self.most += max(item, self.most // STEP)
-            if self.most >= self._failed:
+            self.most += max(step, self.most // STEP)
+            if self.most >= self._failed:  # all that ever failed is allowed again
                 self.most, self._held, self._failed = math.inf, 0.0, 0
 
-    def fail(self, size: int, half: int) -> None:
+    def note_failed(self, size: int, half: int) -> None:
         """Notes that a batch of that size failed, whose larger half is of size `half`."""
         if size <= self.fitted:
             self.fitted = 0
         most: float = max(half, self.fitted)
-        if 0 < self._held < size <= self.most:
-            most, self._patience = self._held, min(2 * self._patience, LONGEST_PATIENCE)
+        if 0 < self._held < size <= self.most:  # the raise was wrong: back, and be slower
+            most, self._patience = self._held, min(2 * self._patience, MOST_PATIENCE)
         self._failed = max(self._failed, size)
         if most < self.most:
             self.most, self._held, self._reached = most, 0.0, 0
@@ -64,7 +64,7 @@ class Capacity:
     errors teach:
 
     1. Where as many cells have fitted with fewer items, items are to blame, else cells. The ceiling
-       is set to half of what failed, or to the most that is known to have fitted.
+       is set to half of what failed or, if that is more, to the most that is known to have fitted.
     2. Memory may be freed by others. Once `PATIENCE` batches have reached a ceiling it is raised by
        an eighth; once it allows again all that ever failed, it is dropped.
     3. A raise that fails is taken back, and the patience doubles. So a function that never fits
@@ -89,14 +89,14 @@ class Capacity:
         if not self.varies:
             return self.batch_size
         cells = min(self._budget, self._cells.most)
-        return int(max(1, min(self.batch_size, self._items.most, cells // (longest or 1))))
+        return int(max(1, min(self.batch_size, self._items.most, cells / (longest or 1))))
 
     def fitted(self, items: int, longest: int) -> None:
         """Notes that a batch ran, of so many items and with the longest of that length."""
         width = longest or 1
         if self.varies or items > self._items.fitted or items * width > self._cells.fitted:
-            self._items.fit(items, 1)
-            self._cells.fit(items * width, width)
+            self._items.note_fitted(items, 1)
+            self._cells.note_fitted(items * width, width)
             self.varies = min(self._budget, self._items.most, self._cells.most) < math.inf
 
     def too_big(self, items: int, longest: int) -> None:
@@ -105,7 +105,7 @@ class Capacity:
             return  # there is nothing smaller to try
         width, half = longest or 1, (items + 1) // 2
         if self._items.fitted < items and items * width <= self._cells.fitted:
-            self._items.fail(items, half)
+            self._items.note_failed(items, half)
         else:
-            self._cells.fail(items * width, half * width)
+            self._cells.note_failed(items * width, half * width)
         self.varies = True

@@ -18,9 +18,11 @@ MAX_INFORMATION: Final = 10
 that becomes another one is learned anew.
 """
 ENOUGH: Final = 8
-"""Batches from which on their cost may be trusted."""
+"""Batches before the line may be trusted."""
 EXPLAINED: Final = 2
-"""Times the mean square error, for sizes to explain the spread of times."""
+"""The line is trusted once the squared spread of times about their mean is so many times that about
+the line.
+"""
 LEAST_FIXED: Final = 0.05
 """Part of a batch's time that is taken not to depend on its size, at least."""
 
@@ -45,15 +47,15 @@ class Cost:
         if self._batches == 1:
             self._n, self._s = float(n), s
             return
-        more, longer = n - self._n, s - self._s
-        if more:
+        dn, ds = n - self._n, s - self._s
+        if dn:
             known = min(self._information, MAX_INFORMATION * self._n**2)
-            self._information = known + more**2
-            self._b += more * (longer - self._b * more) / self._information
-        self._spread += (longer**2 - self._spread) / self._batches
-        self._error += ((longer - self._b * more) ** 2 - self._error) / self._batches
-        self._n += more / self._batches
-        self._s += longer / self._batches
+            self._information = known + dn**2
+            self._b += dn * (ds - self._b * dn) / self._information
+        self._spread += (ds**2 - self._spread) / self._batches
+        self._error += ((ds - self._b * dn) ** 2 - self._error) / self._batches
+        self._n += dn / self._batches
+        self._s += ds / self._batches
 
     def estimate(self) -> tuple[float, float, float]:
         """s, a and b; all 0 before the first batch."""

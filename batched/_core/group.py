@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 from itertools import chain
 
 from .length_index import LengthIndex
+from .linger import NEVER
 from .request import Request
 
 Queue = deque[Request]
@@ -19,7 +20,16 @@ Its first one waits. Of the others some may have left (`queued_in` is None), unt
 class Group:
     """Small and large requests that may share a batch, and what is known of them together."""
 
-    __slots__ = ("_length_index", "_longest", "begun", "key", "large", "small", "waiting")
+    __slots__ = (
+        "_length_index",
+        "_longest",
+        "begun",
+        "held_since",
+        "key",
+        "large",
+        "small",
+        "waiting",
+    )
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
@@ -27,6 +37,7 @@ class Group:
         self.large: Queue = deque()
         self.waiting = 0  # items not yet handed out
         self.begun = 0  # requests of which a part was handed out
+        self.held_since = NEVER  # when it was first held though a worker was free (s)
         self._length_index: LengthIndex | None = None  # None until it is needed
         self._longest: int | None = 0  # see `longest`; None: to be looked up
 
@@ -46,21 +57,21 @@ class Group:
             self._longest = max([request.longest for request in self])
         return self._longest
 
-    def add(self, request: Request, *, small: bool) -> None:
+    def add(self, request: Request) -> None:
         """Queues a request."""
-        (self.small if small else self.large).append(request)
+        (self.small if request.small else self.large).append(request)
         if request.lengths is not None:
             if self._longest is not None:
                 self._longest = max(self._longest, request.lengths[0])
-            if self._length_index is not None and small:
+            if self._length_index is not None and request.small:
                 self._length_index.add(request)
         self.waiting += request.size
         request.queued_in = self  # last: from now on it is there
 
-    def withdraw(self, request: Request, *, small: bool) -> None:
+    def withdraw(self, request: Request) -> None:
         """Takes out what still waits of a request."""
         self._longest = None
-        if self._length_index is not None and small:
+        if self._length_index is not None and request.small:
             self._length_index.discard(request)
         self.waiting -= request.size - request.dispatched
         self.begun -= request.dispatched > 0
@@ -74,15 +85,13 @@ class Group:
         self._length_index.fill()
         return self._length_index
 
-    def lengths_changed(self) -> None:
+    def forget_longest(self) -> None:
         """Notes that items leave with a batch."""
         self._longest = None
 
     def tidy(self) -> None:
-        """Drops requests that have left: those before the first that waits, and all once they are
-        more than the items that wait.
-
-        Dropping each at once would take a search; this takes a few steps for each.
+        """Drops requests that have left: those before the first that waits at once, the others when
+        most of the queue has left. Dropping each at once would take a search.
         """
         for queue in self.small, self.large:
             if not self.waiting:
@@ -90,7 +99,7 @@ class Group:
             while queue and queue[0].queued_in is None:
                 queue.popleft()
             if len(queue) > 2 * self.waiting:
-                # never out of the queue while they wait, for a signal may break in
+                # by rotating: what waits is in the queue at every moment, for a signal may break in
                 for _ in range(len(queue)):
                     if queue[0].queued_in is None:
                         queue.popleft()

@@ -22,7 +22,10 @@ is new (measured).
 """
 
 Entry = tuple[int, int, int, Request]
-"""Minus the length of an item, the number of its request, its position there, and the request."""
+"""Minus the length of an item, the number of its request, its position there, and the request.
+
+The number and the position are unique together, so that requests are never compared.
+"""
 
 
 class LengthIndex:
@@ -65,11 +68,11 @@ class LengthIndex:
         """Lengths of the items from `low` to `high` (exclusive), as far as there are so many."""
         return [-entry[0] for entry in self._entries[low:high]]
 
-    def count(self, request: Request, low: int, high: int) -> int:
+    def count_of(self, request: Request, low: int, high: int) -> int:
         """Number of items of `request` from `low` to `high` (exclusive)."""
         return sum([entry[3] is request for entry in self._entries[low:high]])
 
-    def index(self, request: Request, position: int) -> int:
+    def find_place(self, request: Request, position: int) -> int:
         """Place of the waiting item at `position` of `request`."""
         assert request.lengths is not None
         return bisect_left(self._entries, (-request.lengths[position], request.number, position))
@@ -78,7 +81,7 @@ class LengthIndex:
         """Place of the first item that is not longer than `length`."""
         return bisect_left(self._entries, (-length,))
 
-    def run(self, at: int, capacity: Capacity) -> int:
+    def find_run(self, at: int, capacity: Capacity) -> int:
         """Place where the run begins that holds the item at `at`, as large as its first item
         allows.
         """
@@ -98,7 +101,7 @@ class LengthIndex:
 
     def take_of(self, request: Request, first: int, last: int) -> None:
         """Takes out the items of `request` from position `first` to `last` (inclusive)."""
-        low, high = self.index(request, first), self.index(request, last) + 1
+        low, high = self.find_place(request, first), self.find_place(request, last) + 1
         self._entries[low:high] = [
             entry for entry in self._entries[low:high] if entry[3] is not request
         ]

@@ -29,6 +29,7 @@ class Request:
     order: list[int] | None = None  # where each item stood in the call, if sorted by length
     arrived: float = 0.0  # when the scheduler got it (s)
     number: int = 0  # in the order of all requests that came to the queue
+    small: bool = False  # of those that go first
     queued_in: Group | None = None  # where it waits; None before and after
     dispatched: int = 0  # items handed out in batches so far
     answered: int = 0  # items that have a result

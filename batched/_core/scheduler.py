@@ -35,7 +35,9 @@ The rules, in the order in which they are applied:
 8. A call of which nothing has left `queue_timeout_ms` after its arrival, in the queue or blocked,
    expires.
 
-Times are seconds on whichever clock the caller passes as `now`.
+Times are seconds on whichever clock the caller passes as `now`. A signal handler may raise between
+any two statements, where a loop runs the scheduler in the main thread: so the order of some of them
+keeps a request somewhere at every moment, which their comments say.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Scheduler:
         self._most_running = policy.max_concurrent_batches + policy.prefetch  # batches
         self._most_waiting = policy.max_queue_size or math.inf  # items
         self._small_size = policy.small_batch_threshold  # items of a call
-        self._patience = policy.queue_timeout  # of a call that waits (s); None: endless
+        self._queue_timeout = policy.queue_timeout or NEVER  # (s)
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # what waits in the queue; never an empty group
@@ -90,7 +92,7 @@ class Scheduler:
         self.has_room = True  # for one more batch to run, or to be made ready
         self._free_since = AT_ONCE  # since when a batch may run (s)
         self._undecided = False  # what waits might leave now, and the rule was not told
-        self._ended = False  # batches have, since the rule last learned
+        self._news = False  # a batch has ended since the rule last learned
         self.draining = False  # nothing is held any more; set by the runtime
 
     def __iter__(self) -> Iterator[Request]:
@@ -104,7 +106,7 @@ class Scheduler:
 
     def admits(self, request: Request) -> bool:
         """Whether `request` would enter the queue at once."""
-        return not self._blocked and self._has_room_for(request)
+        return not self._blocked and self._fits_queue(request)
 
     def submit(self, request: Request, now: float, *, from_event_loop: bool = False) -> None:
         """Queues `request`, or blocks it while there is no room.
@@ -113,7 +115,7 @@ class Scheduler:
         looks.
         """
         request.arrived = now
-        if self._patience is not None:
+        if self._queue_timeout < NEVER:
             self._expiring[request] = None
         if not self.admits(request):
             self._blocked[request] = None
@@ -122,7 +124,7 @@ class Scheduler:
         rule = self._rule
         rule.arrived(group.key, request.size, now)
         alone = group.waiting == request.size < self.capacity.batch_size
-        if alone and self.has_room and not self._ended:
+        if alone and self.has_room and not self._news:
             if from_event_loop:
                 self._undecided = True
             else:
@@ -130,25 +132,25 @@ class Scheduler:
 
     def cancel(self, request: Request) -> bool:
         """Takes out what still waits of `request`; True if none of it was ever handed out."""
+        self._expiring.pop(request, None)  # first: a signal must not leave it to expire again
         group = request.queued_in
         if group is not None:
             self._rule.note_outstanding(self.waiting + self.in_flight)
             self.waiting -= request.size - request.dispatched
-            group.withdraw(request, small=request.size <= self._small_size)
+            group.withdraw(request)
             self._tidy(group)
         elif request in self._blocked:
             del self._blocked[request]
         else:
             return False
-        self._expiring.pop(request, None)
         self._admit()
         return request.dispatched == 0
 
     def next_expiry(self) -> float:
         """Moment from which `expire` finds something; infinite if time alone changes nothing."""
-        if not self._expiring or self._patience is None:
-            return NEVER
-        return next(iter(self._expiring)).arrived + self._patience
+        for request in self._expiring:
+            return request.arrived + self._queue_timeout
+        return NEVER
 
     def expire(self, now: float) -> list[Request]:
         """Takes out the requests that have waited too long, and returns them."""
@@ -162,12 +164,13 @@ class Scheduler:
         """The next batch, or None while there is none to run yet: see `next_deadline`."""
         if not self.has_room:
             return None
-        if self._ended or self._undecided:
+        if self._news or self._undecided:
             self._learn(now)
         leader = self._choose_leader(now)
         if leader is None:
             return None
         batch = self._form(leader, now)
+        # leading spends it; what still waits earns with this very batch
         self._credit = QUANTUM + (0.0 if leader is self._oldest_large else self._credit)
         if self._expiring:
             for request, _, _ in batch.slices:
@@ -185,8 +188,8 @@ class Scheduler:
         return min(map(self.ready_at, self._groups.values()), default=NEVER)
 
     def return_time(self, now: float) -> float:
-        """Until when those who come back after a batch are held; infinite if that is over, or
-        nothing is held.
+        """Moment until which an idle worker should stay awake for callers who come back, so that
+        they need not ring it; infinite if that is over, or nothing is held.
         """
         if self.draining or not self._rule.holds:
             return NEVER
@@ -198,7 +201,7 @@ class Scheduler:
         batch.ended = now
         seconds = now - batch.started
         self._rule.finished(batch.size, seconds, self.waiting + self.in_flight)
-        self._ended = True
+        self._news = True
         if not self.has_room:
             self._free_since = now
             self._undecided = True
@@ -209,20 +212,20 @@ class Scheduler:
             self.capacity.fitted(batch.size, batch.longest)
         for items, longest in batch.too_big:
             self.capacity.too_big(items, longest)
-        # where the time is that of the function
+        # where the time is that of one call; with prefetch it includes the wait for a worker
         if batch.longest and batch.attempts == 1 and not self.policy.prefetch:
             self.capacity.cost.add(batch.size * batch.longest, seconds)
 
     def ready_at(self, group: Group | None) -> float:
-        """Moment from which `group` may leave; while requests are blocked (group None), any may."""
+        """Moment from which `group` may leave; None (a request was blocked): any may, at once."""
         rule = self._rule
         if group is None or group.begun or self.draining or not rule.holds:
             return AT_ONCE
         if self.waiting + self.in_flight >= rule.expected or self._is_full(group):
             return AT_ONCE
-        return rule.until(group.oldest, self._free_since)
+        return rule.until(group.oldest, min(group.held_since, self._free_since))
 
-    def _has_room_for(self, request: Request) -> bool:
+    def _fits_queue(self, request: Request) -> bool:
         return not self.waiting or self.waiting + request.size <= self._most_waiting
 
     def _enqueue(self, request: Request) -> Group:
@@ -231,23 +234,25 @@ class Scheduler:
             group = self._groups[request.group_key] = Group(request.group_key)
         self._numbers += 1
         request.number = self._numbers
+        request.small = request.size <= self._small_size
         self.waiting += request.size
-        group.add(request, small=request.size <= self._small_size)
+        group.add(request)
         return group
 
     def _admit(self) -> None:
         """Queues as many blocked requests as there is room for."""
         while self._blocked:
             request = next(iter(self._blocked))
-            if not self._has_room_for(request):
+            if not self._fits_queue(request):
                 return
-            self._enqueue(request)
+            if request.queued_in is None:  # else a signal broke in before the next line
+                self._enqueue(request)
             self.admitted[request] = None
             del self._blocked[request]  # last: it is somewhere if a signal breaks in
 
     def _learn(self, now: float) -> None:
         """Has the rule learn, and tells it of a decision point if what waits need not leave now."""
-        self._ended = False
+        self._news = False
         for group in self._groups.values():
             if group.begun or group.waiting >= self.capacity.batch_size:
                 return
@@ -277,6 +282,8 @@ class Scheduler:
                     small = group.small[0]
                 if group.large and (large is None or group.large[0].number < large.number):
                     large = group.large[0]
+            else:  # counted from now on, whatever others do: none is held for ever behind them
+                group.held_since = min(group.held_since, self._free_since)
         if large is not self._oldest_large:
             self._oldest_large, self._credit = large, 0.0
         return small if large is None or (small is not None and not self._is_due(large)) else large
@@ -297,8 +304,7 @@ class Scheduler:
             reason = "drain"
         else:
             reason = "eager" if group.begun else self._rule.reason
-        small = leader.size <= self._small_size
-        slices, size, longest = form_batch(leader, group, self.capacity, small)
+        slices, size, longest = form_batch(leader, group, self.capacity)
         batch = Batch(slices, size, reason, now, longest)
         # first, so that what is handed out is somewhere if a signal breaks in
         self.running[batch] = None
@@ -306,6 +312,7 @@ class Scheduler:
         self.in_flight += size
         self.waiting -= size
         group.waiting -= size
+        group.held_since = NEVER
         left = False
         waits: list[float] = []
         for request, start, stop in slices:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from batched._core.capacity import LONGEST_PATIENCE, PATIENCE, Capacity
+from batched._core.capacity import MOST_PATIENCE, PATIENCE, Capacity
 
 Memory = Callable[[int, int], bool]  # whether so many items fit, the longest of that length
 
@@ -260,7 +260,7 @@ def test_a_raise_that_fails_is_taken_back_and_the_patience_doubles(
         else:
             full += 1
     assert between == [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 16384, 16384]
-    assert between[-1] == LONGEST_PATIENCE
+    assert between[-1] == MOST_PATIENCE
 
 
 def test_a_raise_that_fails_costs_the_raise_and_not_half() -> None:

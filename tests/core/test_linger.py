@@ -279,6 +279,33 @@ def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
     assert waits[EPOCHS + 1 :] == [0.0] * (len(waits) - EPOCHS - 1)
 
 
+# ---------------------------------------------------------------- several groups
+
+
+def test_a_group_that_is_held_does_not_wait_for_ever_behind_one_that_is_always_full() -> None:
+    """Callers of one group have taught that waiting pays; then they are more than a batch holds,
+    and somebody calls with other arguments.
+    """
+    scheduler = Scheduler(BatchPolicy(batch_size=8))
+    closed_loop(scheduler, 12, 60, fixed=0.006, gap=1e-4)
+    now = 1e3
+    while (batch := scheduler.take(now)) is not None:
+        scheduler.finished(batch, now)
+    for _ in range(40):
+        scheduler.submit(Request([0], 1, "g"), now)
+    late = Request([0], 1, "other")
+    scheduler.submit(late, now)
+    batch = scheduler.take(now)
+    for _ in range(12):
+        assert batch is not None
+        now += 0.006
+        scheduler.finished(batch, now)
+        back, batch = batch.size, scheduler.take(now)  # before those callers come back
+        for _ in range(back):
+            scheduler.submit(Request([0], 1, "g"), now + 1e-4)
+    assert late.dispatched
+
+
 # ---------------------------------------------------------------- whatever happens
 
 
@@ -293,6 +320,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.once
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(
     steps, st.sampled_from([0.01, 1.0, 5.0, 1000.0]), st.integers(1, 2), st.sampled_from([1, 4, 16])

@@ -25,6 +25,8 @@ from policy import (
 )
 from virtual_time import Model, at_random, batches, in_bursts
 
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured")]
+
 LONG, EVEN, SHORT, COMPUTE_BOUND = MODELS
 """Batch of n: 5 + 0.05 n, 2 + 0.2 n, 1 + 0.02 n and 0.2 + n milliseconds."""
 AT_ONCE, SLOWLY, THINKING, THINKING_LONG = WAYS

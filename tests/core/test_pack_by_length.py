@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -14,47 +14,14 @@ import pytest
 from batched._core.capacity import PATIENCE
 from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE
-from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
+from scheduling import all_ran, departure, ran, scheduler, submitted
 
 
 def call(*lengths: int, group: Hashable = "g") -> Request:
     """A call of items of these lengths, which are given longest first."""
     assert list(lengths) == sorted(lengths, reverse=True)
     return Request(list(lengths), len(lengths), group, waker=None, lengths=list(lengths))
-
-
-def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
-    return Scheduler(BatchPolicy(batch_size=batch_size, **settings))
-
-
-def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
-    """When what `request` waits with may leave, after it was submitted."""
-    of.submit(request, now)
-    return of.ready_at(request.queued_in)
-
-
-def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
-    for request in requests:
-        to.submit(request, now)
-
-
-def ran(of: Scheduler, now: float = 0.0, *, too_big: Sequence[tuple[int, int]] = ()) -> Batch:
-    """The next batch, after it has run."""
-    batch = of.take(now)
-    assert batch is not None
-    batch.too_big = too_big
-    of.finished(batch, now)
-    return batch
-
-
-def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
-    """All that can leave, one batch after another."""
-    batches: list[Batch] = []
-    while (batch := of.take(now)) is not None:
-        of.finished(batch, now)
-        batches.append(batch)
-    return batches
 
 
 def lengths(batch: Batch) -> list[int]:
@@ -102,7 +69,7 @@ def test_a_batch_without_lengths_has_no_longest_item() -> None:
     busy = scheduler()
     submitted(busy, Request([0], 1, "g", waker=None))
     batch = ran(busy)
-    assert (batch.longest, batch.too_big, batch.probes, batch.cells, batch.padding) == (
+    assert (batch.longest, list(batch.too_big), batch.probes, batch.cells, batch.padding) == (
         0,
         [],
         0,
@@ -383,6 +350,7 @@ def test_other_large_calls_come_last_beside_a_large_leader() -> None:
     assert third.dispatched == 0
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     ("size", "budget"), [(4, None), (16, None), (4, 300), (16, 500), (4, 100), (16, 50)]
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -20,6 +21,8 @@ from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE, NEVER
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
+
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured"), pytest.mark.timeout(300)]
 
 SETTINGS = settings(max_examples=120, stateful_step_count=40, derandomize=True, deadline=None)
 """The same histories in every run; some seconds."""

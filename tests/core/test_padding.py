@@ -17,6 +17,8 @@ import pytest
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
 
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured")]
+
 Backlog = list[list[int]]  # the lengths of the items of each call
 SIZE = 32
 SEEDS = range(50)

@@ -5,25 +5,10 @@ literal number of seconds.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from batched._core.linger import AT_ONCE, NEVER
-from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
-
-
-def call(size: int = 1, group: str = "g") -> Request:
-    return Request(list(range(size)), size, group, waker=None)
-
-
-def scheduler(**settings: Any) -> Scheduler:
-    return Scheduler(BatchPolicy(**{"batch_size": 4, **settings}))
-
-
-def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
-    """When what `request` waits with may leave, after it was submitted."""
-    of.submit(request, now)
-    return of.ready_at(request.queued_in)
+from scheduling import call, departure, ran, scheduler
 
 
 def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
@@ -31,13 +16,6 @@ def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
     for request in requests:
         to.submit(request, now)
     return requests
-
-
-def ran(of: Scheduler, now: float = 0.0) -> Batch:
-    batch = of.take(now)
-    assert batch is not None
-    of.finished(batch, now)
-    return batch
 
 
 def requests_of(batch: Batch) -> list[Request]:

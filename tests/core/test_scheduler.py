@@ -6,61 +6,21 @@ import contextlib
 import gc
 import math
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 
 from batched._core.linger import AT_ONCE, NEVER
-from batched._core.policy import BatchPolicy, Flush
+from batched._core.policy import Flush
 from batched._core.scheduler import Batch, Request, Scheduler
+from scheduling import all_ran, call, departure, ran, scheduler, submitted, taken
 
 FLUSHES: tuple[Flush, ...] = ("auto", "eager", "window")
 
 
-def call(size: int = 1, group: Hashable = "g") -> Request:
-    return Request(list(range(size)), size, group, waker=None)
-
-
-def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
-    return Scheduler(BatchPolicy(batch_size=batch_size, **settings))
-
-
 def windowed(batch_size: int = 4, timeout_ms: float = 1000, **settings: Any) -> Scheduler:
     return scheduler(batch_size, flush="window", timeout_ms=timeout_ms, **settings)
-
-
-def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
-    """When what `request` waits with may leave, after it was submitted."""
-    of.submit(request, now)
-    return of.ready_at(request.queued_in)
-
-
-def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
-    for request in requests:
-        to.submit(request, now)
-
-
-def taken(of: Scheduler, now: float = 0.0) -> Batch:
-    batch = of.take(now)
-    assert batch is not None
-    return batch
-
-
-def ran(of: Scheduler, now: float = 0.0) -> Batch:
-    """The next batch, after it has run."""
-    batch = taken(of, now)
-    of.finished(batch, now)
-    return batch
-
-
-def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
-    """All that can leave, one batch after another."""
-    batches: list[Batch] = []
-    while (batch := of.take(now)) is not None:
-        of.finished(batch, now)
-        batches.append(batch)
-    return batches
 
 
 def contents(batch: Batch) -> list[tuple[Request, int, int]]:

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batched._core.linger import AT_ONCE, NEVER, FlushReason
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
+
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured"), pytest.mark.timeout(300)]
 
 SETTINGS = settings(max_examples=300, stateful_step_count=60, derandomize=True, deadline=None)
 """The same histories in every run; a few seconds."""

@@ -27,6 +27,8 @@ from virtual_time import (
     open_loop,
 )
 
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured")]
+
 EXACT = Model(5.0, 0.05, jitter=0.0)
 ONE_BY_ONE = Way(0.1, spread=0.0)
 SECONDS = 1e-3
