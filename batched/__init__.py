@@ -24,10 +24,11 @@ embed(["many", "texts"])
 # errors                     what calls raise besides the function's own exceptions
 # (errors.py)
 #
-# _core/     which items form the next batch, and when: pure, no clock
-# _collate/  items to the argument of the function, and its output to results
-# _runtime/  threads, event loops, and how callers wait
-# _intake.py, _batcher.py     what a caller passes; functions, settings, and what is behind each
+# _core/       which items form the next batch, and when: pure, no clock
+# _collate/    items to the argument of the function, and its output to results
+# _execution/  the calls of the function that one batch takes
+# _runtime/    threads, event loops, and how callers wait
+# _requests.py, _batcher.py   what a caller passes; functions, settings, and what is behind each
 # _batched.py, _decorator.py  what a decorated function can do, and how it is made
 # cli.py, _demo.py, _bench/   the command `batched`, or python -m batched
 

@@ -2,11 +2,12 @@
 
 BatchedError
 ├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as
-it was │   └── BatchSizeMismatch              it returned more or fewer results than it was given
-items ├── CollationError(ValueError)         features that make no batch ├── QueueFull(RuntimeError)
-there was no room in the queue, and the call was not to wait for it ├── QueueTimeout(TimeoutError)
-the call waited too long, and nothing of it was run └── BatcherClosed(RuntimeError)        the
-batcher was shut down before it could answer
+│   │                                  it was
+│   └── BatchSizeMismatch              it returned more or fewer results than it was given items
+├── CollationError(ValueError)         features that make no batch
+├── QueueFull(RuntimeError)            no room in the queue, and the call was not to wait for it
+├── QueueTimeout(TimeoutError)         the call waited too long, and nothing of it was run
+└── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
 """
 
 from __future__ import annotations

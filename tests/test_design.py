@@ -1,0 +1,128 @@
+"""The pages of docs/design/ are true: words, files, tests and letters are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from batched._core import cost, linger
+
+ROOT = Path(__file__).parent.parent
+CODE = ROOT / "batched"
+DESIGN = ROOT / "docs/design"
+PACKAGES = ("_core", "_collate", "_execution", "_runtime")
+
+Word = tuple[str, str]
+"""Path of a file, from `batched/` on, and a name in it."""
+
+
+def page(name: str) -> str:
+    return (DESIGN / name).read_text()
+
+
+def table(package: str) -> set[Word]:
+    """Every name in the table of a package in words.md, beside every file of its row."""
+    section = page("words.md").split(f"\n## `{package}`\n")[1].split("\n## ")[0]
+    return {
+        (f"{package}/{file}", name)
+        for row in re.findall(r"^\|(.*)\|$", section, re.MULTILINE)
+        for file in re.findall(r"`(.+?)`", row.split("|")[2])
+        for name in re.findall(r"`(.+?)`", row.split("|")[1])
+    }
+
+
+def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((CODE / package).rglob("*.py")):
+        yield str(path.relative_to(CODE)), ast.parse(path.read_text())
+
+
+def bound(body: list[ast.stmt]) -> set[str]:
+    """Names that functions, classes and assignments bind on the level of a module."""
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.If):
+            names |= bound(node.body)
+    return names
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_class_has_its_word(package: str) -> None:
+    classes = {
+        (path, node.name)
+        for path, tree in modules(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert classes
+    assert not classes - table(package)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_word_is_in_use(package: str) -> None:
+    names = {(path, name) for path, tree in modules(package) for name in bound(tree.body)}
+    assert not table(package) - names
+
+
+def test_the_layout_names_every_file_and_no_other() -> None:
+    layout = page("architecture.md").split("\n## Layout\n\n```text\n")[1].split("\n```\n")[0]
+    assert sorted(line.split()[0] for line in layout.splitlines()) == sorted(
+        str(path.relative_to(CODE))
+        for path in CODE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
+
+
+def test_every_guarantee_has_its_tests() -> None:
+    text = page("guarantees.md")
+    promises = re.findall(r"^- .*?(?=^- |^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert promises
+    for promise in promises:
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", promise)
+        assert tests, promise
+        for path, test in tests:
+            assert test in bound(ast.parse((ROOT / path).read_text()).body), f"{path}::{test}"
+
+
+@functools.cache
+def code_words() -> set[str]:
+    """Words of all code, its comments too, and the names of modules."""
+    paths = [
+        path for name in ("batched", "benchmarks", "tests") for path in (ROOT / name).rglob("*.py")
+    ]
+    texts = [f"{path.name} {path.read_text()}" for path in paths if path != Path(__file__)]
+    return set(re.findall(r"\w+", " ".join(texts)))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DESIGN.glob("*.md")))
+def test_names_on_the_pages_are_those_of_the_code(name: str) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page(name), flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`([A-Za-z_][\w.]*)`", prose):
+        assert set(code.split(".")) <= code_words(), code
+    for path in re.findall(r"`((?:tests|benchmarks)/[\w/.]+)", prose):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"`(_\w+/\w+\.py)`", prose):
+        assert (CODE / path).exists(), path
+
+
+@pytest.mark.parametrize(("heading", "module"), [("Hindsight", linger), ("Cost of a batch", cost)])
+def test_the_letters_of_the_flush_rule_are_those_of_the_code(
+    heading: str, module: ModuleType
+) -> None:
+    section = page("flush-rule.md").split(f"\n## {heading}\n")[1]
+    shown = section.split("```text\n")[1].split("```")[0]
+    said = textwrap.dedent(module.__doc__ or "")
+    assert {line for line in shown.splitlines() if line} <= set(map(str.strip, said.splitlines()))
+    letter = re.compile(r"^ *(\w) {3}\w", re.MULTILINE)
+    assert letter.findall(shown) == letter.findall(said) != []
