@@ -16,7 +16,7 @@ import numpy
 import pytest
 
 import batched
-from batched._execution.memory import free_cache, is_out_of_memory, without_frames
+from batched._execution.memory import drop_frames, free_cache, is_out_of_memory
 from feature_stage import Together
 
 FITS = 8
@@ -394,7 +394,7 @@ def test_frames_below_an_error_and_its_causes_are_let_go() -> None:
 
     with pytest.raises(RuntimeError) as caught:
         fail()
-    without_frames(caught.value)
+    drop_frames(caught.value)
     assert caught.value.__traceback__ is None
     assert caught.value.__cause__ is not None
     assert caught.value.__cause__.__traceback__ is None

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from .._batched import parts_of
+from .._batcher import BatchFunction
 from .._closed_loop import Calls, measure_calls
 from .advice import BatchTime
 from .target import AnyBatched, Target
@@ -45,12 +47,12 @@ def doublings(most: int) -> list[int]:
 
 
 class TimedFunction:
-    """Batch function of `batched` that is called `calls` times for each batch, and the times (s)
+    """Batch function that is called `calls` times for each batch, and the times (s)
     that this took.
     """
 
-    def __init__(self, batched: AnyBatched) -> None:
-        func: Callable[..., Any] = batched._function.func
+    def __init__(self, function: BatchFunction) -> None:
+        func = function.func
         self.calls = 1  # of the function for each batch
         self.seconds: list[float] = []  # of each call
 
@@ -73,7 +75,7 @@ class TimedFunction:
                 self._record(started)
             return output
 
-        self.func = timed_async if batched._function.coroutine else timed
+        self.func = timed_async if function.coroutine else timed
 
     def _record(self, started: float) -> None:
         self.seconds.append(max(time.perf_counter() - started, LEAST_TIME))
@@ -130,9 +132,10 @@ async def time_batches(
     Raises:
         argparse.ArgumentError: the function raised, or did not return one result per item.
     """
-    timed = TimedFunction(target.batched)
-    function = dataclasses.replace(target.batched._function, func=timed.func)
-    plain: AnyBatched = type(target.batched)(function, owner=target.batched._owner)
+    parts = parts_of(target.batched)
+    timed = TimedFunction(parts.function)
+    function = dataclasses.replace(parts.function, func=timed.func)
+    plain: AnyBatched = type(target.batched)(function, owner=parts.owner)
     # a batch of items of different length might be cut short; rows of features are padded before
     settings: Any = {"length": None}
     if target.takes_features:

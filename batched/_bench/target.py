@@ -92,7 +92,7 @@ class Target:
         if batch_size == 1:
             return "It needs no decorator."
         if self.decorated:
-            now = self.batched._function.options.policy.batch_size
+            now = self.batched.options["batch_size"]
             return f"In its decorator: batch_size={batch_size} (now {now})"
         where = "batched.aio" if isinstance(self.batched, AsyncBatched) else "batched"
         return f"Decorator: @{where}.dynamically(batch_size={batch_size})"

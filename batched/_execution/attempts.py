@@ -5,7 +5,7 @@ has no queue, waker, lock or clock: drivers stand around it. Its rules:
 
 1. The whole batch comes first.
 2. What fails with an error that `splits` (it ran out of memory) is cut in halves, and these again,
-   until they fit or are one item; nothing as long is tried with more items than such a half.
+   until they fit or are one item; no part with an item as long or longer is larger than such a half.
 3. What fails with an error that `isolates` is cut in halves, too, until the items that fail stand
    alone. So one bad item in 64 takes 13 calls.
 4. Any other error is the outcome of all slices of that attempt. A call of which a slice has failed
@@ -16,11 +16,12 @@ has no queue, waker, lock or clock: drivers stand around it. Its rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .._collate.collator import Call, Collator, ProbeNeeded
 from .._core.scheduler import Batch, Request, Slice
-from .memory import free_cache, without_frames
+from .memory import drop_frames, free_cache
 
 CallOutcome = tuple[Any, BaseException | None]
 """Output of one call of the batch function, or its error."""
@@ -42,7 +43,7 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
     slices, tried = batch.slices, 0  # what comes next, and the calls that it was in
     todo: list[tuple[list[Slice], int]] = []  # what comes after it
     done: list[tuple[Slice, Any, int]] = []
-    lost: dict[Request, BaseException] = {}  # requests that fail whatever becomes of the rest
+    lost: dict[Request, BaseException] = {}  # requests that have failed, and are not tried on
     results: Sequence[Any] = ()
     context: Any = None
     while True:
@@ -64,7 +65,7 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
         except ProbeNeeded as needed:
             probe = needed
         except BaseException as raised:
-            error = as_raised(raised)
+            error = trim_traceback(raised)
         output = None
         if probe is not None:
             try:
@@ -72,20 +73,22 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
             except GeneratorExit:
                 raise
             except BaseException as raised:
-                error = as_raised(raised)
+                error = trim_traceback(raised)
         if error is None:
             done += [(each, part, tried) for each, part in zip(slices, results, strict=True)]
         elif (size := _size(slices)) > 1 and splits(error):
-            without_frames(error)
+            drop_frames(error)
             error = None
-            free_cache()
+            with suppress(Exception):  # whatever passes for torch there
+                free_cache()
             batch.too_big = [*batch.too_big, (size, _longest(slices))]
-            todo.append((slices, tried))
+            todo.append((slices, tried))  # cut below, to what may fit by now
         elif size > 1 and isolates(error):
             error = None
             todo += [(half, tried) for half in reversed(_cut(slices, size // 2))]
         else:
             done += [(each, error, tried) for each in slices]
+            # one whose items were sorted goes on: an item that stood earlier may fail, too
             lost.update({request: error for request, _, _ in slices if request.order is None})
         slices = []
         while not slices:
@@ -132,15 +135,16 @@ def _probe(
             probe = needed
 
 
-def as_raised(error: BaseException) -> BaseException:
+def trim_traceback(error: BaseException) -> BaseException:
     """`error` with a traceback that begins in the user's code."""
     traceback = error.__traceback__
     return error.with_traceback(traceback.tb_next if traceback is not None else None)
 
 
 def _place(outcome: tuple[Slice, Any, int]) -> int:
-    request, start, _ = outcome[0]
-    return start if request.order is None else request.order[start]
+    """Place in the call of the first item of a slice."""
+    request, start, stop = outcome[0]
+    return start if request.order is None else min(request.order[start:stop])
 
 
 def _size(slices: list[Slice]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._collate.collator import Call, Collator
 from .._core.scheduler import Batch
-from .attempts import Attempts, CallOutcome, ErrorTest, Outcomes, as_raised, attempts
+from .attempts import Attempts, CallOutcome, ErrorTest, Outcomes, attempts, trim_traceback
 
 Prepared = tuple[Attempts, Call | None]
 """Attempts at a batch, and the first call to be made, if that is known already."""
@@ -32,9 +32,9 @@ def _end(outcomes: Outcomes) -> Attempts:
 class Execution:
     """A batch function, its collator, and the errors for which it is called again.
 
-    A batch that `splits` (it ran out of memory) is run in smaller ones; one that `isolates` is run
-    in halves to find the items that fail alone; what `ends_task` that awaits the function leaves
-    nobody to answer.
+    Of an error, `splits` tells whether to run smaller batches (memory ran out), `isolates` whether
+    to run halves, to find the items that fail alone, and `ends_task` whether the awaiting task was
+    cancelled, so that there is nobody to answer.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Execution:
                         args = owner, *args
                     outcome: CallOutcome = func(*args, **kwargs), None
                 except BaseException as raised:
-                    outcome = None, as_raised(raised)
+                    outcome = None, trim_traceback(raised)
                 del args, kwargs
                 call = steps.send(outcome)
                 del outcome  # the next attempt has all memory for itself
@@ -97,7 +97,7 @@ class Execution:
                 except BaseException as raised:
                     if self._ends_task(raised):
                         raise
-                    outcome = None, as_raised(raised)
+                    outcome = None, trim_traceback(raised)
                 del args, kwargs
                 call = steps.send(outcome)
                 del outcome

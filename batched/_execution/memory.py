@@ -32,7 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
 
 
-def without_frames(error: BaseException) -> None:
+def drop_frames(error: BaseException) -> None:
     """Lets go of the frames below `error`, and of the tensors in them."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
