@@ -5,7 +5,8 @@ has no queue, waker, lock or clock: drivers stand around it. Its rules:
 
 1. The whole batch comes first.
 2. What fails with an error that `splits` (it ran out of memory) is cut in halves, and these again,
-   until they fit or are one item; no part with an item as long or longer is larger than such a half.
+   until they fit or are one item; no part with an item as long or longer is tried with more items
+   than such a half.
 3. What fails with an error that `isolates` is cut in halves, too, until the items that fail stand
    alone. So one bad item in 64 takes 13 calls.
 4. Any other error is the outcome of all slices of that attempt. A call of which a slice has failed
