@@ -80,7 +80,7 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
     else:
         room = min(leader.size - leader.dispatched, builder.room)
         lengths = [leader.longest] if room == 1 else leader.waiting_lengths(room)
-        _, high = trim_run(lengths, 0, capacity.batch_in_cells)
+        _, high = split_run(lengths, 0, capacity.batch_in_cells)
         short = high < room
         builder.add(leader, 0, high)
         if builder.room and not short:
@@ -93,7 +93,7 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
     return builder
 
 
-def trim_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
+def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
     """Begin and end of that part of a run that holds the item at `at`, cut as long as that pays.
 
     `lengths` are those of the run, longest first.
@@ -151,7 +151,7 @@ class BatchBuilder:
         at = index.find_place(leader, first)
         low = index.find_run(at, self._capacity)
         lengths = index.lengths(low, low + self._capacity.most(index.length(low)))
-        begin, end = trim_run(lengths, at - low, self._padding_left)
+        begin, end = split_run(lengths, at - low, self._padding_left)
         short = end - begin < len(lengths)
         low, high = low + begin, low + end
         others = high - low - index.count_of(leader, low, high) if short else 0

@@ -65,7 +65,8 @@ class Execution:
         if prepared is None:
             prepared = attempts(batch, self.collator, self._splits, self._isolates), None
         steps, call = prepared
-        func, owner = self._func, batch.slices[0][0].owner
+        func, owner = self._func, batch.slices[0][0].owner  # a batch has one owner
+        outcome: CallOutcome | None = None
         try:
             call = call or next(steps)
             while True:
@@ -73,19 +74,22 @@ class Execution:
                 try:
                     if owner is not None:
                         args = owner, *args
-                    outcome: CallOutcome = func(*args, **kwargs), None
+                    outcome = func(*args, **kwargs), None
                 except BaseException as raised:
                     outcome = None, trim_traceback(raised)
                 del args, kwargs
                 call = steps.send(outcome)
-                del outcome  # the next attempt has all memory for itself
-        except StopIteration as end:  # errors among the outcomes hold this frame, which lets go
+                outcome = None  # the next attempt has all memory for itself
+        except StopIteration as end:
+            del prepared, steps, call, outcome  # an error holds this frame, which must not hold it
             return end.value  # type: ignore[no-any-return]  # of a generator
 
     async def run_async(self, batch: Batch) -> Outcomes:
         """Outcomes of `batch`, by awaiting the function here. Raises only what ends the task."""
         steps = attempts(batch, self.collator, self._splits, self._isolates)
         func, owner = self._func, batch.slices[0][0].owner
+        call: Call | None = None
+        outcome: CallOutcome | None = None
         try:
             call = next(steps)
             while True:
@@ -93,13 +97,14 @@ class Execution:
                 try:
                     if owner is not None:
                         args = owner, *args
-                    outcome: CallOutcome = await func(*args, **kwargs), None
+                    outcome = await func(*args, **kwargs), None
                 except BaseException as raised:
                     if self._ends_task(raised):
                         raise
                     outcome = None, trim_traceback(raised)
                 del args, kwargs
                 call = steps.send(outcome)
-                del outcome
+                outcome = None
         except StopIteration as end:
+            del steps, call, outcome
             return end.value  # type: ignore[no-any-return]  # of a generator

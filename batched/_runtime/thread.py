@@ -229,8 +229,8 @@ class _Bell:
 
 def _work(bell: _Bell) -> None:
     """What a worker does."""
-    enter_worker()
     try:
+        enter_worker()
         while (runtime := bell.wait()) is not None and runtime.serve(bell):
             del runtime
     except BaseException as error:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batched._core.batch_formation import trim_run
+from batched._core.batch_formation import split_run
 from batched._core.cost import ENOUGH, Cost
 from batched._core.policy import BatchPolicy
 from batched._core.request import Request
@@ -63,7 +63,7 @@ def test_a_part_holds_its_item_and_no_further_cut_pays(
 ) -> None:
     lengths.sort(reverse=True)
     at = data.draw(st.integers(0, len(lengths) - 1))
-    low, high = trim_run(lengths, at, batch_in_cells)
+    low, high = split_run(lengths, at, batch_in_cells)
     assert 0 <= low <= at < high <= len(lengths)
     of_part = lengths[low:high]
     assert all(saved(of_part, place) <= batch_in_cells for place in range(1, len(of_part)))
@@ -72,7 +72,7 @@ def test_a_part_holds_its_item_and_no_further_cut_pays(
 
 
 def test_nothing_is_cut_as_long_as_it_is_not_known_what_a_batch_costs() -> None:
-    assert trim_run([1000, 1, 1], 0, math.inf) == (0, 3)
+    assert split_run([1000, 1, 1], 0, math.inf) == (0, 3)
     fresh = Scheduler(BatchPolicy(batch_size=4, flush="eager"))
     for length in (1000, 1, 1):
         fresh.submit(call(length), 0.0)
