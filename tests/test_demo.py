@@ -312,15 +312,13 @@ def test_a_folder_that_holds_no_model_is_refused_in_one_sentence(
         cli.main(["demo", "--model", str(tmp_path)])
     assert refused.value.code == 2
     assert re.fullmatch(
-        rf"python -m batched demo: cannot load the model {tmp_path}: .+\n", capsys.readouterr().err
+        rf"batched demo: cannot load the model {tmp_path}: .+\n", capsys.readouterr().err
     )
 
 
 def not_installed(package: str) -> str:
-    return (
-        f'python -m batched demo: {package} is not installed; run `pip install -e ".[demo]"` in '
-        "the checkout of batched\n"
-    )
+    extra = "batched-dynamically[demo]"
+    return f'batched demo: {package} is not installed; run `pip install "{extra}"`\n'
 
 
 @pytest.mark.parametrize("package", PACKAGES)

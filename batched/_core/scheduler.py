@@ -243,9 +243,9 @@ class Scheduler:
         """Queues as many blocked requests as there is room for."""
         while self._blocked:
             request = next(iter(self._blocked))
-            if not self._fits_queue(request):
-                return
-            if request.queued_in is None:  # else a signal broke in before the next line
+            if request.queued_in is None:  # else a signal broke in on this before its last line
+                if not self._fits_queue(request):
+                    return
                 self._enqueue(request)
             self.admitted[request] = None
             del self._blocked[request]  # last: it is somewhere if a signal breaks in

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from batched._core.linger import AT_ONCE, NEVER
 from batched._core.scheduler import Batch, Request, Scheduler
 from scheduling import call, departure, ran, scheduler
@@ -145,3 +147,18 @@ def test_nothing_expires_unless_it_is_set() -> None:
     submitted(patient, 1)
     assert patient.next_expiry() == NEVER
     assert patient.expire(1e9) == []
+
+
+def test_a_call_whose_admission_a_signal_broke_in_on_is_queued_once() -> None:
+    class Broken(dict[Request, None]):
+        def __setitem__(self, request: Request, _: None) -> None:
+            raise KeyboardInterrupt
+
+    full = scheduler(max_queue_size=1)
+    _, late = submitted(full, 1, 1)
+    full.admitted = Broken()
+    with pytest.raises(KeyboardInterrupt):
+        full.take(0.0)
+    full.admitted = {}
+    full._admit()
+    assert (full.waiting, full.blocked, list(full.admitted), list(full)) == (1, 0, [late], [late])

@@ -14,6 +14,7 @@ import batched._execution.attempts
 import batched._execution.execution
 import batched._execution.memory
 from batched._collate.arguments import Arguments
+from batched._collate.collator import ProbeNeeded
 from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request
 from batched._execution.attempts import Attempts, ErrorTest, Outcomes, attempts
@@ -167,6 +168,23 @@ def test_nothing_as_long_is_tried_with_more_than_half_of_what_ran_out_of_memory(
     function = Function(memory=6, bad=set())
     run(batch_of(*calls), function, is_out_of_memory)
     assert [len(call) for call in function.calls] == [12, 6, 6]
+
+
+class Probing(ItemCollator):
+    """A collator that must first know what the function makes of one item."""
+
+    def split(self, output: Any, slices: Any, context: None) -> Any:
+        raise ProbeNeeded(output, [(([0],), {}, None)], lambda *_: None, lambda *_: True)
+
+
+def test_attempts_that_nobody_drives_on_end_quietly_while_the_output_is_probed() -> None:
+    batch = batch_of(*rows(2))
+    steps = attempts(batch, Probing("fn"), never, is_failure)
+    next(steps)
+    assert steps.send(([0, 10], None))[0] == ([0],)
+    steps.close()
+    assert inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED
+    assert (batch.attempts, batch.probes) == (2, 1)
 
 
 def test_attempts_that_nobody_drives_on_end_quietly() -> None:
