@@ -117,7 +117,8 @@ class Scheduler:
         request.arrived = now
         if self._queue_timeout < NEVER:
             self._expiring[request] = None
-        if not self.admits(request):
+        waiting = self.waiting
+        if self._blocked or (waiting and waiting + request.size > self._most_waiting):
             self._blocked[request] = None
             return
         group = self._enqueue(request)
