@@ -1,4 +1,4 @@
-"""What a decorated function is: the ways of calling it, and how it binds to instances."""
+"""Decorated functions: the ways of calling them, and how they bind to instances."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ U = TypeVar("U")
 
 
 class _BatchedBase(Generic[T, U, P]):
-    """What can be done with a batched function, in whichever way it is called."""
+    """A batched function, with all that does not depend on the way it is called."""
 
     __wrapped__: Callable[..., Any]
     """The undecorated batch function."""
@@ -137,7 +137,7 @@ class _BatchedBase(Generic[T, U, P]):
 
     @property
     def stats(self) -> Stats:
-        """What this batcher has done so far, as a frozen snapshot."""
+        """Counts and times of this batcher so far, as a frozen snapshot."""
         return self._batcher.stats()
 
     @property

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 U = TypeVar("U")
 
 Features = Mapping[str, Feature]
-"""What a call passes: arrays or tensors, or lists of them, with one row per item."""
+"""Features of a call, by name: arrays or tensors, or lists of them, with one row per item."""
 
 
 class BatchedInference(Batched[Features, U, P]):

@@ -54,8 +54,8 @@ class Settings(TypedDict, total=False):
 
 
 class InferenceSettings(Settings, total=False):
-    """Those of the tensor variant; what they add is explained in `FeatureSettings`. `spread_kwargs`
-    is apart, for it tells types.
+    """Settings of the tensor variant; what they add is explained in `FeatureSettings`.
+    `spread_kwargs` is apart, for it tells types.
     """
 
     pad_token: Mapping[str, Any]
@@ -73,9 +73,9 @@ class Options:
 
     policy: BatchPolicy = field(default_factory=BatchPolicy)
     features: FeatureSettings | None = None
-    """Those of the tensor variant; None in the plain one."""
+    """Settings of the tensor variant; None in the plain one."""
     length: Callable[[Any], float] | None = None
-    """How long an item is, so that items of like length run together; None: as long as its rows
+    """Length of an item, so that items of like length run together; None: as long as its rows
     (tensor variant), or unknown.
     """
     on_oom: OnOom = "raise"
@@ -150,7 +150,7 @@ def replace_known(part: Part, changes: dict[str, Any]) -> Part:
 
 @dataclass(frozen=True)
 class BatchFunction:
-    """What the user wrote, and how it is to be batched."""
+    """The function that the user wrote, and its settings."""
 
     func: Callable[..., Any]
     # what attribute access does: bind the instance, nothing, or the class
@@ -158,7 +158,7 @@ class BatchFunction:
     coroutine: bool
     options: Options
     told: set[str] = field(default_factory=set, compare=False)
-    """What callers have been warned of already, once per decorated function."""
+    """Warnings that callers have been given already, once per decorated function."""
 
     @classmethod
     def of(cls, func: object, options: Options, *, coroutines: bool) -> BatchFunction:
@@ -250,7 +250,7 @@ class BatchFunction:
 
 
 class Parts(NamedTuple):
-    """What it takes to run batches of a function; a `Batcher` adds queue, workers and counts."""
+    """All it takes to run batches of a function; a `Batcher` adds queue, workers and counts."""
 
     function: BatchFunction
     owner: object

@@ -39,7 +39,7 @@ _FEATURES = Options(features=FeatureSettings(), on_oom="split")
 
 
 class Rows(Protocol[Row_co]):
-    """What a batch function returns: a list, tuple, array or tensor with one entry per item."""
+    """Output of a batch function: a list, tuple, array or tensor with one entry per item."""
 
     def __len__(self) -> int: ...
 

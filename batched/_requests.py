@@ -1,4 +1,4 @@
-"""What a caller passes, as a request: its items or features, its extra arguments, and how it
+"""Requests made of what a caller passes: its items or features, its extra arguments, and how it
 waits.
 """
 

@@ -1,4 +1,4 @@
-"""What a call can raise besides what the batch function raises itself.
+"""Errors that a call can raise besides those of the batch function itself.
 
 BatchedError
 ├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as

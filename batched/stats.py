@@ -1,4 +1,4 @@
-"""What a batcher has done so far: `Stats`, a frozen snapshot, and the recorder that makes it."""
+"""Statistics of a batcher: `Stats`, a frozen snapshot, and the recorder that makes it."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ class Stats:
     memory_errors: int
     """Calls of the function that ran out of memory and were made again in smaller parts."""
     batch_sizes: Mapping[int, int]
-    """How many batches had how many items, smallest first."""
+    """Number of batches by number of items, smallest first."""
     flush_reasons: Mapping[str, int]
-    """How many batches left for which reason: full, settled, timeout, eager, drain."""
+    """Number of batches by the reason why they left: full, settled, timeout, eager, drain."""
 
     def __repr__(self) -> str:
         reasons = (
@@ -202,7 +202,7 @@ ENDS: Final = [
     _Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE)
     for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)
 ]
-"""Where each bucket of a histogram but the last ends (s)."""
+"""Ends of the buckets of a histogram, but for the last (s)."""
 
 
 MOST_UNREAD: Final = 256
