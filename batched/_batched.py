@@ -232,7 +232,7 @@ class _BatchedBase(Generic[T, U, P]):
         return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
 
     def __getattr__(self, name: str) -> Any:
-        """What the function itself carries: `__name__`, `__qualname__`, `__annotations__`, and what
+        """Attributes of the function itself: `__name__`, `__qualname__`, `__annotations__`, and what
         its author put there.
         """
         if name == "_function":  # not initialised yet

@@ -1,3 +1,3 @@
-"""What to run next, and when: pure decisions. Nothing here can tell the time, wait, or call user
+"""Decisions on what runs next, and when: pure. Nothing here can tell the time, wait, or call user
 code.
 """

@@ -10,7 +10,7 @@ from .cost import Cost
 PATIENCE: Final = 128
 """Batches that must reach a ceiling before it is raised: at most one in so many fails for it."""
 MOST_PATIENCE: Final = 2**14
-"""Where the patience with a ceiling that fails whenever it is raised stops doubling."""
+"""Most patience with a ceiling that fails whenever it is raised."""
 STEP: Final = 8
 """A ceiling is raised by one part in this many, at least by one item."""
 

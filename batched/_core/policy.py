@@ -43,7 +43,7 @@ class BatchPolicy:
     None: no limit.
     """
     on_full: OnFull = "wait"
-    """What becomes of a call for which the queue has no room: it waits for room, or is refused."""
+    """Fate of a call for which the queue has no room: it waits for room, or is refused."""
     queue_timeout_ms: float | None = None
     """Longest a call waits before any of it runs, in milliseconds; finite, above 0. None: no
     limit.
