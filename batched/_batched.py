@@ -232,8 +232,8 @@ class _BatchedBase(Generic[T, U, P]):
         return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the function itself: `__name__`, `__qualname__`, `__annotations__`, and what
-        its author put there.
+        """Attributes of the function itself: `__name__`, `__qualname__`, `__annotations__`, and
+        those that its author put there.
         """
         if name == "_function":  # not initialised yet
             raise AttributeError(name)
