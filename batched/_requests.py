@@ -85,25 +85,18 @@ class ItemRequestParser:
             if not args and not kwargs and self._bare is not None
             else self._binder.bind(args, kwargs)
         )
+        lengths: list[int] | None = None
+        order: list[int] | None = None
         if single or not isinstance(item, list):
-            if self._length is None:
-                return Request(item, 1, group, waker, False, owner)
-            return Request(
-                item,
-                1,
-                group,
-                waker,
-                False,
-                owner,
-                lengths=[validate_length(self._name, self._length(item))],
-            )
+            if self._length is not None:
+                lengths = [validate_length(self._name, self._length(item))]
+            return Request(item, 1, group, waker, False, owner, lengths)
         items = list(item)
-        if self._length is None:
-            return Request(items, len(items), group, waker, True, owner)
-        lengths = [validate_length(self._name, self._length(item)) for item in items]
-        order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
-        items, lengths = [items[place] for place in order], [lengths[place] for place in order]
-        return Request(items, len(items), group, waker, True, owner, lengths=lengths, order=order)
+        if self._length is not None:
+            lengths = [validate_length(self._name, self._length(item)) for item in items]
+            order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
+            items, lengths = [items[place] for place in order], [lengths[place] for place in order]
+        return Request(items, len(items), group, waker, True, owner, lengths, order)
 
 
 class FeatureRequestParser:
