@@ -19,6 +19,7 @@ import pytest
 
 import batched
 from batched._runtime.timer_thread import TimerThread, timer
+from batched._runtime.wakers import POLL_INTERVAL
 from stage import BOUND, wait_until
 
 
@@ -137,15 +138,21 @@ def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -
     class Interrupted(Exception):
         pass
 
+    interrupted = threading.Event()
+
     def interrupt(*_: Any) -> None:
-        raise Interrupted
+        if not interrupted.is_set():
+            interrupted.set()
+            raise Interrupted
 
     old = signal.signal(signal.SIGUSR1, interrupt)
     main = threading.get_ident()
 
     def send() -> None:
         wait_until(lambda: fn.stats.blocked == 1)
-        signal.pthread_kill(main, signal.SIGUSR1)
+        # again, for one that comes just before a lock is waited for is handled only after the wait
+        while not interrupted.wait(POLL_INTERVAL):
+            signal.pthread_kill(main, signal.SIGUSR1)
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
@@ -153,8 +160,8 @@ def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -
         with pytest.raises(Interrupted):
             fn.submit("late")
     finally:
+        thread.join(BOUND)
         signal.signal(signal.SIGUSR1, old)
-    thread.join(BOUND)
     assert (fn.stats.blocked, fn.stats.cancelled) == (0, 1)
     gate.open.release(2)
     assert [future.result(BOUND) for future in earlier] == ["running", "waiting"]
