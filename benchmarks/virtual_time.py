@@ -1,17 +1,20 @@
 """Runs the scheduler in virtual time: nobody sleeps, no clock is read, and the same seed gives the
 same figures.
 
-One worker runs one batch at a time. Callers are either a closed loop (each calls again after its
-answer) or an open one (calls come when they come). A batch that ends frees its worker before its
-callers hear of it. Models, gaps, think times and latencies are in milliseconds, throughput and
+As many workers as the policy says run one batch each at a time; with `prefetch` one thread more
+collates batches ahead of them. Callers are a closed loop (each calls again after its answer), an
+open one (calls come when they come), or crowds of both. A batch that ends frees its worker before
+its callers hear of it. Models, gaps, think times and latencies are in milliseconds, throughput and
 rates in calls per millisecond; the scheduler and the moments handed to `batches` are in seconds.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -37,22 +40,28 @@ Arrivals = Literal["at random", "in bursts"]
 
 @dataclass(frozen=True)
 class Model:
-    """How long a batch takes: `fixed + per_item * n` milliseconds."""
+    """How long a batch takes: `fixed + per_item * n` milliseconds, of n items beyond the first
+    `flat`, and `collation` before that.
+    """
 
     fixed: float
     per_item: float
     jitter: float = 0.05
     """Standard deviation, as a part of the whole."""
+    flat: int = 0
+    collation: float = 0.0
+    """Time in which a batch is made ready (ms)."""
 
     def capacity(self, batch_size: int) -> float:
-        """Most calls per millisecond: full batches, one right after another."""
-        return batch_size / (self.fixed + self.per_item * batch_size)
+        """Most calls per millisecond of one worker: full batches, one right after another."""
+        return batch_size / self.duration(batch_size, 0.0)
 
     def duration(self, size: int, deviation: float) -> float:
-        """How long a batch of that size takes, in milliseconds, where it is off by that many
-        standard deviations.
+        """How long the function takes for a batch of that size, in milliseconds, where it is off by
+        that many standard deviations.
         """
-        return (self.fixed + self.per_item * size) * (1 + self.jitter * deviation)
+        usual = self.fixed + self.per_item * max(0, size - self.flat)
+        return usual * (1 + self.jitter * deviation)
 
 
 @dataclass(frozen=True)
@@ -91,56 +100,117 @@ def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> 
     """
     scheduler = Scheduler(policy)
     deviation = deviations(seed)
+    numbers = itertools.count()
     now = 0.0
+    # threads that may call the function, each with the moment from which it was free
+    free = deque([0.0] * policy.max_concurrent_batches)
+    running: list[tuple[float, int, Batch]] = []  # a heap, by when they end
+    made: deque[Batch] = deque()  # ready to run, for lack of a thread
+    making: Batch | None = None  # by the thread that collates ahead
+    is_made = math.inf  # when it is ready
 
-    def arrival() -> None:
-        moment, caller = heapq.heappop(calls)
-        scheduler.submit(Request([caller], 1, "g", waker=None), moment)
+    def run(batch: Batch, collation: float) -> None:
+        batch.started = max(batch.started, free.popleft())
+        ends = now + (collation + model.duration(batch.size, next(deviation))) / 1e3
+        heapq.heappush(running, (ends, next(numbers), batch))
 
     while True:
-        while (batch := scheduler.take(now)) is None:
-            arrives = calls[0][0] if calls else math.inf
-            now = min(arrives, scheduler.next_deadline())
-            if now == math.inf:
-                return
-            if arrives <= now:
-                arrival()
-        now += model.duration(batch.size, next(deviation)) / 1e3
-        while calls and calls[0][0] < now:
-            arrival()
-        scheduler.finished(batch, now)
-        yield batch
+        while making is None and (batch := scheduler.take(now)) is not None:
+            if policy.prefetch:
+                making, is_made = batch, now + model.collation / 1e3
+            else:
+                run(batch, model.collation)
+        arrives = calls[0][0] if calls else math.inf
+        ends = min(running[0][0] if running else math.inf, is_made)
+        leaves = math.inf if making else scheduler.next_deadline()
+        now = max(now, min(arrives, ends, leaves))
+        if now == math.inf:
+            return
+        if arrives < ends and arrives <= leaves:
+            moment, caller = heapq.heappop(calls)
+            scheduler.submit(Request([caller], 1, "g", waker=None), moment)
+        elif making is not None and is_made <= now:
+            made.append(making)
+            making, is_made = None, math.inf
+        elif running and running[0][0] <= now:
+            _, _, batch = heapq.heappop(running)
+            free.append(now)
+            scheduler.finished(batch, now)
+            yield batch
+        while free and made:
+            run(made.popleft(), 0.0)
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Callers of one kind."""
+
+    callers: int
+    """Who call again after their answers."""
+    way: Way
+    calls_at_random: float = 0.0
+    """Calls per millisecond that come besides, whether others have been answered or not."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run has come to, over its second half."""
+
+    throughput: float
+    """Calls per millisecond, all callers together."""
+    latencies: tuple[list[float], ...]
+    """Of the calls of each crowd: from the arrival to the end of the batch, in milliseconds."""
+
+
+def crowds(
+    policy: BatchPolicy, model: Model, kinds: tuple[Crowd, ...], seed: int, calls: int
+) -> Found:
+    """A run of that many calls, all crowds together.
+
+    Each caller has dice of its own, so its n-th think time is the same under every policy.
+    """
+    kind_of = [kind for kind, crowd in enumerate(kinds) for _ in range(crowd.callers)]
+    dice = [Random(f"caller {caller} of {seed}") for caller in range(len(kind_of))]
+    coming: list[Call] = []
+    for kind, crowd in enumerate(kinds):
+        if crowd.calls_at_random:
+            moments = at_random(crowd.calls_at_random, calls, Random(f"arrivals of {seed}"))
+            coming += [(moment, -1 - kind) for moment in moments]
+    heapq.heapify(coming)
+
+    def come_back(order: list[int], now: float) -> None:
+        for caller in order:
+            way = kinds[kind_of[caller]].way
+            now += way.gap / 1e3 * dice[caller].uniform(1 - way.spread, 1 + way.spread)
+            think = dice[caller].expovariate(1 / way.think) / 1e3 if way.think else 0.0
+            heapq.heappush(coming, (now + think, caller))
+
+    come_back(list(range(len(kind_of))), 0.0)
+    latencies: tuple[list[float], ...] = tuple([] for _ in kinds)
+    done, counted, since = 0, 0, math.inf
+    for batch in batches(policy, model, coming, seed):
+        done += batch.size
+        who = [request.items[0] for request, _, _ in batch.slices]
+        if since < math.inf:
+            counted += batch.size
+            for caller, (request, _, _) in zip(who, batch.slices, strict=True):
+                kind = kind_of[caller] if caller >= 0 else -1 - caller
+                latencies[kind].append((batch.ended - request.arrived) * 1e3)
+        elif done >= calls / 2:
+            since = batch.ended
+        if done >= calls:
+            return Found(counted / (batch.ended - since) / 1e3, latencies)
+        come_back([caller for caller in who if caller >= 0], batch.ended)
+    raise AssertionError("a closed loop never runs dry")
 
 
 def closed_loop(
     policy: BatchPolicy, model: Model, callers: int, way: Way, seed: int, calls: int
 ) -> float:
-    """Throughput over the second half of a run of that many calls, all callers together, in calls
-    per millisecond.
-
-    Each caller has dice of its own, so its n-th think time is the same under every policy.
+    """Throughput of callers who call again after their answers, in calls per millisecond, over the
+    second half of a run of that many calls.
     """
-    dice = [Random(f"caller {caller} of {seed}") for caller in range(callers)]
-    coming: list[Call] = []
-
-    def come_back(order: Iterable[int], now: float) -> None:
-        for caller in order:
-            now += way.gap / 1e3 * dice[caller].uniform(1 - way.spread, 1 + way.spread)
-            think = dice[caller].expovariate(1 / way.think) / 1e3 if way.think else 0.0
-            heapq.heappush(coming, (now + think, caller))
-
-    come_back(range(callers), 0.0)
-    done, counted, since = 0, 0, math.inf
-    for batch in batches(policy, model, coming, seed):
-        done += batch.size
-        if done >= calls:
-            return (counted + batch.size) / (batch.ended - since) / 1e3
-        if since < math.inf:
-            counted += batch.size
-        elif done >= calls / 2:
-            since = batch.ended
-        come_back((request.items[0] for request, _, _ in batch.slices), batch.ended)
-    raise AssertionError("a closed loop never runs dry")
+    return crowds(policy, model, (Crowd(callers, way),), seed, calls).throughput
 
 
 def open_loop(
@@ -151,7 +221,7 @@ def open_loop(
 
     `load` is a part of the model's capacity. All policies see the same arrivals.
     """
-    rate = load * model.capacity(policy.batch_size)
+    rate = load * model.capacity(policy.batch_size) * policy.max_concurrent_batches
     dice = Random(f"arrivals of {seed}")
     return latencies(
         policy,

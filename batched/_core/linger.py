@@ -59,6 +59,7 @@ class Eager:
 
     reason: FlushReason = "eager"  # why a batch leaves that was not full
     holds = False  # whether any batch is held
+    most_free = math.inf  # workers that may be free while one is held
     expected = math.inf  # items waiting or running from which on nobody else is to come
 
     def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
@@ -74,7 +75,7 @@ class Eager:
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         """Notes a decision point: a batch of `items` of `group` might leave, though not full."""
 
-    def finished(self, size: int, seconds: float, outstanding: int) -> None:
+    def finished(self, size: int, started: float, now: float, outstanding: int) -> None:
         """Notes that a batch has ended, of so many items that waited or ran until then."""
 
     def evaluate(self) -> None:
@@ -99,21 +100,25 @@ class Window(Eager):
 class DecisionPoint:
     """Moment when a batch might have left though it was not full, and who came then."""
 
-    __slots__ = ("arrived", "group", "moments", "n", "seconds", "since")
+    __slots__ = ("arrived", "freed", "group", "moments", "n", "outstanding", "seconds", "since")
 
-    def __init__(self, group: Hashable, n: int, now: float) -> None:
+    def __init__(self, group: Hashable, n: int, outstanding: int, now: float) -> None:
         self.group = hash(group)  # not the group, which is not to be kept alive
         self.n = n
+        self.outstanding = outstanding  # items that waited or ran
         self.since = now  # when it was (s)
         self.moments: list[float] = []  # after it, when more of the group arrived (s)
         self.arrived: list[int] = []  # items that had arrived by each of these
         self.seconds = 0.0  # until the next decision point, once that has come
+        self.freed = NEVER  # until another worker was free, which was not then (s)
 
 
 class Hindsight(Eager):
     """Rule that holds a group as long as that has paid so far, and until everyone who has been
     there lately is back.
     """
+
+    most_free = 1  # who joins what another worker could run would not have waited
 
     def __init__(self, timeout: float, batch_size: int, tick: float = 0.0) -> None:
         self._batch_size = batch_size
@@ -154,14 +159,17 @@ class Hindsight(Eager):
         if self._latest is not None:
             self._latest.seconds = now - self._latest.since
             self._past.append(self._latest)
-        self._latest = DecisionPoint(group, items, now)
+        self._latest = DecisionPoint(group, items, outstanding, now)
         self._room = self._batch_size
 
-    def finished(self, size: int, seconds: float, outstanding: int) -> None:
+    def finished(self, size: int, started: float, now: float, outstanding: int) -> None:
         if outstanding > self._peaks[-1]:
             self.note_outstanding(outstanding)
         self._peaks.append(outstanding - size)
-        self._ended.append((size, seconds))
+        self._ended.append((size, now - started))
+        point = self._latest
+        if point is not None and started < point.since:
+            point.freed = min(point.freed, now - point.since)
 
     def evaluate(self) -> None:
         self.expected = max(self._peaks)
@@ -179,10 +187,10 @@ class Hindsight(Eager):
         """Counts the gain of each wait at `point`; letters as at the head of this file."""
         self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
-        seen = min(point.seconds, s)
+        seen = min(point.seconds, point.freed, s)
         n, moments, arrived = point.n, point.moments, point.arrived
         room = self._batch_size - n
-        hoped = min(room, max(self.expected - n, 0))  # items that could be hoped for
+        hoped = min(room, max(self.expected - point.outstanding, 0))  # items to be hoped for
         there = 0.0  # when these had arrived (s)
         if hoped:
             place = bisect_left(arrived, hoped)
@@ -201,7 +209,7 @@ class Hindsight(Eager):
                 joined = bisect_right(moments, d)
                 if joined:
                     k = min(arrived[joined - 1], room)
-                    p = a * k / m
+                    p = (a - max(0.0, s - point.freed)) * k / m
                     gain += k * (p * (1 - e / s) - max(0.0, e - p) - i * n * b)
                 changes = d < last
             gains[number] += WEIGHT * (gain - gains[number])

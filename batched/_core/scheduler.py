@@ -70,7 +70,6 @@ class Scheduler:
 
     def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
-        self._most_running = policy.max_concurrent_batches + policy.prefetch  # batches
         self._most_waiting = policy.max_queue_size or math.inf  # items
         self._small_size = policy.small_batch_threshold  # items of a call
         self._queue_timeout = policy.queue_timeout or NEVER  # (s)
@@ -89,8 +88,10 @@ class Scheduler:
         self._credit = 0.0  # of it, in batches
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self.in_flight = 0  # items in these
+        # workers without a batch; below 0, batches that are made ready ahead of them
+        self._free = policy.max_concurrent_batches
         self.has_room = True  # for one more batch to run, or to be made ready
-        self._free_since = AT_ONCE  # since when a batch may run (s)
+        self._free_since = AT_ONCE  # since when any worker is free (s)
         self._undecided = False  # what waits might leave now, and the rule was not told
         self._news = False  # a batch has ended since the rule last learned
         self.draining = False  # nothing is held any more; set by the runtime
@@ -125,7 +126,7 @@ class Scheduler:
         rule = self._rule
         rule.arrived(group.key, request.size, now)
         alone = group.waiting == request.size < self.capacity.batch_size
-        if alone and self.has_room and not self._news:
+        if alone and self._free == 1 and not self._news:
             if from_event_loop:
                 self._undecided = True
             else:
@@ -192,7 +193,7 @@ class Scheduler:
         """Moment until which an idle worker should stay awake for callers who come back, so that
         they need not ring it; infinite if that is over, or nothing is held.
         """
-        if self.draining or not self._rule.holds:
+        if self.draining or self._free != 1 or not self._rule.holds:
             return NEVER
         until = self._rule.until(AT_ONCE, self._free_since)
         return until if until > now else NEVER
@@ -201,26 +202,30 @@ class Scheduler:
         """Frees the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
         seconds = now - batch.started
-        self._rule.finished(batch.size, seconds, self.waiting + self.in_flight)
+        self._rule.finished(batch.size, batch.started, now, self.waiting + self.in_flight)
         self._news = True
-        if not self.has_room:
+        if not self._free:
             self._free_since = now
             self._undecided = True
         del self.running[batch]
+        self._free += 1
         self.has_room = True
         self.in_flight -= batch.size
         if not batch.too_big:
             self.capacity.fitted(batch.size, batch.longest)
         for items, longest in batch.too_big:
             self.capacity.too_big(items, longest)
-        # where the time is that of one call; with prefetch it includes the wait for a worker
-        if batch.longest and batch.attempts == 1 and not self.policy.prefetch:
+        if batch.longest and batch.attempts == 1:  # else the time is not that of one call
             self.capacity.cost.add(batch.size * batch.longest, seconds)
 
     def ready_at(self, group: Group | None) -> float:
         """Moment from which `group` may leave; None (a request was blocked): any may, at once."""
-        rule = self._rule
-        if group is None or group.begun or self.draining or not rule.holds:
+        rule, free = self._rule, self._free
+        if free < 1:  # what is not full runs no sooner for being made ready now
+            return AT_ONCE if group is None or self._is_full(group) else NEVER
+        if not rule.holds or free > rule.most_free:
+            return AT_ONCE
+        if group is None or group.begun or self.draining:
             return AT_ONCE
         if self.waiting + self.in_flight >= rule.expected or self._is_full(group):
             return AT_ONCE
@@ -278,12 +283,12 @@ class Scheduler:
         small: Request | None = None
         large: Request | None = None
         for group in self._groups.values():
-            if group.begun or self.ready_at(group) <= now:
+            if self.ready_at(group) <= now:
                 if group.small and (small is None or group.small[0].number < small.number):
                     small = group.small[0]
                 if group.large and (large is None or group.large[0].number < large.number):
                     large = group.large[0]
-            else:  # counted from now on, whatever others do: none is held for ever behind them
+            elif self._free > 0:  # counted from now on, so that none is held for ever behind others
                 group.held_since = min(group.held_since, self._free_since)
         if large is not self._oldest_large:
             self._oldest_large, self._credit = large, 0.0
@@ -304,12 +309,14 @@ class Scheduler:
         elif self.draining:
             reason = "drain"
         else:
-            reason = "eager" if group.begun else self._rule.reason
+            rule = self._rule
+            reason = "eager" if group.begun or self._free > rule.most_free else rule.reason
         slices, size, longest = form_batch(leader, group, self.capacity)
         batch = Batch(slices, size, reason, now, longest)
         # first, so that what is handed out is somewhere if a signal breaks in
         self.running[batch] = None
-        self.has_room = len(self.running) < self._most_running
+        self._free -= 1
+        self.has_room = self._free + self.policy.prefetch > 0
         self.in_flight += size
         self.waiting -= size
         group.waiting -= size
