@@ -5,8 +5,9 @@ Run: python benchmarks/policy.py [--check] [--save] [--json FILE]
 
 Closed loops are judged by their throughput beside the best of `"eager"` and `"window"` with six
 timeouts, picked for each row afterwards; open ones by the mean and the 99th percentile of latency
-beside eager's. Nothing here depends on the machine, and `--json` keeps every row, so that two
-versions of the code can be compared.
+beside eager's. Several workers, more callers than fit a batch, callers of two kinds and `prefetch`
+are judged beside the rule that they must not fall behind. Nothing here depends on the machine, and
+`--json` keeps every row, so that two versions of the code can be compared.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import json
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batched._core.policy import BatchPolicy
 from report import Figure, Result, conclude, parser
-from virtual_time import BURST, Arrivals, Model, Way, closed_loop, open_loop
+from virtual_time import BURST, Arrivals, Crowd, Model, Way, closed_loop, crowds, open_loop
 
 BATCH_SIZE = 64
 TIMEOUT = 5.0
@@ -124,6 +125,58 @@ class OpenRow:
         return found
 
 
+@dataclass(frozen=True)
+class Beside:
+    """One policy beside another that it must not fall behind, for the same callers."""
+
+    family: str
+    """What is asked."""
+    model: Model
+    kinds: tuple[Crowd, ...]
+    judged: BatchPolicy
+    other: BatchPolicy
+
+    def __str__(self) -> str:
+        flat = f" from {self.model.flat}" if self.model.flat else ""
+        collation = f" collated in {self.model.collation:g}" if self.model.collation else ""
+        who = " and ".join(map(_crowd, self.kinds))
+        workers = self.judged.max_concurrent_batches
+        return (
+            f"{_formula(self.model)}{flat}{collation} {who}"
+            f"{f', {workers} workers' if workers > 1 else ''}"
+        )
+
+    def ratios(self, calls: int | None = None) -> tuple[float, float, float]:
+        """Throughput, mean latency and its 99th percentile, as multiples of the other policy's; the
+        latencies are of the last kind of callers.
+        """
+        callers = sum(kind.callers for kind in self.kinds)
+        workers = self.judged.max_concurrent_batches
+        at_random = any(kind.calls_at_random for kind in self.kinds)
+        calls = calls or (
+            (50_000 if callers else 20_000)
+            if at_random
+            else max(4000, 60 * min(callers, BATCH_SIZE) * workers)
+        )
+        judged, other = (
+            crowds(policy, self.model, self.kinds, SEED, calls)
+            for policy in (self.judged, self.other)
+        )
+        [one, two] = (sorted(found.latencies[-1]) for found in (judged, other))
+        return (
+            judged.throughput / other.throughput,
+            statistics.fmean(one) / statistics.fmean(two),
+            one[int(0.99 * len(one))] / two[int(0.99 * len(two))],
+        )
+
+
+def _crowd(crowd: Crowd) -> str:
+    if not crowd.callers:
+        return f"{crowd.calls_at_random:.2g} a ms at random"
+    think = f" think {crowd.way.think:g}" if crowd.way.think else ""
+    return f"{crowd.callers} callers, gap {crowd.way.gap:g}{think}"
+
+
 def shares(throughput: dict[str, float]) -> dict[str, float]:
     """Each throughput as a part of the best but auto's."""
     best = max(found for name, found in throughput.items() if name != "auto")
@@ -163,6 +216,44 @@ def show(
     print()
 
 
+def show_beside(beside: dict[Beside, tuple[float, float, float]]) -> None:
+    """Prints a line for each row."""
+    width = max(len(str(row)) for row in beside)
+    for family in dict.fromkeys(row.family for row in beside):
+        print(f"{family:<{width}}{'calls':>9}{'mean':>9}{'p99':>9}")
+        for row, found in beside.items():
+            if row.family == family:
+                print(f"{row!s:<{width}}" + "".join(f"{one:9.3f}" for one in found))
+        print()
+
+
+def figures_beside(beside: dict[Beside, tuple[float, float, float]]) -> list[Figure]:
+    """What each family is held to."""
+
+    def worst(
+        family: str, which: int, *, at_least: float | None = None, at_most: float | None = None
+    ) -> Figure:
+        found = [ratios[which] for row, ratios in beside.items() if row.family == family]
+        what = ("throughput", "mean latency", "p99 latency")[which]
+        name = f"{family}, {what}, worst of {len(found)} rows"
+        unit = "of none" if family.startswith(AHEAD) else "of eager"
+        pick = max if at_least is None else min
+        return Figure(name, [pick(found)], unit, at_least=at_least, at_most=at_most)
+
+    return [
+        worst(WORKERS, 0, at_least=0.90),
+        worst(WORKERS_AT_RANDOM, 1, at_most=1.04),
+        worst(CROWDED, 0, at_least=0.98),
+        worst(CROWDED, 2, at_most=1.10),
+        worst(SLOW_BESIDE_FAST, 1, at_most=1.25),
+        worst(RARE_BESIDE_LOOP, 1, at_most=1.25),
+        worst(AHEAD, 0, at_least=0.98),
+        worst(AHEAD_AT_RANDOM, 1, at_most=1.02),
+        worst(AHEAD_FULL.format(0.2), 0, at_least=1.05),
+        worst(AHEAD_FULL.format(1.0), 0, at_least=1.30),
+    ]
+
+
 def figures(
     closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dict[str, tuple[float, float]]]
 ) -> list[Figure]:
@@ -197,6 +288,75 @@ def figures(
 CLOSED_ROWS = [
     ClosedRow(model, callers, way) for model in MODELS for callers in CALLERS for way in WAYS
 ]
+FLAT_THEN_LINEAR = Model(5.0, 0.4, flat=48)
+"""What a GPU takes, which is not full with few items."""
+LONG, EVEN, SHORT, _ = MODELS
+AUTO, EAGER = RULES["auto"], RULES["eager"]
+
+
+def _at_random(model: Model, load: float, workers: int = 1) -> tuple[Crowd, ...]:
+    return (Crowd(0, WAYS[0], load * workers * model.capacity(BATCH_SIZE)),)
+
+
+WORKERS = "several workers"
+WORKERS_AT_RANDOM = "several workers, calls at random"
+CROWDED = "more callers than fit a batch"
+SLOW_BESIDE_FAST = "slow callers beside 4 fast ones"
+RARE_BESIDE_LOOP = "rare calls beside a loop of 64"
+AHEAD = "prefetch beside none"
+AHEAD_AT_RANDOM = "prefetch beside none, calls at random"
+AHEAD_FULL = "prefetch beside none, full batches collated in {:g} ms"
+BESIDE_ROWS = [
+    *(
+        Beside(family, model, kinds, *(replace(r, max_concurrent_batches=w) for r in (AUTO, EAGER)))
+        for w in (2, 4, 8)
+        for model in (LONG, EVEN, SHORT)
+        for family, kinds in (
+            *((WORKERS, (Crowd(n, way),)) for n in (16, 32, 64, 128) for way in WAYS[:2]),
+            *((WORKERS_AT_RANDOM, _at_random(model, load, w)) for load in (0.3, 0.45, 0.6)),
+        )
+    ),
+    *(
+        Beside(CROWDED, model, (Crowd(n, way),), AUTO, EAGER)
+        for model in (FLAT_THEN_LINEAR, EVEN)
+        for n in (65, 72, 80, 90, 100)
+        for way in WAYS[:3]
+    ),
+    *(
+        Beside(family, model, kinds, AUTO, EAGER)
+        for model in (LONG, EVEN, SHORT)
+        for family, kinds in (
+            *(
+                (SLOW_BESIDE_FAST, (Crowd(4, WAYS[0]), Crowd(30, Way(0.015, think=think))))
+                for think in (10.0, 30.0, 100.0)
+            ),
+            *(
+                (RARE_BESIDE_LOOP, (Crowd(64, WAYS[0]), Crowd(0, WAYS[0], rate)))
+                for rate in (0.01, 0.1)
+            ),
+        )
+    ),
+    *(
+        Beside(family, replace(model, collation=collation), kinds, replace(AUTO, prefetch=1), AUTO)
+        for collation in (0.2, 1.0)
+        for model in (LONG, EVEN, SHORT)
+        for family, kinds in (
+            *((AHEAD, (Crowd(n, way),)) for n in (1, 2, 8, 32, 64, 128) for way in WAYS[:2]),
+            *((AHEAD_AT_RANDOM, _at_random(model, load)) for load in (0.2, 0.5, 0.7)),
+        )
+    ),
+    *(
+        Beside(
+            AHEAD_FULL.format(collation),
+            replace(SHORT, collation=collation),
+            (Crowd(200, WAYS[0]),),
+            replace(AUTO, prefetch=1),
+            AUTO,
+        )
+        for collation in (0.2, 1.0)
+    ),
+]
+
 OPEN_ROWS = [
     OpenRow(model, arrivals, load) for model in MODELS for arrivals in ARRIVALS for load in LOADS
 ]
@@ -209,14 +369,18 @@ def main() -> None:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         closed = dict(zip(CLOSED_ROWS, pool.map(ClosedRow.throughput, CLOSED_ROWS), strict=True))
         opened = dict(zip(OPEN_ROWS, pool.map(OpenRow.latency, OPEN_ROWS), strict=True))
+        beside = dict(zip(BESIDE_ROWS, pool.map(Beside.ratios, BESIDE_ROWS), strict=True))
     show(closed, opened)
+    show_beside(beside)
     if arguments.json:
-        found = {
+        rows = {
             "throughput": {str(row): found for row, found in closed.items()},
             "latency": {str(row): found for row, found in opened.items()},
+            "beside": {f"{row.family}: {row}": found for row, found in beside.items()},
         }
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    conclude(lambda: Result(figures(closed, opened)), arguments, noisy=False)
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    found = [*figures(closed, opened), *figures_beside(beside)]
+    conclude(lambda: Result(found), arguments, noisy=False)
 
 
 if __name__ == "__main__":

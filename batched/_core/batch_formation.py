@@ -17,11 +17,14 @@ def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[
     """Slices of a batch, the number of items in them, and the length of the longest."""
     if leader.lengths is None:
         return fill_in_order(leader, group, capacity.most(0))
-    longest, size = group.longest, group.waiting
+    size = group.waiting
+    if size <= capacity.batch_size:  # else `longest` looks at more than will fit
+        longest = group.longest
+        # the padding is at most longest * (size - 1)
+        if size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
+            group.forget_longest()
+            return take_all(leader, group), size, longest
     group.forget_longest()
-    # the padding is at most longest * (size - 1)
-    if size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
-        return take_all(leader, group), size, longest
     builder = pack_by_length(leader, group, capacity)
     return builder.slices, builder.size, builder.longest
 

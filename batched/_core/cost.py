@@ -1,4 +1,5 @@
-"""Cost of a batch by its size n: s = a + b * n seconds, a line through the latest batches.
+"""Cost of a batch by its size n: `TimeBySize`, in items, for the flush rule; and in cells a line
+through the latest batches, s = a + b * n seconds.
 
 s   time of a batch (s); here its mean
 n   size of a batch (items, or cells); here its mean
@@ -9,6 +10,7 @@ b   part of s that each unit of n adds (s)
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import Final
 
 LAST: Final = 50
@@ -69,3 +71,61 @@ class Cost:
         if self._batches < ENOUGH or self._error * EXPLAINED > self._spread or not b:
             return math.inf
         return max(a, s * LEAST_FIXED) / b
+
+
+class TimeBySize:
+    """Time of a batch by its size: means over octaves of sizes, and lines from one to the next.
+
+    Functions on GPUs take a constant time up to some size and grow from there on, which no one line
+    describes.
+    """
+
+    __slots__ = ("_batches", "_octaves", "mean")
+
+    def __init__(self) -> None:
+        self._batches = 0  # so far, but at most LAST
+        self.mean = 0.0  # time of a batch of any size (s)
+        # by the bits of a size: batches so far, but at most LAST, their mean size and time (s)
+        self._octaves: dict[int, tuple[int, float, float]] = {}
+
+    def add(self, n: int, s: float) -> None:
+        """Counts a batch of n items that took s seconds."""
+        self._batches = min(self._batches + 1, LAST)
+        self.mean += (s - self.mean) / self._batches
+        octave = n.bit_length()
+        batches, size, time = self._octaves.get(octave, (0, 0.0, 0.0))
+        batches = min(batches + 1, LAST)
+        size, time = size + (n - size) / batches, time + (s - time) / batches
+        self._octaves[octave] = batches, size, time
+
+    def curve(self) -> Curve:
+        """What is known now."""
+        return Curve([(size, time) for _, (_, size, time) in sorted(self._octaves.items())])
+
+
+class Curve:
+    """Times of batches by their sizes, as lines through points."""
+
+    __slots__ = ("_points",)
+
+    def __init__(self, points: list[tuple[float, float]]) -> None:
+        self._points = points  # size, and time of a batch (s), the smallest size first
+
+    def __bool__(self) -> bool:
+        return bool(self._points)
+
+    def time(self, n: float) -> float:
+        """Time of a batch of n items (s). Beyond the points the last line goes on, if it rises, and
+        never below 0.
+        """
+        points = self._points
+        if len(points) == 1:
+            return points[0][1]
+        place = min(max(bisect_left(points, (n,)), 1), len(points) - 1)
+        (low, time), (high, longer) = points[place - 1], points[place]
+        slope = (longer - time) / (high - low)
+        if n < low or n > high:
+            slope = max(slope, 0.0)
+            if n > high:
+                low, time = high, longer
+        return max(time + slope * (n - low), 0.0)

@@ -10,11 +10,14 @@ from .length_index import LengthIndex
 from .linger import NEVER
 from .request import Request
 
-Queue = deque[Request]
-"""Requests, first come, first served.
 
-Its first one waits. Of the others some may have left (`queued_in` is None), until `Group.tidy`.
-"""
+class Queue(deque[Request]):
+    """Requests, first come, first served.
+
+    Its first one waits. Of the others some may have left (`queued_in` is None), until `Group.tidy`.
+    """
+
+    listed = False  # among those of which the scheduler seeks the oldest
 
 
 class Group:
@@ -33,8 +36,8 @@ class Group:
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.small: Queue = deque()
-        self.large: Queue = deque()
+        self.small = Queue()
+        self.large = Queue()
         self.waiting = 0  # items not yet handed out
         self.begun = 0  # requests of which a part was handed out
         self.held_since = NEVER  # when it was first held though a worker was free (s)

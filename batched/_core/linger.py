@@ -6,20 +6,23 @@ might leave though it is not full. For as long as that batch would run, what arr
 depend on whether it has left: so what a wait of d would have been worth is known afterwards,
 without ever trying it on live calls:
 
-    gain(d) = k * (p * (1 - e / s) - max(0, e - p) - i * n * b) - WAIT_WEIGHT * n * e
+    gain(d) = k * (p * (1 - e / s) - max(0, e - p)) - i * n * g - WAIT_WEIGHT * n * e
 
     d   the wait considered (s)
     n   items ready at the decision point
     k   items that arrived within d of it, as far as they fit the batch
     m   items that arrived while the batch would have run, as far as they fit one batch
     e   min(d, when all had arrived that could be hoped for) (s)
-    s   time of a batch (s), of which a does not depend on its size, and each item adds b
-    p   a * k / m, what each item that joins saves (s): for all m it is one batch less
+    s   mean time of a batch (s)
+    g   T(n + k) - T(n), what the batch takes longer (s), where T is the time by size
+    p   (T(k) - g - f) * k / m, what each item that joins saves (s); below 0 if it costs
+    f   what another worker would have been free sooner than after s (s); 0 if none was running
     i   share of time in which the worker is idle
 
 Whoever joins saves p, less the later the batch starts, and loses what the wait took beyond that.
 Whoever was ready waits for e, and where the worker would be idle afterwards, for the items that
-joined, too; where it is not, that comes back in the next batch. Averages of the gain for a few d
+joined, too; where it is not, that comes back in the next batch. Only what would take the last free
+worker is held: else whoever comes next has a worker anyway. Averages of the gain for a few d
 say how long to wait: for the best of them if it is positive, and not longer than until everyone
 expected is there: the most items that were waiting or running at once lately.
 """
@@ -32,7 +35,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Final, Literal
 
-from .cost import LAST, Cost
+from .cost import LAST, Curve, TimeBySize
 from .policy import BatchPolicy
 
 FlushReason = Literal["full", "settled", "timeout", "eager", "drain"]
@@ -52,6 +55,11 @@ EVALUATE_EVERY: Final = 4
 """Decision points evaluated together, once there have been some: between sleeps caches are cold."""
 EPOCHS: Final = 8
 """Batches over which the most items at once are taken for everyone there is."""
+MOST_BEHIND: Final = 1.2
+"""Where not everyone fits one batch, a call that is left behind a full one waits for another full
+one. Else both groups are served by a full batch and a small one. Nobody is held if the first takes
+longer than so many times the second: a few callers would pay for the gain of all.
+"""
 
 
 class Eager:
@@ -60,7 +68,12 @@ class Eager:
     reason: FlushReason = "eager"  # why a batch leaves that was not full
     holds = False  # whether any batch is held
     most_free = math.inf  # workers that may be free while one is held
-    expected = math.inf  # items waiting or running from which on nobody else is to come
+
+    def is_here(self, outstanding: int, room: int) -> bool:  # noqa: ARG002  of other rules
+        """Whether nobody else is to be waited for, with so many items waiting or running, and room
+        for so many more in the batch.
+        """
+        return False
 
     def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
         """When a group may leave whose oldest item arrived at `oldest` (s)."""
@@ -125,19 +138,24 @@ class Hindsight(Eager):
         # considered (s)
         self._waits = sorted({min(max(wait, tick), timeout) for wait in WAITS})
         self._gains = [0.0] * len(self._waits)  # mean of what each would have gained (item seconds)
-        self._cost = Cost()
+        self._cost = TimeBySize()
         # size and time of each batch since the last evaluation (s)
         self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
         self._linger = 0.0  # the best of the waits; 0.0 if none would have gained anything (s)
         # most items waiting or running at once since the end of each of the last batches
         self._peaks = deque([0], maxlen=EPOCHS + 1)
         self.expected = 0
+        self._leaves_behind = False  # whether any are held though not all who are expected fit
         self._pace = 0.0  # mean time from one decision point to the next (s)
         self._latest: DecisionPoint | None = None
         # those before it that have not been evaluated
         self._past: deque[DecisionPoint] = deque(maxlen=EPOCHS)
         self._early = EPOCHS  # decision points that are still to be evaluated one by one
         self._room = 0  # items that could still join the batch of the latest decision point
+
+    def is_here(self, outstanding: int, room: int) -> bool:
+        to_come = self.expected - outstanding
+        return to_come <= 0 or (to_come > room and not self._leaves_behind)
 
     def until(self, oldest: float, free_since: float) -> float:
         return max(oldest, free_since) + self._linger if self._linger else AT_ONCE
@@ -177,13 +195,17 @@ class Hindsight(Eager):
             for size, seconds in self._ended:
                 self._cost.add(size, seconds)
             self._ended.clear()
-            s, a, b = self._cost.estimate()
-            for point in self._past if s else ():
-                self._evaluate(point, s, a, b)
+            times = self._cost.curve()
+            for point in self._past if times else ():
+                self._evaluate(point, self._cost.mean, times)
                 self._early = max(self._early - 1, 0)
             self._past.clear()
+            if times and self.expected > self._batch_size:
+                full = times.time(self._batch_size)
+                rest = times.time(self.expected - self._batch_size)
+                self._leaves_behind = 2 * (full + self._linger) <= MOST_BEHIND * (full + rest)
 
-    def _evaluate(self, point: DecisionPoint, s: float, a: float, b: float) -> None:
+    def _evaluate(self, point: DecisionPoint, s: float, times: Curve) -> None:
         """Counts the gain of each wait at `point`; letters as at the head of this file."""
         self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
@@ -200,6 +222,8 @@ class Hindsight(Eager):
         m = min(arrived[within - 1], self._batch_size) if within else 0
         waits, gains = self._waits, self._gains
         gain, changes = 0.0, True
+        alone = times.time(n)
+        f = max(0.0, s - point.freed)
         for number, d in enumerate(waits):
             if d > seen:
                 break
@@ -209,8 +233,9 @@ class Hindsight(Eager):
                 joined = bisect_right(moments, d)
                 if joined:
                     k = min(arrived[joined - 1], room)
-                    p = (a - max(0.0, s - point.freed)) * k / m
-                    gain += k * (p * (1 - e / s) - max(0.0, e - p) - i * n * b)
+                    g = times.time(n + k) - alone
+                    p = (times.time(k) - g - f) * k / m
+                    gain += k * (p * (1 - e / s) - max(0.0, e - p)) - i * n * g
                 changes = d < last
             gains[number] += WEIGHT * (gain - gains[number])
         best = max(gains[: bisect_right(waits, s)], default=0.0)

@@ -88,7 +88,7 @@ class Batch:
     slices: list[Slice]
     size: int  # items in all slices
     reason: FlushReason  # why it left
-    started: float  # when it was formed (s)
+    started: float  # when it was formed or, if that was ahead, a worker was free for it (s)
     longest: int = 0  # the length of the longest item; 0 where lengths do not matter
     ended: float = 0.0  # when its function had returned (s)
     # of the requests that begin with it, since their arrival (s)

@@ -45,12 +45,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from heapq import heappop, heappush, heapreplace
 from itertools import chain
 from typing import Final
 
 from .batch_formation import form_batch
 from .capacity import Capacity
-from .group import Group
+from .group import Group, Queue
 from .linger import AT_ONCE, NEVER, FlushReason, linger_rule
 from .policy import BatchPolicy
 from .request import Batch, Request, Slice
@@ -76,6 +77,10 @@ class Scheduler:
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # what waits in the queue; never an empty group
+        # queues of these, of small and of large calls: heaps by the number of the first request of
+        # each, or of an earlier one, which is seen where it comes first
+        self._small: list[tuple[int, Queue]] = []
+        self._large: list[tuple[int, Queue]] = []
         self._numbers = 0  # requests that have come to the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         # requests that are not in the queue yet, in the order in which they will be
@@ -221,13 +226,14 @@ class Scheduler:
     def ready_at(self, group: Group | None) -> float:
         """Moment from which `group` may leave; None (a request was blocked): any may, at once."""
         rule, free = self._rule, self._free
-        if free < 1:  # what is not full runs no sooner for being made ready now
+        if free < 1 and self.has_room:  # what is not full runs no sooner for being made ready now
             return AT_ONCE if group is None or self._is_full(group) else NEVER
         if not rule.holds or free > rule.most_free:
             return AT_ONCE
-        if group is None or group.begun or self.draining:
+        if group is None or group.begun or self.draining or self._is_full(group):
             return AT_ONCE
-        if self.waiting + self.in_flight >= rule.expected or self._is_full(group):
+        room = self.capacity.batch_size - group.waiting
+        if rule.is_here(self.waiting + self.in_flight, room):
             return AT_ONCE
         return rule.until(group.oldest, min(group.held_since, self._free_since))
 
@@ -242,6 +248,10 @@ class Scheduler:
         request.number = self._numbers
         request.small = request.size <= self._small_size
         self.waiting += request.size
+        queue, heap = (group.small, self._small) if request.small else (group.large, self._large)
+        if not queue.listed:
+            heappush(heap, (request.number, queue))
+            queue.listed = True  # after it is: a signal may break in, and it may be there twice
         group.add(request)
         return group
 
@@ -280,19 +290,39 @@ class Scheduler:
 
     def _choose_leader(self, now: float) -> Request | None:
         """The request that leads the next batch, of those whose groups may leave."""
-        small: Request | None = None
-        large: Request | None = None
-        for group in self._groups.values():
-            if self.ready_at(group) <= now:
-                if group.small and (small is None or group.small[0].number < small.number):
-                    small = group.small[0]
-                if group.large and (large is None or group.large[0].number < large.number):
-                    large = group.large[0]
-            elif self._free > 0:  # counted from now on, so that none is held for ever behind others
-                group.held_since = min(group.held_since, self._free_since)
+        small = self._oldest(self._small, now) if self._small else None
+        large = self._oldest(self._large, now) if self._large else None
         if large is not self._oldest_large:
             self._oldest_large, self._credit = large, 0.0
         return small if large is None or (small is not None and not self._is_due(large)) else large
+
+    def _oldest(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
+        """The oldest first request in these queues whose group may leave."""
+        while heap:
+            number, queue = heap[0]
+            if not queue:
+                queue.listed = False
+                heappop(heap)
+            elif queue[0].number != number:
+                heapreplace(heap, (queue[0].number, queue))
+            elif self.ready_at(queue[0].queued_in) <= now:
+                return queue[0]
+            else:
+                return self._oldest_of_many(heap, now)
+        return None
+
+    def _oldest_of_many(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
+        """As `_oldest`, where the group of the very oldest is held."""
+        oldest: Request | None = None
+        for request in [queue[0] for _, queue in heap if queue]:
+            group = request.queued_in
+            assert group is not None
+            if self.ready_at(group) <= now:
+                if oldest is None or request.number < oldest.number:
+                    oldest = request
+            elif self._free > 0:  # counted from now on: none is held for ever behind others
+                group.held_since = min(group.held_since, self._free_since)
+        return oldest
 
     def _is_due(self, large: Request) -> bool:
         """Whether the oldest large call has earned a batch, or as much of one as it still needs."""
@@ -346,3 +376,6 @@ class Scheduler:
             self._oldest_large = None
         if not group.waiting:
             del self._groups[group.key]
+            if not self._groups:
+                self._small.clear()
+                self._large.clear()

@@ -3,7 +3,7 @@ same ones.
 
 A worker forms a batch, collates it, calls the function and answers the callers. With `prefetch`
 there is one worker, which forms and collates batches while `max_concurrent_batches` other threads
-do the rest, so that the next one is ready when the function returns.
+do the rest, so that the next one, if it is full, is ready when the function returns.
 """
 
 from __future__ import annotations
@@ -243,9 +243,12 @@ def _call(bell: _Bell) -> None:
     """What a thread does that calls the function for what a worker has prepared."""
     try:
         assert bell.calls is not None
+        free_since = 0.0
         while (work := bell.calls.get()) is not None:
             runtime, batch, prepared = work
+            batch.started = max(batch.started, free_since)  # it was formed ahead
             runtime.run(batch, prepared)
+            free_since = time.monotonic()
             runtime.relieve()
             del work, runtime, batch, prepared
         bell.dismiss()  # for the next of these threads

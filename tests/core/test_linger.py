@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from batched._core.cost import Cost
+from batched._core.cost import LAST, Cost, Curve, TimeBySize
 from batched._core.linger import (
     AT_ONCE,
     EPOCHS,
@@ -119,6 +119,45 @@ def test_the_fixed_part_is_never_negative_nor_more_than_all() -> None:
         assert each >= 0
 
 
+def times(*batches: tuple[int, float]) -> Curve:
+    """What batches of these sizes and times (s) have taught."""
+    found = TimeBySize()
+    for size, seconds in batches:
+        found.add(size, seconds)
+    return found.curve()
+
+
+def test_before_the_first_batch_no_time_is_known() -> None:
+    assert not times()
+    assert times((1, 2.0))
+
+
+def test_of_batches_of_one_octave_the_time_is_taken_to_be_constant() -> None:
+    curve = times((4, 1.0), (7, 3.0))
+    assert [curve.time(n) for n in (1, 5, 64)] == [2.0, 2.0, 2.0]
+
+
+def test_the_time_of_a_size_lies_on_the_line_between_its_neighbours() -> None:
+    """Flat up to 16 items, and then 0.5 s for each item."""
+    curve = times((1, 5.0), (16, 5.0), (32, 13.0))
+    assert [curve.time(n) for n in (1, 9, 16, 20, 32)] == [5.0, 5.0, 5.0, 7.0, 13.0]
+    assert curve.time(40) == 17.0, "the last line goes on"
+    assert times((8, 2.0), (16, 6.0)).time(1) == 0.0, "the first one, but not below 0"
+
+
+def test_a_line_that_falls_does_not_go_on() -> None:
+    curve = times((8, 4.0), (16, 2.0))
+    assert [curve.time(n) for n in (1, 8, 12, 16, 64)] == [4.0, 4.0, 3.0, 2.0, 2.0]
+
+
+def test_the_times_are_those_of_the_latest_batches() -> None:
+    found = TimeBySize()
+    for seconds in [1.0] * LAST + [2.0] * 8 * LAST:
+        found.add(1, seconds)
+    assert found.mean == pytest.approx(2.0, rel=1e-3)
+    assert found.curve().time(1) == pytest.approx(2.0, rel=1e-3)
+
+
 # ---------------------------------------------------------------- the gain in hindsight
 
 
@@ -127,12 +166,13 @@ def test_the_gains_are_those_of_the_formula() -> None:
     have caught one.
     """
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.010, 0)  # s = a = 10 ms: there is no other size yet
-    rule.decide(0, 2, 4, 1.0)  # there can be four
+    rule.finished(1, 0.0, 0.010, 0)  # s = a = 10 ms: there is no other size yet
+    rule.note_outstanding(4)  # there can be four
+    rule.decide(0, 2, 2, 1.0)
     rule.arrived(0, 1, 1.0005)
     rule.arrived(1, 1, 1.0010)  # of another group
     rule.arrived(0, 1, 1.0020)
-    rule.decide(0, 2, 4, 1.02)
+    rule.decide(0, 2, 2, 1.02)
     rule.evaluate()
     gains = dict(zip(rule._waits, rule._gains, strict=True))
     for wait, gain in gains.items():
@@ -159,9 +199,10 @@ def test_the_gains_are_those_of_the_formula() -> None:
 def test_only_what_was_seen_is_counted() -> None:
     """The next chance came after 0.1 ms, so nothing is known of longer waits."""
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.010, 0)
-    rule.decide(0, 1, 4, 1.0)
-    rule.decide(0, 1, 4, 1.0001)
+    rule.finished(1, 0.0, 0.010, 0)
+    rule.note_outstanding(4)
+    rule.decide(0, 1, 1, 1.0)
+    rule.decide(0, 1, 1, 1.0001)
     rule.evaluate()
     assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]
 
@@ -170,7 +211,7 @@ def test_only_what_was_seen_is_counted() -> None:
 def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     """A second item came 0.05 ms after the first."""
     rule = Hindsight(timeout=0.005, batch_size=8, tick=tick)
-    rule.finished(1, 0.010, 0)
+    rule.finished(1, 0.0, 0.010, 0)
     rule.decide(0, 1, 2, 1.0)
     rule.arrived(0, 1, 1.00005)
     rule.decide(0, 1, 2, 1.02)

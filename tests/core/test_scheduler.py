@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 
-from batched._core.linger import AT_ONCE, NEVER
+from batched._core.linger import AT_ONCE, NEVER, Hindsight
 from batched._core.policy import Flush
 from batched._core.scheduler import Batch, Request, Scheduler
 from scheduling import all_ran, call, departure, ran, scheduler, submitted, taken
@@ -962,3 +963,119 @@ def test_what_has_left_behind_a_call_that_waits_is_let_go() -> None:
     del owner
     assert sum(ref() is not None for ref in gone) <= 1
     assert held.waiting == 1
+
+
+# ---------------------------------------------------------------- several workers, and ahead
+
+
+def test_a_batch_that_is_not_full_is_not_made_ready_while_all_workers_are_busy() -> None:
+    made = scheduler(batch_size=2, flush="eager", prefetch=1)
+    submitted(made, call())
+    first = taken(made)
+    submitted(made, call())
+    assert made.take(1.0) is None
+    assert made.next_deadline() == NEVER
+    made.finished(first, 2.0)
+    assert made.next_deadline() <= 2.0
+    assert taken(made, 2.0).size == 1
+
+
+def test_a_full_batch_is_made_ready_while_all_workers_are_busy() -> None:
+    made = scheduler(batch_size=2, flush="eager", prefetch=1)
+    submitted(made, call())
+    taken(made)
+    submitted(made, call(), call(), call(), call())
+    assert taken(made, 1.0).size == 2
+    assert made.take(1.0) is None, "there is one ready already"
+
+
+def test_what_blocks_others_is_made_ready_though_it_fills_no_batch() -> None:
+    """Nothing can join it: the queue is full."""
+    made = scheduler(batch_size=4, flush="eager", prefetch=1, max_queue_size=2)
+    submitted(made, call(2))
+    taken(made)
+    submitted(made, call(2), call(1))
+    assert taken(made, 1.0).size == 2
+
+
+def test_a_window_holds_whatever_workers_are_free() -> None:
+    made = scheduler(flush="window", timeout_ms=1000, max_concurrent_batches=2)
+    assert departure(made, call(), 5.0) == 6.0
+
+
+def test_only_what_would_take_the_last_free_worker_is_held() -> None:
+    made = scheduler(batch_size=4, timeout_ms=1000, max_concurrent_batches=2)
+    rule = made._rule
+    assert isinstance(rule, Hindsight)
+    rule._linger, rule.holds, rule.expected = 0.5, True, 4
+    assert departure(made, call(), 1.0) == AT_ONCE, "two workers are free"
+    first = taken(made, 1.0)
+    assert first.reason == "eager"
+    assert departure(made, call(), 2.0) == 2.5
+    assert made.take(2.0) is None
+    made.finished(first, 2.25)
+    assert made.take(2.25) is not None
+
+
+def test_nobody_is_held_where_those_left_behind_would_wait_too_long() -> None:
+    """Five callers, and four fit: the fifth would wait for two full batches of 1 s, and not for a
+    full one and a small one of 0.3 s.
+    """
+    for small_takes, held in ((0.3, False), (0.9, True)):
+        rule = Hindsight(timeout=1.0, batch_size=4)
+        rule.note_outstanding(5)
+        rule.finished(4, 0.0, 1.0, 5)
+        rule.finished(1, 1.0, 1.0 + small_takes, 5)
+        rule.decide("g", 1, 1, 3.0)
+        rule.arrived("g", 3, 3.00001)
+        rule.decide("g", 1, 1, 4.0)
+        rule.evaluate()
+        assert rule._linger > 0
+        assert rule.is_here(1, 3) is not held
+        assert rule.is_here(5, 3), "everybody is there"
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda number: Request([0], 1, "g", lengths=[number * 7 % 512 + 1]),
+        lambda number: Request([0], 1, number),
+    ],
+    ids=["calls of one group, with lengths", "groups"],
+)
+@pytest.mark.parametrize("flush", ["auto", "eager"])
+def test_taking_a_batch_takes_no_longer_the_more_wait(
+    request_of: Callable[[int], Request], flush: Flush
+) -> None:
+    """Counted in calls of functions; the first batches put what waits in order."""
+
+    def count(waiting: int) -> int:
+        made = scheduler(batch_size=8, flush=flush)
+        for number in range(waiting):
+            made.submit(request_of(number), 0.0)
+        calls = 0
+
+        def noted(_frame: object, event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        for now in range(1, 6):
+            made.finished(taken(made, float(now)), now + 0.5)
+        sys.setprofile(noted)
+        try:
+            made.take(7.0)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert count(20_000) <= 3 * count(100)
+
+
+def test_a_group_that_empties_and_fills_again_is_listed_once() -> None:
+    made = scheduler(batch_size=1, flush="eager", small_batch_threshold=1)
+    submitted(made, call(500))  # so that the group never empties
+    for now in range(100):
+        submitted(made, call(), now=float(now))
+        ran(made, float(now))
+    assert len(made._small) <= 1
+    assert len(made._large) == 1
