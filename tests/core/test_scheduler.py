@@ -1028,7 +1028,7 @@ def test_nobody_is_held_where_those_left_behind_would_wait_too_long() -> None:
         rule.finished(1, 1.0, 1.0 + small_takes, 5)
         rule.decide("g", 1, 1, 3.0)
         rule.arrived("g", 3, 3.00001)
-        rule.decide("g", 1, 1, 4.0)
+        rule.decide("g", 1, 1, 3.0 + (1.0 + small_takes) / 2)  # the worker is never idle
         rule.evaluate()
         assert rule._linger > 0
         assert rule.is_here(1, 3) is not held
