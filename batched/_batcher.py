@@ -238,7 +238,7 @@ class BatchFunction:
             parser = FeatureParser(name, options.features, options.length)
             spread = options.features.spread_kwargs
             requests = FeatureRequestParser(name, binder, home, parser, spread=spread)
-            collator = FeatureCollator(name, options.features)
+            collator = FeatureCollator(name, options.features, self.told)
         execution = Execution(
             self.func,
             collator,

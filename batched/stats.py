@@ -43,7 +43,7 @@ class BatchRecord:
     processing_time: float
     """From forming it to having its results (s)."""
     attempts: int
-    """Calls of the function: more than one if parts of it were run again, or probes were needed."""
+    """Calls of the function: more than one if it ran in parts."""
     outcome: Literal["ok", "partial", "failed"]
     """Whether all its items have results, some, or none."""
     failed: int
@@ -111,10 +111,6 @@ class Stats:
     """Share of what the batch function was given that was padding, in batches whose items have a
     length; 0.0 before there is one.
     """
-    probes: int
-    """Calls of the function with one row, made only to learn which axes of its output follow the
-    padding.
-    """
     memory_errors: int
     """Calls of the function that ran out of memory and were made again in smaller parts."""
     batch_sizes: Mapping[int, int]
@@ -130,11 +126,8 @@ class Stats:
         blocked = f", {self.blocked:,} calls blocked" if self.blocked else ""
         timed_out = f", timed out {self.timed_out:,}" if self.timed_out else ""
         of_tensors = ""
-        if self.padding_waste or self.probes or self.memory_errors:
-            of_tensors = (
-                f"; padding {self.padding_waste:.0%}, probes {self.probes:,}, "
-                f"memory errors {self.memory_errors:,}"
-            )
+        if self.padding_waste or self.memory_errors:
+            of_tensors = f"; padding {self.padding_waste:.0%}, memory errors {self.memory_errors:,}"
         return (
             f"Stats({self.total_processed:,} items in {self.total_batches:,} batches of "
             f"{self.avg_batch_size:.1f} on average, "
@@ -229,7 +222,7 @@ class Recorder:
             self._errors = self._cancelled = self._timed_out = self._rejected = 0  # calls
             # positions in batches whose items have a length, and those of them that are padding
             self._cells = self._padding = 0
-            self._probes = self._memory_errors = 0  # calls of the function beyond one per batch
+            self._memory_errors = 0  # calls of the function
             self._processing = 0.0  # seconds, all batches together
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
@@ -278,7 +271,6 @@ class Recorder:
         self._errors += sum(map(attrgetter("errors"), latest))
         self._cells += sum(map(attrgetter("cells"), latest))
         self._padding += sum(map(attrgetter("padding"), latest))
-        self._probes += sum(map(attrgetter("probes"), latest))
         self._memory_errors += sum(map(len, map(attrgetter("too_big"), latest)))
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
@@ -309,7 +301,6 @@ class Recorder:
                 queue_wait=self._waits.percentiles(),
                 processing_time=self._durations.percentiles(),
                 padding_waste=self._padding / self._cells if self._cells else 0.0,
-                probes=self._probes,
                 memory_errors=self._memory_errors,
                 batch_sizes=dict(sorted(sizes.items())),
                 flush_reasons=dict(reasons),

@@ -47,7 +47,7 @@ def requests(calls: Calls) -> list[Slice]:
 
 def collated(calls: Calls) -> Step:
     """Requests to the argument of the function."""
-    collator, slices = FeatureCollator("fn", FeatureSettings()), requests(calls)
+    collator, slices = FeatureCollator("fn", FeatureSettings(), set()), requests(calls)
     return lambda: collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
 
 
@@ -60,7 +60,7 @@ def split(calls: Calls, hidden: int) -> Step:
     """An output with a vector per token, or per row, to one result per call, cut to its own
     length.
     """
-    collator, slices = FeatureCollator("fn", FeatureSettings()), requests(calls)
+    collator, slices = FeatureCollator("fn", FeatureSettings(), set()), requests(calls)
     call = collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
     shortest = [min(slices, key=lambda one: one[0].items.widths)]
     one = collator.collate(shortest, Batch(shortest, 1, "full", 0.0))

@@ -45,7 +45,7 @@ class FeatureStage(Stage):
     def decorate(
         self, compute: Callable[..., Any] = unchanged, *, gated: bool = False, **settings: Any
     ) -> Any:
-        # features of each call of the function but the decoys, probes included
+        # features of each call of the function but the decoys
         self.seen: list[dict[str, Any]] = []
 
         def noted(features: dict[str, Any]) -> bool:
@@ -90,7 +90,7 @@ class Together:
     """
 
     def __init__(self, compute: Callable[..., Any] = unchanged, **settings: Any) -> None:
-        # features of each call of the function but the decoys, probes included
+        # features of each call of the function but the decoys
         self.seen: list[dict[str, Any]] = []
         self.extra: list[dict[str, Any]] = []  # and its further arguments
         self._running = threading.Event()

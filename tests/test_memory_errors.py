@@ -400,31 +400,33 @@ def test_frames_below_an_error_and_its_causes_are_let_go() -> None:
     assert caught.value.__cause__.__traceback__ is None
 
 
-def test_a_longer_probe_that_runs_out_of_memory_says_nothing_of_the_batch(together: Make) -> None:
+def test_rows_run_apart_in_more_padding_that_run_out_of_memory_say_nothing_of_the_batch(
+    together: Make,
+) -> None:
     def compute(features: dict[str, Any]) -> Any:
         if features["x"].shape[1] > 8:
             raise MemoryError
-        return features["x"].sum(1, keepdims=True) * numpy.ones(3)
+        assert features["x"].shape[1] == 8
+        return features["x"] * 2
 
     two = together(compute, pad_to_multiple_of=8)
-    assert [
-        result.shape
-        for result in two.results({"x": numpy.ones((1, 3), int)}, {"x": numpy.ones((2, 5), int)})
-    ] == [(1, 3), (2, 3)]
-    assert (two.fn.stats.memory_errors, two.seen[0]["x"].shape) == (0, (3, 8))
+    results = two.results({"x": numpy.ones((1, 3), int)}, {"x": numpy.ones((2, 5), int)})
+    assert [len(result) for result in results] == [1, 2]
+    assert two.fn.stats.memory_errors == 0
 
 
-def test_a_probe_that_runs_out_of_memory_splits_its_batch(together: Make) -> None:
-    tried: list[int] = []
+def test_rows_run_apart_that_run_out_of_memory_are_run_in_smaller_parts(together: Make) -> None:
+    tried: list[tuple[int, ...]] = []
 
     def compute(features: dict[str, Any]) -> Any:
-        tried.append(len(features["x"]))
-        if tried == [2, 1]:
+        tried.append(features["x"].shape)
+        if len(tried) == 2:
             raise MemoryError
         return features["x"] * 2
 
-    two = together(compute)
-    results = two.results({"x": numpy.ones((1, 3))}, {"x": numpy.ones((1, 5))})
-    assert [result.shape for result in results] == [(1, 3), (1, 5)]
-    assert tried == [2, 1, 1, 1], "the two, the probe, and each alone"
-    assert (two.fn.stats.probes, two.fn.stats.memory_errors) == (1, 1)
+    three = together(compute)
+    calls = [{"x": numpy.ones((1, width))} for width in (3, 5, 3)]
+    results = three.results(*calls)
+    assert [result.shape for result in results] == [(1, 3), (1, 5), (1, 3)]
+    assert tried == [(3, 5), (2, 3), (1, 3), (1, 3), (1, 5)]
+    assert three.fn.stats.memory_errors == 1

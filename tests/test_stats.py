@@ -166,7 +166,6 @@ def test_nothing_is_counted_at_first() -> None:
         queue_wait=nothing,
         processing_time=nothing,
         padding_waste=0.0,
-        probes=0,
         memory_errors=0,
         batch_sizes={},
         flush_reasons={},

@@ -13,27 +13,19 @@ context is what the collator needs to split the output of this very call.
 """
 
 
-class ProbeNeeded(Exception):
-    """Request for another call of the function, with one row alone, before its output can be split.
+Collate = Callable[[list[Slice], Batch], Call]
+"""Maker of the call that runs some slices of a batch."""
 
-    The execution makes `calls` one after another. The output of the first that returns goes to
-    `learn`; the error of one that raises goes to `failed`, which says whether the caller of that
-    row would have got this error alone. Then it splits `kept`, a copy of the output: the function
-    may write the next output to the same memory.
-    """
+Part = tuple[list[Slice], Sequence[Collate]]
+"""Slices that are to run together, and ways to collate them, each for when one has failed."""
 
-    def __init__(
-        self,
-        kept: Any,
-        calls: list[Call],
-        learn: Callable[[Any, Call], None],
-        failed: Callable[[BaseException, Call], bool],
-    ) -> None:
-        super().__init__(kept, calls, learn, failed)
-        self.kept = kept
-        self.calls = calls
-        self.learn = learn
-        self.failed = failed
+
+class GroupsNeeded(Exception):
+    """Request to run groups of the slices of a batch one by one instead of all together."""
+
+    def __init__(self, groups: Sequence[Part]) -> None:
+        super().__init__(groups)
+        self.groups = groups
 
 
 class Collator(Protocol):
@@ -42,6 +34,9 @@ class Collator(Protocol):
     def collate(self, slices: list[Slice], batch: Batch, /) -> Call:
         """The call that runs `slices`, which are all or some of those of `batch`. Adds the cells
         and the padding of its arrays to `batch`.
+
+        Raises:
+            GroupsNeeded: an output for all of them could not be split.
         """
         ...
 
@@ -50,7 +45,7 @@ class Collator(Protocol):
         that is a whole request is the result of its caller.
 
         Raises:
-            ProbeNeeded: another call has to be made first.
+            GroupsNeeded: this output cannot be split.
         """
         ...
 

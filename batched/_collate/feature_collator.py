@@ -5,28 +5,24 @@ its own rows of the output.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .arguments import Arguments
-from .collator import Call, ProbeNeeded
+from .collator import Call, Collate, GroupsNeeded, Part
 from .devices import Devices, stream_wait, synchronize
 from .feature_spec import Array, FeatureSpec, find_imported
 from .features import Features
 from .outputs import Path, copy_array, dotted_path, tree_flatten, tree_unflatten
 from .settings import FeatureSettings
-from .unpadding import Ambiguous, Cuts, Unpadding, Widths
+from .unpadding import Callers, Cuts, Unpadding, Widths
 
 IMAGE_AXES: Final = 2
 """Least number of axes behind the length of rows that are taken for images: channels, height and
 width, in any order.
-"""
-
-PROBES: Final = 3
-"""Most probes of rows of the same widths for one batch: one tells, unless another thread has just
-forgotten what was known.
 """
 
 
@@ -38,32 +34,28 @@ class GroupKey(NamedTuple):
 
 
 class PaddingPlan:
-    """Widths to which the features of one call of the function were padded, and what its probes
-    came to: the context of the call.
+    """Widths to which the features of one call of the function were padded: the context of the
+    call.
     """
 
-    __slots__ = ("probed", "refused", "unclear", "whole", "widths")
+    __slots__ = ("alone", "callers", "whole", "widths")
 
-    def __init__(self, widths: Widths, whole: bool) -> None:
+    def __init__(self, widths: Widths, whole: bool, callers: Callers, alone: bool) -> None:
         self.widths = widths
         # the batch is one call as it came: its output is what the caller gets alone
         self.whole = whole
-        # of callers' own rows, one of which was run alone
-        self.probed: list[Widths] = []
-        # errors that callers with rows of these widths get instead of their part of the output
-        self.refused: dict[Widths, BaseException] = {}
-        # errors of probes of rows of these widths, after which nothing shows how to cut theirs
-        self.unclear: dict[Widths, BaseException] = {}
+        self.callers = callers  # empty if nothing was padded
+        self.alone = alone  # rows of one width only, which are to be answered in any case
 
 
 class FeatureCollator:
     """Collator of calls of features."""
 
-    def __init__(self, name: str, settings: FeatureSettings) -> None:
+    def __init__(self, name: str, settings: FeatureSettings, told: set[str]) -> None:
         self._name = name  # of the batch function, for error messages
         self._left = settings.padding_side == "left"
         self._settings = settings
-        self._unpadding = Unpadding(name, settings)
+        self._unpadding = Unpadding(name, settings, told)
         self._devices = Devices(settings.device, settings.output_device)
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
@@ -71,10 +63,20 @@ class FeatureCollator:
         below each other; each feature has a width of its own. The context is a `PaddingPlan`.
         """
         group: Any = slices[0][0].group_key  # a `GroupKey`
-        widths = list(zip(*[request.items.widths for request, _, _ in slices], strict=True))
-        padded = self._plan_widths(group.specs, widths)
-        self._count_padding(slices, padded, batch)
-        return self._build_call(slices, group, padded)
+        every = [request.items.widths for request, _, _ in slices]
+        padded = self._plan_widths(group.specs, list(zip(*every, strict=True)))
+        callers = self._list_callers(group.specs, padded, set(every))
+        if len(set(callers.values())) > 1:
+            apart = self._unpadding.find_apart(group, padded, callers)
+            if apart:
+                raise self._group_by_width(slices, callers, apart)
+        return self._build_call(slices, batch, padded, callers)
+
+    def _collate_alone(self, padded: Widths, slices: list[Slice], batch: Batch) -> Call:
+        """The call for slices whose rows are of the same widths, padded to others."""
+        group: Any = slices[0][0].group_key
+        callers = self._list_callers(group.specs, padded, {slices[0][0].items.widths})
+        return self._build_call(slices, batch, padded, callers, alone=True)
 
     def split(self, output: Any, slices: list[Slice], context: PaddingPlan) -> Sequence[Any]:
         """One tree like `output` per slice, whose arrays have its rows only and, on the axes that
@@ -82,40 +84,21 @@ class FeatureCollator:
         """
         group: Any = slices[0][0].group_key
         arrays = self._flatten(output, _count_rows(slices))
+        cuts, apart = self._unpadding.find_cuts(
+            group, arrays, context.widths, context.callers, alone=context.alone
+        )
+        if apart:
+            raise self._group_by_width(slices, context.callers, apart)
+        moved = self._devices.to_callers([array for _, array in arrays])
         if context.whole:
-            self._unpadding.learn(group, arrays, context.widths)
-            moved = self._devices.to_callers([array for _, array in arrays])
             synchronize(moved)
             unchanged = all(to is array for to, (_, array) in zip(moved, arrays, strict=True))
             return [output if unchanged else tree_unflatten(output, iter(moved))]
-        rows = {request.items.widths: (request, start, start + 1) for request, start, _ in slices}
-        while True:
-            callers = sorted(rows.keys() - context.refused.keys(), key=_probe_order)
-            if not callers:
-                return [context.refused[request.items.widths] for request, _, _ in slices]
-            try:
-                cuts = self._unpadding.find_cuts(
-                    group, arrays, context.widths, callers, context.unclear
-                )
-                break
-            except Ambiguous as ambiguous:
-                own = ambiguous.widths
-            if own not in context.unclear:
-                # out here, where it holds no other error and so no frames
-                raise self._probe(rows[own], context, output, arrays)
-            context.refused[own] = self._unpadding.unclear_error(
-                group, context.widths, context.unclear[own]
-            )
-        moved = self._devices.to_callers([array for _, array in arrays])
         columns = [
             self._split_array(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)
         ]
         synchronize([column[-1] for column in columns])
-        parts = [tree_unflatten(output, iter(part)) for part in zip(*columns, strict=True)]
-        return [
-            context.refused.get(request.items.widths, part)
-            for part, (request, _, _) in zip(parts, slices, strict=True)
-        ]
+        return [tree_unflatten(output, iter(part)) for part in zip(*columns, strict=True)]
 
     def join(self, _: Request, parts: list[Any]) -> Any:
         """Tree like each of `parts`, whose arrays are theirs below each other."""
@@ -141,47 +124,40 @@ class FeatureCollator:
                 f"cannot be joined: {error}"
             ) from error
 
-    def _probe(
-        self, row: Slice, context: PaddingPlan, output: Any, arrays: list[tuple[Path, Array]]
-    ) -> ProbeNeeded:
-        """Request for a call with `row` alone, to see how `arrays` would look for its caller."""
-        request = row[0]
-        group: Any = request.group_key
-        own: Widths = request.items.widths
-        tried = context.probed.count(own)
-        if tried == PROBES:
-            raise BatchFunctionError(
-                f"{self._name}: what its output has to do with the length of "
-                "rows changes from call to call"
-            )
-        context.probed.append(own)
-        others = self._settings.probe_widths(own, context.widths, apart=tried > 0)
-        alone = self._plan_widths(group.specs, [(width,) for width in own])
-        tries = [others] if alone in (others, context.widths) else [others, alone]
-        calls = [self._build_call([row], group, widths, probe=True) for widths in tries]
+    def _group_by_width(
+        self, slices: list[Slice], callers: Callers, apart: Collection[Widths]
+    ) -> GroupsNeeded:
+        """Request to run rows of the widths `apart` by themselves, and all others together after
+        them: a batch of what would be padded alike; where all would be, a batch for each width, not
+        padded at all, or if that fails, padded to anything that the function takes.
+        """
+        alike = len(set(callers.values())) == 1
+        keys = {own: own if alike else alone for own, alone in callers.items()}
+        wanted = {keys[own] for own in apart}
+        groups: dict[Widths, list[Slice]] = {}
+        for each in slices:
+            key = keys[each[0].items.widths]
+            groups.setdefault(key if key in wanted else (), []).append(each)
+        parts: list[Part] = []
+        for key in sorted(groups, key=sum, reverse=True):
+            ways: list[Collate] = [self.collate]
+            if alike and key:
+                other = self._settings.pad_further(key, callers[key])
+                ways = [partial(self._collate_alone, to) for to in (key, other, callers[key])]
+            parts.append((groups[key], ways))
+        return GroupsNeeded(parts)
 
-        def learn(output: Any, call: Call) -> None:
-            probed = self._flatten(output, 1)
-            if [(path, array.ndim) for path, array in probed] != [
-                (path, array.ndim) for path, array in arrays
-            ]:
-                raise BatchFunctionError(
-                    f"{self._name} returned an output of another structure "
-                    "for one row than for several"
-                )
-            self._unpadding.learn(group, probed, call[2].widths)
-
-        def failed(error: BaseException, call: Call) -> bool:
-            refused: bool = call[2].widths == alone
-            (context.refused if refused else context.unclear)[own] = error
-            return refused
-
-        return ProbeNeeded(
-            tree_unflatten(output, iter([copy_array(array) for _, array in arrays])),
-            calls,
-            learn,
-            failed,
-        )
+    def _list_callers(
+        self, specs: tuple[FeatureSpec, ...], padded: Widths, every: set[Widths]
+    ) -> Callers:
+        """All widths that rows have in a batch `padded` to some, if that is known to matter."""
+        if every == {padded} or self._settings.unpad != "auto":
+            return {}
+        rounds = self._settings.pad_to_multiple_of > 1
+        return {
+            own: self._plan_widths(specs, [(width,) for width in own]) if rounds else own
+            for own in sorted(every, key=sum)
+        }
 
     def _plan_widths(self, specs: tuple[FeatureSpec, ...], every: list[Widths]) -> Widths:
         """Width to which each feature is padded; `every` has, for each, its widths in the calls.
@@ -202,19 +178,24 @@ class FeatureCollator:
         return tuple(padded)
 
     def _build_call(
-        self, slices: list[Slice], group: GroupKey, padded: Widths, *, probe: bool = False
+        self,
+        slices: list[Slice],
+        batch: Batch,
+        padded: Widths,
+        callers: Callers,
+        *,
+        alone: bool = False,
     ) -> Call:
+        self._count_padding(slices, padded, batch)
         for request, _, _ in slices:
             stream_wait(request.items.ready_events)
         features: dict[str, Array] = {}
         first, start, stop = slices[0]
+        group: Any = first.group_key
         whole = (
-            len(slices) == 1
-            and stop - start == first.size
-            and padded == first.items.widths
-            and not probe
+            len(batch.slices) == 1 and stop - start == first.size and padded == first.items.widths
         )
-        plan = PaddingPlan(padded, whole)
+        plan = PaddingPlan(padded, whole, callers, alone)
         rows = _count_rows(slices)
         for number, (spec, width) in enumerate(zip(group.specs, padded, strict=True)):
             if whole:
@@ -278,13 +259,6 @@ class FeatureCollator:
             shares.append(copy_array(share))
             position = end
         return shares
-
-
-def _probe_order(widths: Widths) -> tuple[bool, int]:
-    """Sort key by which short rows are probed first, being cheap, and empty ones, on which some
-    functions choke, last.
-    """
-    return 0 in widths, sum(widths)
 
 
 def _count_rows(slices: list[Slice]) -> int:

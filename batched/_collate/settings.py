@@ -80,25 +80,17 @@ class FeatureSettings:
         """`width` rounded up to `pad_to_multiple_of`."""
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def probe_widths(
-        self, own: tuple[int, ...], padded: tuple[int, ...], *, apart: bool
-    ) -> tuple[int, ...]:
-        """Widths to which to pad features, whose rows are of widths `own`, in a probe, so that its
-        output differs from that of a batch `padded` to other widths.
-
-        Each is the next multiple; a further one if the batch was padded to that, or if features are
-        to be told `apart` and another one is.
+    def pad_further(self, own: tuple[int, ...], padded: tuple[int, ...]) -> tuple[int, ...]:
+        """Widths for features with rows of widths `own` that are longer than `padded` wherever that
+        is longer, in multiples: other ones for features of other widths.
         """
-        chosen: dict[int, tuple[int, int]] = {}  # what is padded to each length
-        widths: list[int] = []
-        for short, long in zip(own, padded, strict=True):
-            width = long if short == long else self.round_up(short)
-            if short != long and (apart or width == long):
-                while width == long or chosen.get(width, (short, long)) != (short, long):
-                    width += self.pad_to_multiple_of
-                chosen[width] = short, long
-            widths.append(width)
-        return tuple(widths)
+        order = sorted(set(own))
+        return tuple(
+            [
+                long if short == long else long + self.pad_to_multiple_of * (order.index(short) + 1)
+                for short, long in zip(own, padded, strict=True)
+            ]
+        )
 
     def _check_unpad(self) -> None:
         unpad = self.unpad

@@ -2,24 +2,29 @@
 as its own rows were.
 
 An axis either has one size at all times (that of hidden states) or follows a feature: it is as long
-as the rows of that were padded. Each batch rules out what it contradicts. An output is split among
-callers with rows of different widths once
+as the rows of that were padded. The evidence is what runs have returned that were padded to
+different widths.
 
-1. batches have been padded to different widths, one of them as short as the shortest caller's: an
-   axis that had one size in all of them then has it for every caller, and one that changes, be it
-   in steps or up to some length only, has shown it. The same goes for the number of rows, if an
-   axis is as large;
-2. all that is still possible of an axis gives the same size for each caller.
-
-Where that is not so, a row of such a caller is run alone: its output is what the caller would have
-got.
+1. Callers with rows of different widths share a run if everything that may explain an axis gives
+   the same size for each of them, and a run as short as the shortest caller's is among those seen:
+   an axis that had one size in both then has it for every caller, and one that changes, be it in
+   steps or up to some length only, has shown it.
+2. Until that is so, rows of some width run apart. Nothing has to be known about these, for nothing
+   of them is padded; and what they return is evidence.
+3. A run that contradicts the evidence takes its place. As long as no other run agrees with it, what
+   an axis depends on is unknown, and rows of each width run apart.
+4. Evidence is forgotten after a number of runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import logging
+import math
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from functools import lru_cache
+from itertools import chain
+from operator import ge, le
+from typing import Any, Final, NamedTuple
 
 from ..errors import BatchFunctionError
 from .outputs import Path, describe, dotted_path
@@ -28,214 +33,215 @@ from .settings import FeatureSettings
 Widths = tuple[int, ...]
 """Length of the rows of each feature of a group, in the order of its specs."""
 
-Shape = tuple[int, ...]
+Sizes = tuple[int, ...]
+"""Sizes of one axis in several runs; or of all axes behind the first, array by array, in one."""
+
+Callers = Mapping[Widths, Widths]
+"""Widths of the rows of callers, the shortest first, each with those to which they are padded if
+they run alone.
+"""
 
 Cuts = tuple[tuple[int, int], ...]
 """Axes of one array that are to be cut, each with the number of the feature that it follows."""
 
 CACHE_LIMIT: Final = 256
-"""Most kinds of outputs, by group and structure, of which evidence is kept."""
+"""Most kinds of calls of which evidence is kept, and most axes of which explanations are."""
+
+LIFETIME: Final = 1000
+"""Runs after which evidence is gathered anew, which takes one or two more: rare enough to cost
+nothing, and often enough for a model that was replaced in silence.
+"""
+
+logger = logging.getLogger("batched")
 
 
-class Ambiguous(Exception):
-    """More than one thing is possible of an axis; the output for a row of `widths` alone tells them
-    apart.
-    """
+class _Axis(NamedTuple):
+    """Explanations of the sizes that one axis had in several runs."""
 
-    def __init__(self, widths: Widths) -> None:
-        super().__init__(widths)
-        self.widths = widths
+    size: int | None  # that it always had; None: there were several
+    follows: tuple[int, ...]  # features that were always padded to its size
+    longest: tuple[int, ...]  # features the longest of which always was
+    shortest: tuple[int, ...]  # features the shortest of which always was
+    divisor: int  # of all its sizes, to multiples of which it may be rounded up
 
+    @property
+    def is_explained(self) -> bool:
+        return self.size is not None or bool(self.follows)
 
-@dataclass(frozen=True)
-class _Axis:
-    """Possibilities that are left for one axis."""
-
-    size: int  # that it had first
-    fixed: bool  # whether it never had another
-    follows: frozenset[int]  # features that were always padded to its size
-
-    def narrow(self, size: int, padded: Widths) -> _Axis:
-        """The axis without what this size rules out, in a batch `padded` to these widths."""
-        fixed = self.fixed and size == self.size
-        follows = self.follows
-        if follows and any(padded[number] != size for number in follows):
-            follows = frozenset(number for number in follows if padded[number] == size)
-        return (
-            self
-            if fixed is self.fixed and follows is self.follows
-            else _Axis(self.size, fixed, follows)
-        )
-
-    def find_feature(self, size: int, callers: Sequence[Widths]) -> int | None:
-        """Feature by which to cut the axis, of this size, for all these callers; None: leave it.
-
-        Raises:
-            Ambiguous: the possibilities give different sizes for one of them.
-            LookupError: no possibility is left.
+    def find_undecided(self, own: list[Widths], alone: list[Widths]) -> Iterator[int]:
+        """Positions of callers for whom explanations differ; none if they differ for nobody. For
+        each feature there are the widths of all callers, and those to which it is padded for each.
         """
-        if not self.follows:
-            if not self.fixed:
-                raise LookupError
-            return None
-        one, *others = self.follows
-        if not self.fixed and not others:
-            return one
-        for widths in callers:
-            own = widths[one]
-            if (self.fixed and own != size) or any(widths[other] != own for other in others):
-                raise Ambiguous(widths)
-        return None if self.fixed else one
+        possible = {own[feature] for feature in self.follows}
+        if self.size is not None:
+            possible.add((self.size,) * len(own[0]))
+        for pick, features in ((max, self.longest), (min, self.shortest)):
+            if features != self.follows:
+                widths = zip(*[own[feature] for feature in features], strict=True)
+                possible.add(tuple(map(pick, widths)))
+        if len(possible) > 1:
+            yield [len(set(sizes)) > 1 for sizes in zip(*possible, strict=True)].index(True)
+        if self.size is None and self.divisor > 1:
+            for position, width in enumerate(alone[self.follows[0]]):
+                if width % self.divisor:
+                    yield position
+
+
+@lru_cache(CACHE_LIMIT)
+def _explain(sizes: Sizes, padded: tuple[Widths, ...]) -> _Axis:
+    """Explanations of an axis that had these sizes in runs `padded` to these widths."""
+    features = list(enumerate(zip(*padded, strict=True)))  # each with its widths in the runs
+    below = tuple([number for number, widths in features if all(map(le, widths, sizes))])
+    above = tuple([number for number, widths in features if all(map(ge, widths, sizes))])
+    most = map(max, zip(*[features[number][1] for number in below], strict=True))
+    least = map(min, zip(*[features[number][1] for number in above], strict=True))
+    return _Axis(
+        size=sizes[0] if len(set(sizes)) == 1 else None,
+        follows=tuple([number for number in below if number in above]),
+        longest=below if tuple(most) == sizes else (),
+        shortest=above if tuple(least) == sizes else (),
+        divisor=math.gcd(*sizes),
+    )
 
 
 class _Evidence:
-    """Evidence from outputs of one structure: the possibilities that are left for each axis, and
-    the range of widths and rows seen.
-    """
+    """Evidence from runs of one kind of calls, which do not contradict each other."""
 
-    __slots__ = ("_latest", "_longest", "_rows", "_shortest", "axes")
+    __slots__ = ("age", "axes", "contradiction", "runs", "structure")
 
-    def __init__(self, shapes: list[Shape], padded: Widths, features: frozenset[int]) -> None:
-        # of each array behind its first axis
-        self.axes = [[_Axis(size, True, features) for size in shape] for shape in shapes]
-        # least and greatest width to which each feature was padded
-        self._shortest = self._longest = padded
-        self._rows: set[int] = set()  # numbers of rows of batches: two of them are enough
-        self._latest: Any = None  # rows, shapes and widths of the latest batch
-
-    def observe(self, rows: int, shapes: list[Shape], padded: Widths) -> None:
-        """Rules out what a batch contradicts that was `padded` to these widths and whose output had
-        arrays [rows, *shape].
-        """
-        latest = rows, shapes, padded
-        if latest == self._latest:
-            return
-        if len(self._rows) < 2:
-            self._rows = {*self._rows, rows}
-        self.axes = [
-            [axis.narrow(size, padded) for axis, size in zip(axes, shape, strict=True)]
-            for axes, shape in zip(self.axes, shapes, strict=True)
-        ]
-        self._shortest = tuple(map(min, self._shortest, padded))
-        self._longest = tuple(map(max, self._longest, padded))
-        self._latest = latest
-
-    def check(
-        self, padded: Widths, callers: Sequence[Widths], round_up: Callable[[int], int]
+    def __init__(
+        self,
+        structure: tuple[tuple[Path, int], ...],
+        runs: dict[Widths, Sizes],
+        contradiction: str = "",
+        age: int = 0,
     ) -> None:
-        """Returns if batches have shown what becomes of the widths in which these callers differ
-        from the batch `padded` so.
+        self.structure = structure  # of each array, its path and number of axes
+        self.runs = runs  # by the widths to which features were padded; never changed
+        self.contradiction = contradiction  # of the only run with those before it
+        self.age = age  # in runs, also those of which nothing was kept
+        every = list(zip(*runs.values(), strict=True))
+        explained = {sizes: _explain(sizes, tuple(runs)) for sizes in set(every)}  # most are alike
+        self.axes = [explained[sizes] for sizes in every]  # behind the first, array by array
 
-        Raises:
-            Ambiguous: they have not.
+    def find_undecided(self, axes: set[_Axis], padded: Widths, callers: Callers) -> Widths | None:
+        """Widths of a caller for whom it is open how long these axes of the output are, in a run
+        `padded` to these widths; None: there is none.
         """
-        if not callers or not any(self.axes):
-            return
-        rows, shapes, _ = self._latest
-        if rows > 1 and len(self._rows) < 2 and any(rows in shape for shape in shapes):
-            raise Ambiguous(callers[0])
-        for widths in callers:
-            for own, long, least, most in zip(
-                widths, padded, self._shortest, self._longest, strict=True
-            ):
-                if own != long and (least == most or least > round_up(own)):
-                    raise Ambiguous(widths)
+        if not self.axes or not callers:
+            return None
+        own, alone = list(zip(*callers, strict=True)), list(zip(*callers.values(), strict=True))
+        least = map(min, zip(padded, *self.runs, strict=True))
+        below = [
+            widths.index(min(widths))
+            for widths, seen in zip(alone, least, strict=True)
+            if min(widths) < seen
+        ]
+        position = next(chain(below, *[axis.find_undecided(own, alone) for axis in axes]), None)
+        return None if position is None else list(callers)[position]
 
 
 class Unpadding:
     """Evidence from the outputs of one batch function, and the rule by which to cut them."""
 
-    def __init__(self, name: str, settings: FeatureSettings) -> None:
-        self._name = name  # of the batch function, for error messages
+    def __init__(self, name: str, settings: FeatureSettings, told: set[str]) -> None:
+        self._name = name  # of the batch function, for messages
         self._unpad = settings.unpad
-        self._round_up = settings.round_up
-        self._evidence: dict[
-            Hashable, _Evidence
-        ] = {}  # by group and structure; keeps no arguments alive
+        self._told = told  # warnings that have been given
+        self._evidence: dict[Hashable, _Evidence] = {}  # by kind of calls; keeps none alive
+
+    def find_apart(self, group: Any, padded: Widths, callers: Callers) -> Collection[Widths]:
+        """Widths of callers who have to run apart, for it is known already that an output for all
+        of them, `padded` to these widths, would not tell how much of it is whose; often empty.
+        """
+        evidence = self._evidence.get((group.arguments.key, group.specs))
+        if evidence is None:  # it may have no axes at all
+            return ()
+        if evidence.contradiction:
+            self._warn(f"{evidence.contradiction}, so calls of different length run apart")
+            return callers
+        axes = set(evidence.axes) if padded in evidence.runs else set()
+        found = evidence.find_undecided(axes, padded, callers)
+        return () if found is None else (found,)
 
     def find_cuts(
         self,
         group: Any,
         arrays: list[tuple[Path, Any]],
         padded: Widths,
-        callers: Sequence[Widths],
-        unclear: Container[Widths] = (),
-    ) -> list[Cuts]:
-        """Cuts of each array of an output of a batch `padded` to these widths, for callers whose
-        rows have theirs.
-
-        For those that are `unclear` no probe shows it: an axis that is as long as no feature was
-        padded is taken for fixed.
+        callers: Callers,
+        *,
+        alone: bool = False,
+    ) -> tuple[list[Cuts], Collection[Widths]]:
+        """Cuts of each array of an output of a run `padded` to these widths, for these callers; for
+        none of them if nothing was padded. And widths of callers who have to run apart, for it does
+        not tell how much of it is theirs: instead, where they ran `alone`, that is not cut.
 
         Raises:
-            Ambiguous: a probe has to show it.
-            BatchFunctionError: an axis depends on the batch in a way that no feature explains, or
-                not as declared.
+            BatchFunctionError: an axis is not as declared.
         """
         if self._unpad is False:
-            return [()] * len(arrays)
+            return [()] * len(arrays), ()
         if self._unpad != "auto":
-            return self._apply_declared(group, arrays, padded)
+            return self._apply_declared(group, arrays, padded), ()
         evidence = self._observe(group, arrays, padded)
-        evidence.check(
-            padded, [widths for widths in callers if widths not in unclear], self._round_up
-        )
-        cuts: list[Cuts] = []
-        for (path, array), axes in zip(arrays, evidence.axes, strict=True):
-            found: list[tuple[int, int]] = []
-            for number, axis in enumerate(axes, 1):
-                try:
-                    feature = axis.find_feature(array.shape[number], callers)
-                except LookupError:
-                    raise BatchFunctionError(
-                        f"{self._name}: axis {number} of {describe(path)} varies but follows no "
-                        f"feature: it has {array.shape[number]} entries "
-                        f"where rows were padded, {_describe_widths(group, padded)}; so no "
-                        f"caller's share of it can be told. unpad={{...}} "
-                        "declares what an axis follows, unpad=False keeps all axes whole"
-                    ) from None
-                if feature is not None:
-                    found.append((number, feature))
-            cuts.append(tuple(found))
-        return cuts
-
-    def learn(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> None:
-        """Rules out what the output of a batch contradicts that was `padded` to these widths."""
-        if self._unpad == "auto":
-            self._observe(group, arrays, padded)
-        elif self._unpad:
-            self._apply_declared(group, arrays, padded)
-
-    def unclear_error(self, group: Any, padded: Widths, error: BaseException) -> BatchFunctionError:
-        """Error for callers for whom no probe shows, because it raised `error`, how to cut the
-        output of a batch `padded` to these widths.
-        """
-        found = BatchFunctionError(
-            f"{self._name}: what its output has to do with the length of rows, "
-            f"{_describe_widths(group, padded)}, cannot be told: for a row of "
-            f"another length it raised {error!r}. unpad={{...}} declares what an axis follows, "
-            "unpad=False keeps all axes whole"
-        )
-        found.__cause__ = error
-        return found
+        found = evidence.find_undecided(set(evidence.axes), padded, callers)
+        if found is not None and not alone:
+            return [], callers if evidence.contradiction else (found,)
+        if found is not None:
+            self._warn(
+                "what its output has to do with the length of rows is unknown, for it fails where "
+                "they are padded in another way; so some of them are not cut"
+            )
+        axes = iter(evidence.axes)
+        return [
+            tuple(
+                (number, axis.follows[0])
+                for number, axis in zip(range(1, array.ndim), axes, strict=False)
+                if axis.size is None
+            )
+            for _, array in arrays
+        ], ()
 
     def _observe(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Evidence:
-        key = (
-            group.arguments.key,
-            group.specs,
-            tuple([(path, len(array.shape)) for path, array in arrays]),
-        )
-        shapes = [tuple(array.shape[1:]) for _, array in arrays]
-        evidence = self._evidence.get(key)
-        if evidence is None:
-            features = frozenset(
-                [number for number, spec in enumerate(group.specs) if spec.is_sequence]
-            )
+        """Evidence after a run `padded` to these widths."""
+        key = group.arguments.key, group.specs
+        structure = tuple([(path, array.ndim) for path, array in arrays])
+        run = {padded: tuple(chain.from_iterable([array.shape[1:] for _, array in arrays]))}
+        known = self._evidence.get(key)
+        if known is not None:
+            known.age += 1
+        if known is None or known.age > LIFETIME:
             if len(self._evidence) >= CACHE_LIMIT:
                 self._evidence.clear()
-            evidence = self._evidence.setdefault(key, _Evidence(shapes, padded, features))
-        evidence.observe(len(arrays[0][1]), shapes, padded)
-        return evidence
+            found = _Evidence(structure, run)
+        elif known.structure != structure:
+            found = _Evidence(structure, run, "its output changes its structure")
+        elif known.runs.get(padded) == run[padded]:
+            return known
+        else:
+            found = _Evidence(structure, {**known.runs, **run}, age=known.age)
+            explained = [axis.is_explained for axis in found.axes]
+            least = [min(widths) for widths in zip(*known.runs, strict=True)]
+            if not all(explained):
+                odd = _describe_axis(group, arrays, padded, explained.index(False))
+                found = _Evidence(structure, run, odd)
+            elif (
+                not known.contradiction and found.axes == known.axes and all(map(ge, padded, least))
+            ):
+                return known  # it tells nothing new
+        self._evidence[key] = found
+        return found
+
+    def _warn(self, text: str) -> None:
+        if "unpad" not in self._told:
+            self._told.add("unpad")
+            logger.warning(
+                "%s: %s. unpad={...} declares what an axis follows, unpad=False keeps all axes "
+                "whole",
+                self._name,
+                text,
+            )
 
     def _apply_declared(
         self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths
@@ -272,6 +278,23 @@ class Unpadding:
                         )
                     found[number][axis] = feature
         return [tuple(cuts.items()) for cuts in found]
+
+
+def _describe_axis(
+    group: Any, arrays: list[tuple[Path, Any]], padded: Widths, position: int
+) -> str:
+    """Phrase for an axis, by its position among all axes behind the first, that is unexplained."""
+    axes = [
+        (path, number, size)
+        for path, array in arrays
+        for number, size in enumerate(array.shape)
+        if number
+    ]
+    path, number, size = axes[position]
+    return (
+        f"axis {number} of {describe(path)} varies but follows no feature: it has {size} entries "
+        f"where rows were padded, {_describe_widths(group, padded)}"
+    )
 
 
 def _describe_widths(group: Any, padded: Widths) -> str:

@@ -98,7 +98,6 @@ class Batch:
     too_big: Sequence[tuple[int, int]] = ()
     begun: bool = False  # the function has been, or is about to be, called for it
     attempts: int = 0  # calls of the function, of any part of it
-    probes: int = 0  # extra runs of the function to learn its output
     cells: int = 0  # places in the collated arrays, padding included
     padding: int = 0  # those of them that are padding
     errors: int = 0  # calls that ended with an error in it

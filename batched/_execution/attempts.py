@@ -9,7 +9,9 @@ has no queue, waker, lock or clock: drivers stand around it. Its rules:
    than such a half.
 3. What fails with an error that `isolates` is cut in halves, too, until the items that fail stand
    alone. So one bad item in 64 takes 13 calls.
-4. Any other error is the outcome of all slices of that attempt. A call of which a slice has failed
+4. What cannot be split among its slices is run in groups that the collator names. A group that it
+   can collate in several ways is run in the next one if it fails.
+5. Any other error is the outcome of all slices of that attempt. A call of which a slice has failed
    fails as a whole: the rest of it is not tried any more, unless its items were sorted by length
    and the error to tell is the one of the item that stood first.
 """
@@ -20,7 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .._collate.collator import Call, Collator, ProbeNeeded
+from .._collate.collator import Call, Collate, Collator, GroupsNeeded, Part
 from .._core.scheduler import Batch, Request, Slice
 from .memory import drop_frames, free_cache
 
@@ -42,16 +44,17 @@ Attempts = Generator[Call, CallOutcome, Outcomes]
 def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: ErrorTest) -> Attempts:
     """Yields each call to be made for `batch`, and is sent its outcome."""
     slices, tried = batch.slices, 0  # what comes next, and the calls that it was in
-    todo: list[tuple[list[Slice], int]] = []  # what comes after it
+    ways: Sequence[Collate] = (collator.collate,)  # to collate it, each for when one has failed
+    todo: list[tuple[list[Slice], int, Sequence[Collate]]] = []  # what comes after it
     done: list[tuple[Slice, Any, int]] = []
     lost: dict[Request, BaseException] = {}  # requests that have failed, and are not tried on
     results: Sequence[Any] = ()
     context: Any = None
     while True:
         error: BaseException | None = None
-        probe: ProbeNeeded | None = None
+        groups: Sequence[Part] = ()
         try:
-            call = collator.collate(slices, batch)
+            call = ways[0](slices, batch)
             context = call[2]
             batch.attempts += 1
             tried += 1
@@ -63,19 +66,16 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
                     return slices, results, [tried] * len(slices)
         except GeneratorExit:  # nobody waits for the outcomes
             raise
-        except ProbeNeeded as needed:
-            probe = needed
+        except GroupsNeeded as needed:
+            groups = needed.groups
         except BaseException as raised:
             error = trim_traceback(raised)
         output = None
-        if probe is not None:
-            try:
-                results, error = yield from _probe(probe, slices, batch, collator, context, splits)
-            except GeneratorExit:
-                raise
-            except BaseException as raised:
-                error = trim_traceback(raised)
-        if error is None:
+        if error is not None and len(ways) > 1:
+            error, groups = None, [(slices, ways[1:])]
+        if groups:
+            todo += [(part, tried, others) for part, others in reversed(groups)]
+        elif error is None:
             done += [(each, part, tried) for each, part in zip(slices, results, strict=True)]
         elif (size := _size(slices)) > 1 and splits(error):
             drop_frames(error)
@@ -83,10 +83,10 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
             with suppress(Exception):  # whatever passes for torch there
                 free_cache()
             batch.too_big = [*batch.too_big, (size, _longest(slices))]
-            todo.append((slices, tried))  # cut below, to what may fit by now
+            todo.append((slices, tried, ways))  # cut below, to what may fit by now
         elif size > 1 and isolates(error):
             error = None
-            todo += [(half, tried) for half in reversed(_cut(slices, size // 2))]
+            todo += [(half, tried, ways) for half in reversed(_cut(slices, size // 2))]
         else:
             done += [(each, error, tried) for each in slices]
             # one whose items were sorted goes on: an item that stood earlier may fail, too
@@ -96,7 +96,7 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
             if not todo:
                 done.sort(key=_place)  # a call is told of its failed item that stood first in it
                 return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]
-            slices, tried = todo.pop()
+            slices, tried, ways = todo.pop()
             if lost:
                 done += [(each, lost[each[0]], tried) for each in slices if each[0] in lost]
                 slices = [each for each in slices if each[0] not in lost]
@@ -106,34 +106,8 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
                     [(n + 1) // 2 for n, width in batch.too_big if width <= longest] or [size]
                 )
                 if size > room:
-                    todo += [(part, tried) for part in reversed(_cut(slices, room))]
+                    todo += [(part, tried, ways) for part in reversed(_cut(slices, room))]
                     slices = []
-
-
-def _probe(
-    probe: ProbeNeeded,
-    slices: list[Slice],
-    batch: Batch,
-    collator: Collator,
-    context: Any,
-    splits: ErrorTest,
-) -> Generator[Call, CallOutcome, tuple[Sequence[Any], BaseException | None]]:
-    """Yields the calls that tell how to split an output, and returns its parts, or an error."""
-    while True:
-        probe.__traceback__ = None  # which holds this frame
-        for call in probe.calls:
-            batch.probes += 1
-            batch.attempts += 1
-            answer, error = yield call
-            if error is None:
-                probe.learn(answer, call)
-                break
-            if probe.failed(error, call) and splits(error):
-                return (), error
-        try:
-            return collator.split(probe.kept, slices, context), None
-        except ProbeNeeded as needed:
-            probe = needed
 
 
 def trim_traceback(error: BaseException) -> BaseException:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 
+from batched._collate import unpadding
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 from feature_stage import Together
 from stage import wait_until
@@ -125,7 +126,7 @@ def test_features_without_padding_leave_nothing_to_cut(together: Make) -> None:
     two = together(lambda features: features["x"] * 2)
     results = two.results(of_shape(1, 3, 4, 4), of_shape(1, 3, 4, 4))
     assert [result.shape for result in results] == [(1, 3, 4, 4), (1, 3, 4, 4)]
-    assert two.fn.stats.probes == 0
+    assert len(two.seen) == 1
 
 
 def test_padding_to_a_multiple_is_cut_too(together: Make) -> None:
@@ -142,7 +143,9 @@ def test_padding_to_a_multiple_is_cut_too(together: Make) -> None:
 # ---------------------------------------------------------------- how it is learned
 
 
-def test_one_probe_settles_all_outputs_and_later_batches_need_none(together: Make) -> None:
+def test_a_first_batch_that_cannot_be_split_runs_in_two_parts_and_later_ones_run_whole(
+    together: Make,
+) -> None:
     def compute(features: dict[str, Any]) -> Any:
         return {
             "hidden": hidden(features),
@@ -152,25 +155,23 @@ def test_one_probe_settles_all_outputs_and_later_batches_need_none(together: Mak
 
     three = together(compute)
     results = three.results(tokens(3), tokens(5), tokens(4))
-    assert three.fn.stats.probes == 1
-    assert [batch["ids"].shape for batch in three.seen] == [(3, 5), (1, 3)], (
-        "the probe is one short row, alone"
-    )
+    assert [batch["ids"].shape for batch in three.seen] == [(3, 5), (1, 3), (2, 5)]
     assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5), (1, 4, 5)]
     results = three.results(tokens(6), tokens(5), tokens(3))
-    assert three.fn.stats.probes == 1
+    assert [batch["ids"].shape for batch in three.seen[3:]] == [(3, 6)]
     assert [result["hidden"].shape for result in results] == [(1, 6, 5), (1, 5, 5), (1, 3, 5)]
 
 
-def test_a_probe_counts_as_no_batch_and_no_item(together: Make) -> None:
+def test_a_batch_that_runs_in_parts_counts_once(together: Make) -> None:
     two = together(hidden)
     two.results(tokens(3), tokens(5))
     stats = two.fn.stats
+    assert len(two.seen) == 3
     # a decoy among them
-    assert (stats.probes, stats.total_batches, stats.total_processed, stats.calls) == (1, 2, 3, 3)
+    assert (stats.total_batches, stats.total_processed, stats.calls) == (2, 3, 3)
 
 
-def test_no_probe_is_needed_where_batches_of_different_length_have_told_before(
+def test_a_batch_runs_whole_where_ones_of_different_length_have_told_before(
     together: Make,
 ) -> None:
     two = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
@@ -178,24 +179,25 @@ def test_no_probe_is_needed_where_batches_of_different_length_have_told_before(
     two.results(tokens(4))
     results = two.results(tokens(3), tokens(5))
     assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
-    assert two.fn.stats.probes == 0
+    assert two.seen[-1]["ids"].shape == (2, 5)
 
 
-def test_probes_are_few_however_many_lengths_there_are(together: Make) -> None:
+def test_few_batches_run_in_parts_however_many_lengths_there_are(together: Make) -> None:
     many = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
     source = numpy.random.default_rng(0)
-    for _ in range(30):
+    for _ in range(100):
         widths = source.integers(1, 100, 4).tolist()
         results = many.results(*map(tokens, widths))
         assert [result["hidden"].shape for result in results] == [(1, width, 5) for width in widths]
-    assert many.fn.stats.probes <= 3
+    assert sum([len(batch["ids"]) for batch in many.seen]) == 404, "of the first batch alone"
+    assert len(many.seen) <= 110
 
 
-def test_no_probe_is_needed_while_all_callers_have_rows_of_one_length(together: Make) -> None:
+def test_a_batch_runs_whole_while_all_callers_have_rows_of_one_length(together: Make) -> None:
     two = together(hidden)
     results = two.results(tokens(5), tokens(5))
     assert [result.shape for result in results] == [(1, 5, 5)] * 2
-    assert two.fn.stats.probes == 0
+    assert len(two.seen) == 1
 
 
 def test_what_one_kind_of_call_has_taught_is_not_taken_for_true_of_another(together: Make) -> None:
@@ -208,41 +210,28 @@ def test_what_one_kind_of_call_has_taught_is_not_taken_for_true_of_another(toget
     ]
 
 
-def test_a_probe_that_fails_fails_callers_with_rows_as_long_and_no_others(together: Make) -> None:
-    error = RuntimeError("no single rows")
-    refusing = [True]
+def test_what_fails_for_rows_of_one_length_fails_callers_with_such_rows_and_no_others(
+    together: Make,
+) -> None:
+    error = RuntimeError("too short")
 
     def compute(features: dict[str, Any]) -> Any:
-        if refusing[0] and len(features["ids"]) == 1:
+        if features["ids"].shape[1] < 4:
             raise error
         return hidden(features)
 
-    two = together(compute)
-    for answer in (answers := two.answers(tokens(3), tokens(5), tokens(3)))[::2]:
+    three = together(compute)
+    for answer in (answers := three.answers(tokens(3), tokens(5), tokens(3)))[::2]:
         assert type(answer) is RuntimeError
-        assert answer.__cause__ is error
+        assert error in (answer, answer.__cause__)
     assert answers[1].shape == (1, 5, 5)
-    refusing.clear()
-    refusing.append(False)
-    assert two.fn(tokens(3)).shape == (1, 3, 5)
-    assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 3, 5), (1, 5, 5)]
-
-
-@pytest.mark.parametrize("rows", [2, 3])
-def test_an_axis_as_large_as_the_batch_is_not_taken_for_fixed(together: Make, rows: int) -> None:
-    two = together(lambda features: features["x"] @ features["x"].T)
-    row = {"x": numpy.ones((1, 7))}
-    for _ in range(2):
-        for answer in two.answers(*[row] * rows):
-            assert isinstance(answer, BatchFunctionError) or answer.shape == (1, 1)
 
 
 def test_an_axis_that_is_cut_off_at_some_length_is_not_taken_for_fixed(together: Make) -> None:
     two = together(lambda features: features["ids"][:, :32])
     for length in (32, 64):
         two.results(tokens(length))
-    for answer, length in zip(two.answers(tokens(8), tokens(40)), (8, 32), strict=True):
-        assert isinstance(answer, BatchFunctionError) or answer.shape == (1, length)
+    assert [result.shape for result in two.results(tokens(8), tokens(40))] == [(1, 8), (1, 32)]
 
 
 def test_what_is_declared_is_looked_for_in_every_output(together: Make) -> None:
@@ -263,22 +252,24 @@ def test_a_list_of_rows_is_told_to_be_no_list_of_outputs(together: Make) -> None
         assert "a list or tuple holds arrays, not rows" in str(answer)
 
 
-def test_where_all_probes_fail_all_callers_do(together: Make) -> None:
+def test_rounded_rows_of_a_function_that_takes_one_length_only_are_not_cut_and_a_warning_says_so(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     def compute(features: dict[str, Any]) -> Any:
-        if len(features["ids"]) == 1:
-            raise RuntimeError("no single rows")
-        return hidden(features)
+        assert features["ids"].shape[1] == 8
+        return features["ids"] * 10
 
-    two = together(compute, pad_to_multiple_of=8)
-    for answer in two.answers(tokens(3), tokens(3)):
-        assert isinstance(answer, BatchFunctionError)
-        assert (
-            "ids to 8, cannot be told: for a row of another length it raised RuntimeError('no "
-            "single rows')" in str(answer)
-        )
-    short, long = together(compute, pad_to_multiple_of=8).answers(tokens(3), tokens(9))
-    assert str(short) == "no single rows", "which it would have got alone"
-    assert "ids to 16, cannot be told" in str(long)
+    two = together(compute, pad_to_multiple_of=8, name="shop.embed")
+    for _ in range(3):
+        results = two.results(tokens(3), tokens(5))
+        assert [result.tolist() for result in results] == [
+            [[10, 20, 30, 0, 0, 0, 0, 0]],
+            [[10, 20, 30, 40, 50, 0, 0, 0]],
+        ]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for part in ("shop.embed", "not cut", "unpad"):
+        assert part in record.message
 
 
 def test_lengths_that_round_to_the_same_are_told_apart_by_multiples(together: Make) -> None:
@@ -314,10 +305,10 @@ def test_a_function_of_one_length_only_needs_no_declaration_where_no_axis_is_as_
     ]
 
 
-def test_a_failed_probe_leaves_no_garbage(together: Make) -> None:
+def test_a_part_that_fails_leaves_no_garbage(together: Make) -> None:
     def compute(features: dict[str, Any]) -> Any:
-        if len(features["ids"]) == 1:
-            raise RuntimeError("no single rows")
+        if features["ids"].shape[1] < 3:
+            raise RuntimeError("too short")
         return hidden(features)
 
     two = together(compute)
@@ -356,16 +347,22 @@ def test_axes_are_known_by_extra_arguments_without_keeping_those_alive(together:
     for size in (1, 2, 1, 2):
         plain.results(tokens(3), tokens(5), extra=({"size": size},) * 2)
         gc.collect()
-    assert plain.fn.stats.probes == 2, "one for each size"
+    assert len(plain.seen) == 8, "a batch for each size ran in parts"
 
 
-def test_a_probe_that_returns_something_else_is_an_error(together: Make) -> None:
-    two = together(
-        lambda features: hidden(features) if len(features["ids"]) > 1 else (hidden(features),)
-    )
-    for answer in two.answers(tokens(3), tokens(5)):
-        assert isinstance(answer, BatchFunctionError)
-        assert "structure" in str(answer)
+def test_an_output_that_changes_its_structure_reaches_each_caller_as_if_it_were_alone(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        states = hidden(features)
+        return states if states.shape[1] % 2 else {"states": states}
+
+    two = together(compute)
+    for _ in range(3):
+        odd, even = two.results(tokens(3), tokens(4))
+        assert (odd.shape, even["states"].shape) == ((1, 3, 5), (1, 4, 5))
+    (record,) = caplog.records
+    assert "structure" in record.message
 
 
 def longer_by_one(features: dict[str, Any]) -> Any:
@@ -373,48 +370,106 @@ def longer_by_one(features: dict[str, Any]) -> Any:
     return numpy.concatenate([ids[:, :1], ids], axis=1)
 
 
-def test_an_axis_that_varies_and_follows_no_feature_is_an_error_that_says_so(
-    together: Make,
+def test_an_axis_that_follows_no_feature_costs_one_warning_and_never_an_error(
+    together: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     two = together(lambda features: {"deep": [longer_by_one(features)]}, name="shop.embed")
     for width in (2, 4):
         two.results(tokens(width))
-    for answer in two.answers(tokens(3), tokens(5)):
-        assert type(answer) is BatchFunctionError, repr(answer)
-        for part in ("shop.embed", "axis 1", "deep.0", "ids", "unpad"):
-            assert part in str(answer)
-    assert two.fn(tokens(3))["deep"][0].shape == (1, 4), "a caller alone loses nothing"
+    assert not caplog.records, "callers alone lose nothing"
+    for _ in range(3):
+        results = two.results(tokens(3), tokens(5), tokens(3))
+        assert [result["deep"][0].shape for result in results] == [(1, 4), (1, 6), (1, 4)]
+    assert [batch["ids"].shape for batch in two.seen[2:]] == [(1, 5), (2, 3)] * 3
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for part in ("shop.embed", "axis 1", "deep.0", "ids to 4", "unpad"):
+        assert part in record.message
 
 
 def test_an_axis_that_follows_no_feature_is_found_out_in_the_very_first_batch(
     together: Make,
 ) -> None:
     two = together(longer_by_one)
-    first, second = two.answers(tokens(3), tokens(5))
-    for answer, width in ((first, 4), (second, 6)):
-        assert isinstance(answer, BatchFunctionError) or answer.shape == (1, width), answer
+    assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 4), (1, 6)]
 
 
 def test_an_axis_that_grows_in_steps_is_not_taken_for_fixed(together: Make) -> None:
     two = together(lambda features: features["ids"][:, ::4] * 10)  # as convolutions shorten sounds
     for width in (8, 7):  # which become equally long
         two.results(tokens(width))
-    first, second = two.answers(tokens(8), tokens(4))
-    for answer, length in ((first, 2), (second, 1)):
-        assert isinstance(answer, BatchFunctionError) or answer.shape == (1, length), answer
+    assert [result.shape for result in two.results(tokens(8), tokens(4))] == [(1, 2), (1, 1)]
+
+
+def test_an_axis_as_long_as_the_longer_of_two_features_is_cut_to_that(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        return numpy.ones((len(features["a"]), max(array.shape[1] for array in features.values())))
+
+    def call(a: int, b: int) -> dict[str, Any]:
+        return {"a": numpy.ones((1, a), int), "b": numpy.ones((1, b), int)}
+
+    two = together(compute)
+    for widths in ((5, 3), (2, 1)):
+        two.results(call(*widths))
+    for _ in range(3):
+        results = two.results(call(5, 3), call(2, 4))
+        assert [result.shape for result in results] == [(1, 5), (1, 4)]
+
+
+def test_an_axis_of_rows_that_the_function_rounds_up_itself_is_cut_to_what_a_caller_gets_alone(
+    together: Make,
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        return numpy.pad(features["ids"], ((0, 0), (0, -features["ids"].shape[1] % 8)))
+
+    two = together(compute)
+    for width in (8, 16):  # which the function leaves as they are
+        two.results(tokens(width))
+    for _ in range(3):
+        results = two.results(tokens(16), tokens(12), tokens(3))
+        assert [result.shape for result in results] == [(1, 16), (1, 16), (1, 8)]
+
+
+def test_lone_odd_calls_do_not_keep_others_from_running_together(together: Make) -> None:
+    two = together(lambda features: features["ids"][:, :16])
+    for width in (3, 5, 20):
+        two.results(tokens(width))
+    for _ in range(4):
+        results = two.results(tokens(4), tokens(7))
+        assert [result.shape for result in results] == [(1, 4), (1, 7)]
+    assert [batch["ids"].shape for batch in two.seen[-3:]] == [(2, 7)] * 3
+
+
+def test_what_has_been_learned_is_not_kept_for_ever(
+    together: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpadding, "LIFETIME", 10)
+    least = 0
+
+    def compute(features: dict[str, Any]) -> Any:
+        more = max(0, least - features["ids"].shape[1])
+        return numpy.pad(features["ids"], ((0, 0), (0, more)))
+
+    two = together(compute)
+    for width in (3, 5):
+        two.results(tokens(width))
+    least = 4  # which short rows do not show as long as they are padded to more
+    for _ in range(10):
+        two.results(tokens(3), tokens(7))
+    assert [result.shape for result in two.results(tokens(3), tokens(7))] == [(1, 4), (1, 7)]
 
 
 # ---------------------------------------------------------------- declared, or not at all
 
 
-def test_what_is_declared_is_cut_without_a_probe(together: Make) -> None:
+def test_what_is_declared_is_cut_without_a_run_apart(together: Make) -> None:
     two = together(
         lambda features: {"hidden": hidden(features), "sums": features["ids"].sum(1)},
         unpad={"hidden": {1: "ids"}},
     )
     results = two.results(tokens(3), tokens(5))
     assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
-    assert two.fn.stats.probes == 0
+    assert len(two.seen) == 1
 
 
 def test_what_is_not_declared_is_not_cut(together: Make) -> None:
@@ -469,7 +524,7 @@ def test_nothing_is_cut_where_that_is_wanted(together: Make) -> None:
     results = two.results(tokens(3), tokens(5))
     assert [result.shape for result in results] == [(1, 5, 5), (1, 5, 5)]
     assert results[0][0, :, 0].tolist() == [1, 2, 3, 0, 0]
-    assert two.fn.stats.probes == 0
+    assert len(two.seen) == 1
 
 
 # ---------------------------------------------------------------- what may be returned
@@ -1039,21 +1094,6 @@ def test_a_copy_of_a_dataclass_is_no_neighbours(together: Make) -> None:
     first.tokens = None
     assert second.tokens.tolist() == [[3, 4]]
     assert [each.name for each in dataclasses.fields(first)] == ["tokens", "pooled"]
-
-
-def test_an_output_that_changes_from_call_to_call_ends_in_an_error(together: Make) -> None:
-    two = together(lambda features: features["ids"])
-    unpadding = two.fn._batcher.runtime.execution.collator._unpadding
-    see = unpadding._observe
-
-    def forgetful(*arguments: Any) -> Any:
-        unpadding._evidence.clear()
-        return see(*arguments)
-
-    unpadding._observe = forgetful
-    for answer in two.answers(tokens(3), tokens(5)):
-        assert isinstance(answer, BatchFunctionError)
-        assert "changes from call to call" in str(answer)
 
 
 class Sharing(MutableMapping[str, Any]):

@@ -68,7 +68,8 @@ async def test_calls_made_while_the_worker_is_busy_run_together_in_their_order(
     for number, width in zip(numbers, (1, 3, 2, 4), strict=True):
         assert callers.answers[number]["first"].tolist() == [10 * width, 10 * width + 1]
         assert callers.answers[number]["hidden"].shape == (2, width, 13)
-    assert stage.fn.stats.probes == len(stage.seen) - 1 == 1
+    # it cannot be split, so the shortest rows run first, and what they show is enough
+    assert [features["ids"].shape for features in stage.seen] == [(8, 4), (2, 1), (6, 4)]
 
 
 async def test_a_call_larger_than_a_batch_is_put_together_in_its_order(stage: FeatureStage) -> None:

@@ -69,13 +69,7 @@ def test_a_batch_without_lengths_has_no_longest_item() -> None:
     busy = scheduler()
     submitted(busy, Request([0], 1, "g", waker=None))
     batch = ran(busy)
-    assert (batch.longest, list(batch.too_big), batch.probes, batch.cells, batch.padding) == (
-        0,
-        [],
-        0,
-        0,
-        0,
-    )
+    assert (batch.longest, list(batch.too_big), batch.cells, batch.padding) == (0, [], 0, 0)
 
 
 # ---------------------------------------------------------------- a small call leads

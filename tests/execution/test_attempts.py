@@ -14,9 +14,9 @@ import batched._execution.attempts
 import batched._execution.execution
 import batched._execution.memory
 from batched._collate.arguments import Arguments
-from batched._collate.collator import ProbeNeeded
+from batched._collate.collator import Call, Collate, GroupsNeeded
 from batched._collate.items import ItemCollator
-from batched._core.scheduler import Batch, Request
+from batched._core.scheduler import Batch, Request, Slice
 from batched._execution.attempts import Attempts, ErrorTest, Outcomes, attempts
 from batched._execution.execution import is_failure, never
 from batched._execution.memory import is_out_of_memory
@@ -170,21 +170,63 @@ def test_nothing_as_long_is_tried_with_more_than_half_of_what_ran_out_of_memory(
     assert [len(call) for call in function.calls] == [12, 6, 6]
 
 
-class Probing(ItemCollator):
-    """A collator that must first know what the function makes of one item."""
+class OneParity(ItemCollator):
+    """A collator that cannot split an output for odd and even numbers; numbers of one parity it
+    collates in several `ways` if that is given.
+    """
 
-    def split(self, output: Any, slices: Any, context: None) -> Any:
-        raise ProbeNeeded(output, [(([0],), {}, None)], lambda *_: None, lambda *_: True)
+    def __init__(self, ways: int = 1) -> None:
+        super().__init__("fn")
+        self.ways = ways
+
+    def split(self, output: list[Any], slices: list[Slice], context: Any) -> Any:
+        parities = {request.items % 2 for request, _, _ in slices}
+        if len(parities) == 1:
+            return super().split(output, slices, context)
+        ways: tuple[Collate, ...] = (*[self.other_way] * (self.ways - 1), self.collate)
+        raise GroupsNeeded(
+            [
+                ([each for each in slices if each[0].items % 2 == parity], ways)
+                for parity in sorted(parities)
+            ]
+        )
+
+    def other_way(self, slices: list[Slice], batch: Batch) -> Call:
+        (items,), kwargs, context = self.collate(slices, batch)
+        return ([-item for item in items],), kwargs, context
 
 
-def test_attempts_that_nobody_drives_on_end_quietly_while_the_output_is_probed() -> None:
-    batch = batch_of(*rows(2))
-    steps = attempts(batch, Probing("fn"), never, is_failure)
-    next(steps)
-    assert steps.send(([0, 10], None))[0] == ([0],)
-    steps.close()
-    assert inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED
-    assert (batch.attempts, batch.probes) == (2, 1)
+def test_a_batch_whose_output_cannot_be_split_is_run_in_groups_and_each_call_counts() -> None:
+    function, batch = Function(8, set()), batch_of(*rows(5))
+    outcomes = drive(attempts(batch, OneParity(), never, never), function)
+    assert sorted(outcomes[1]) == [0, 10, 20, 30, 40]
+    assert function.calls == [[0, 1, 2, 3, 4], [0, 2, 4], [1, 3]]
+    assert set(outcomes[2]) == {2}
+    assert batch.attempts == 3
+
+
+def test_a_group_that_fails_is_run_in_each_other_way() -> None:
+    function = Function(8, {-1, -2, -3, -4})
+    outcomes = drive(attempts(batch_of(*rows(5)), OneParity(ways=3), never, is_failure), function)
+    assert function.calls == [
+        [0, 1, 2, 3, 4],
+        *[[0, -2, -4], [0, -2, -4], [0, 2, 4]],
+        *[[-1, -3], [-1, -3], [1, 3]],
+    ]
+    assert sorted(outcomes[1]) == [0, 10, 20, 30, 40]
+    assert set(outcomes[2]) == {4}
+
+
+def test_the_last_way_to_run_a_group_tells_its_error() -> None:
+    function = Function(8, {-1, -2, -3, -4})
+
+    def soon_tired(items: list[int]) -> list[int]:
+        if len(function.calls) == 3:
+            raise ConnectionError
+        return function(items)
+
+    outcomes = drive(attempts(batch_of(*rows(5)), OneParity(ways=3), never, never), soon_tired)
+    assert [type(result) for result in outcomes[1]] == [ConnectionError] * 5
 
 
 def test_attempts_that_nobody_drives_on_end_quietly() -> None:

@@ -78,9 +78,8 @@ class Books:
         self.faults = faults
         self.turns = 0  # odd while the batcher is closed, or being closed or opened
         self.cancels = False  # whether it was ever closed in a way that cancels what waits
-        # probes that batches may have made which were given up, and of which statistics know
-        # nothing
-        self.unseen = 0
+        # most items that may have run again because an output could not be split
+        self.run_apart = 0.0
         self.exact = True  # whether the statistics must agree with these books to the last call
         self.queue_timeout = math.inf  # after which calls that wait may be given up (s)
         self.refuses = False  # whether a full queue refuses calls
@@ -176,7 +175,7 @@ class Books:
             self.blame("hung", str(call))
         for call in self.open.values():
             self.blame("lost", str(call))
-        self._check_runs(self.unseen + (0 if stats is None else stats.probes))
+        self._check_runs()
         outcomes = Counter(self.outcomes)
         if stats is not None and not hung and not self.open:
             self._check_stats(stats, outcomes)
@@ -188,11 +187,11 @@ class Books:
             report.blame(verdict, detail)
         return report
 
-    def _check_runs(self, probes: int) -> None:
+    def _check_runs(self) -> None:
         runs = Counter(self.faults.ran)
         twice = runs - Counter(dict.fromkeys(runs, 1)) - Counter(self.faults.again)
-        if sum(twice.values()) > probes:
-            self.blame("duplicated", f"items computed twice: {dict(twice)!r:.200}, {probes} probes")
+        if sum(twice.values()) > self.run_apart:
+            self.blame("duplicated", f"items computed twice: {dict(twice)!r:.200}")
         computed = [item for item in self.gone if item in runs]
         if computed:
             self.blame(
@@ -206,7 +205,7 @@ class Books:
         overdue = ended[FULL] + ended[LATE]
         unanswered = ended["cancelled"] + ended["cancelled at shutdown"] + ended["closed"] + overdue
         good = stats.calls - stats.errors - stats.cancelled - stats.timed_out
-        wanted = {
+        wanted: dict[str, tuple[float, float, float]] = {
             "queue_size": (stats.queue_size, 0, 0),
             "in_flight": (stats.in_flight, 0, 0),
             "blocked": (stats.blocked, 0, 0),
@@ -217,7 +216,7 @@ class Books:
             wanted["timed_out"] = stats.timed_out, ended[LATE], ended[LATE] + unknown
             wanted["answered"] = good, ended["answered"], ended["answered"] + unknown
             wanted["unanswered"] = begun - good - stats.errors, unanswered, unanswered + unknown
-            extra = len(self.faults.again) + stats.probes
+            extra = len(self.faults.again) + self.run_apart
             wanted["items"] = (
                 stats.total_processed,
                 len(self.faults.ran) - extra,

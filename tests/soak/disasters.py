@@ -227,11 +227,6 @@ def interrupts(rng: random.Random, name: str, calls: int) -> Report:
         done.set()
         crowd.join(f"callers beside interrupts of {subject}")
         signal.signal(signal.SIGUSR1, before)
-    if subject.features:
-        workers_each = subject.settings.get("max_concurrent_batches", 1) + subject.settings.get(
-            "prefetch", 0
-        )
-        subject.books.unseen = caller.faults.injected.count("interrupt") * workers_each
     subject.books.turns = 2
     for _ in range(3):
         bounded(subject.books, f"a call after interrupts of {subject}", caller.single)

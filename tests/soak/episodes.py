@@ -227,7 +227,7 @@ def _is_recorded(subject: Subject) -> bool:
     callers.
     """
     stats, observed = subject.fn.stats, subject.books.observed
-    extra = len(subject.faults.again) + stats.probes
+    extra = len(subject.faults.again) + subject.books.run_apart
     return stats.total_processed >= len(subject.faults.ran) - extra and (
         observed is None or len(observed) >= stats.total_batches
     )
