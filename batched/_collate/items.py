@@ -9,11 +9,12 @@ from typing import Any
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .collator import Call
+from .devices import synchronize
 from .feature_spec import find_imported
-from .outputs import copy_array, is_dense
+from .outputs import copy_array, is_array
 
 PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
-"""Types of results that are neither exceptions nor views of arrays."""
+"""Types of results that are neither exceptions nor arrays."""
 
 
 class ItemCollator:
@@ -65,9 +66,8 @@ class ItemCollator:
             raise BatchSizeMismatch.between(self._name, size, len(rows))
         if alone and plain and request.order is None:
             return [rows]
-        # a view would show its caller the rows of others
-        if not plain and not (alone and size == request.size):
-            rows = _own_memory(rows)
+        if not plain:
+            rows = _own_memory(output, rows, alone=alone)
         parts: list[Any] = []
         end = 0
         for request, start, stop in slices:
@@ -94,6 +94,14 @@ class ItemCollator:
             raise BatchFunctionError(
                 f"{self._name} returned {type(output).__name__}; it must return a list, tuple, "
                 "array or tensor with one entry per item"
+            )
+        kind = type(output)
+        if isinstance(output, tuple) and (hasattr(kind, "_make") or hasattr(kind, "n_fields")):
+            fields = ", ".join(getattr(kind, "__match_args__", ()))
+            raise BatchFunctionError(
+                f"{self._name} returned {kind.__name__}, a named tuple of {len(output)} fields "
+                f"({fields}), not one entry per item; return list(zip(*output)), or the field that "
+                "is the result"
             )
         if getattr(output, "ndim", 1) == 0:
             raise BatchFunctionError(
@@ -136,25 +144,19 @@ def _count_padding(slices: list[Slice], size: int, batch: Batch) -> None:
     batch.padding += cells - sum(lengths)
 
 
-def _own_memory(rows: list[Any]) -> list[Any]:
-    """`rows`, with a copy for each array or tensor that shares its memory with anything else."""
-    # numpy.void: records of structured arrays
-    arrays = (*find_imported("numpy", "ndarray"), *find_imported("numpy", "void"))
+def _own_memory(output: Any, rows: list[Any], *, alone: bool) -> list[Any]:
+    """`rows` of `output`, where arrays and tensors are copies: the function may use their memory
+    again. For a caller that is `alone` an array of rows is copied once.
+    """
+    whole = alone and is_array(output) and not getattr(output.dtype, "hasobject", False)
     tensors = find_imported("torch", "Tensor")
-    owned: list[Any] = []
-    memories: set[int] = set()
-    for row in rows:
-        kind = type(row)  # its `__class__` may be code of the user's
-        if not issubclass(kind, (*arrays, *tensors)):
-            owned.append(row)
-            continue
-        if issubclass(kind, arrays):
-            memory, whole = id(row), row.base is None
-        elif is_dense(row):
-            storage = row.untyped_storage()
-            memory, whole = storage.data_ptr(), storage.nbytes() == row.nbytes
-        else:
-            memory, whole = 0, False
-        owned.append(row if whole and memory not in memories else copy_array(row))
-        memories.add(memory)
-    return owned
+    # numpy.void: records of structured arrays
+    kinds = (*find_imported("numpy", "ndarray"), *find_imported("numpy", "void"), *tensors)
+    owned = [
+        # an object's `__class__` may be code of the user's
+        copy_array(each) if issubclass(type(each), kinds) else each
+        for each in ([output] if whole else rows)
+    ]
+    if copied := [each for each in owned if issubclass(type(each), tensors)]:
+        synchronize(copied)  # the caller may read them on another stream
+    return list(owned[0]) if whole else owned
