@@ -109,7 +109,7 @@ def test_what_was_too_large_once_is_not_tried_again_at_once(together: Make) -> N
 
 def test_each_part_is_padded_only_as_far_as_it_has_to_be(together: Make) -> None:
     many = together(lambda features: too_large(MemoryError, 1)({"x": features["x"]}))
-    results = many.results(*({"x": numpy.ones((1, width))} for width in (2, 5, 3)))
+    results = many.results(*({"x": numpy.ones((1, width), int)} for width in (2, 5, 3)))
     assert [result["x"].shape for result in results] == [(1, 2), (1, 5), (1, 3)]
     assert sorted(features["x"].shape for features in many.seen if len(features["x"]) == 1) == [
         (1, 2),
@@ -425,7 +425,7 @@ def test_rows_run_apart_that_run_out_of_memory_are_run_in_smaller_parts(together
         return features["x"] * 2
 
     three = together(compute)
-    calls = [{"x": numpy.ones((1, width))} for width in (3, 5, 3)]
+    calls = [{"x": numpy.ones((1, width), int)} for width in (3, 5, 3)]
     results = three.results(*calls)
     assert [result.shape for result in results] == [(1, 3), (1, 5), (1, 3)]
     assert tried == [(3, 5), (2, 3), (1, 3), (1, 3), (1, 5)]

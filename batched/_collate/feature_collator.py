@@ -4,10 +4,11 @@ its own rows of the output.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
@@ -20,10 +21,7 @@ from .outputs import Path, copy_array, dotted_path, tree_flatten, tree_unflatten
 from .settings import FeatureSettings
 from .unpadding import Callers, Cuts, Unpadding, Widths
 
-IMAGE_AXES: Final = 2
-"""Least number of axes behind the length of rows that are taken for images: channels, height and
-width, in any order.
-"""
+logger = logging.getLogger("batched")
 
 
 class GroupKey(NamedTuple):
@@ -53,6 +51,7 @@ class FeatureCollator:
 
     def __init__(self, name: str, settings: FeatureSettings, told: set[str]) -> None:
         self._name = name  # of the batch function, for error messages
+        self._told = told  # warnings that have been given
         self._left = settings.padding_side == "left"
         self._settings = settings
         self._unpadding = Unpadding(name, settings, told)
@@ -162,20 +161,17 @@ class FeatureCollator:
     def _plan_widths(self, specs: tuple[FeatureSpec, ...], every: list[Widths]) -> Widths:
         """Width to which each feature is padded; `every` has, for each, its widths in the calls.
 
-        It is rounded up for tokens, for what is padded anyway, and for what is as long as tokens
-        are in every call (boxes, embeddings), unless it looks like images.
+        It is rounded up for tokens, for what is as long as they are in every call (boxes,
+        embeddings), and for what is padded anyway.
         """
-        tokens = {widths for spec, widths in zip(specs, every, strict=True) if spec.is_token}
-        padded: list[int] = []
-        for spec, widths in zip(specs, every, strict=True):
-            longest = max(widths)
-            beside = widths in tokens and len(spec.trailing) < IMAGE_AXES
-            padded.append(
-                self._settings.round_up(longest)
-                if spec.is_sequence and (beside or min(widths) < longest)
-                else longest
-            )
-        return tuple(padded)
+        return tuple(
+            [
+                self._settings.round_up(max(widths))
+                if spec.is_rounded or min(widths) < max(widths)
+                else max(widths)
+                for spec, widths in zip(specs, every, strict=True)
+            ]
+        )
 
     def _build_call(
         self,
@@ -207,8 +203,9 @@ class FeatureCollator:
                     else request.items.views[number][start:stop]
                     for request, start, stop in slices
                 ]
-                array, out = self._devices.allocate(spec, spec.shape(rows, width))
-                spec.fill(out, blocks, width, left=self._left)
+                widest = spec.widest([request.items.specs[number] for request, _, _ in slices])
+                array, out = self._devices.allocate(widest, spec.shape(rows, width))
+                widest.fill(out, blocks, width, left=self._left)
             features[spec.name] = self._devices.to_function(array)
         args, kwargs = group.arguments.unpack()
         if self._settings.spread_kwargs:
@@ -228,6 +225,26 @@ class FeatureCollator:
             )
             if features.padding:
                 batch.padding += sum(features.padding[start:stop])
+        if batch.padding and "mask" not in self._told:
+            self._warn_of_padding(slices, padded)
+
+    def _warn_of_padding(self, slices: list[Slice], padded: Widths) -> None:
+        """Warns if token ids are padded and no other feature shows which of them are padding."""
+        group: Any = slices[0][0].group_key
+        if any(spec.is_mask for spec in group.specs):
+            return
+        for number, spec in enumerate(group.specs):
+            shortest = min([request.items.widths[number] for request, _, _ in slices])
+            if spec.is_token and shortest < padded[number]:
+                self._told.add("mask")
+                logger.warning(
+                    "%s: %s is padded, and no mask among the features tells the function so: "
+                    "results may depend on the calls that share a batch. Pass one, such as "
+                    "attention_mask",
+                    self._name,
+                    spec.name,
+                )
+                return
 
     def _flatten(self, output: Any, rows: int) -> list[tuple[Path, Array]]:
         """Leaves of an output, each of which must be an array [rows, ...]."""

@@ -7,11 +7,14 @@ costs. What numpy has no dtype for (bfloat16) passes as integers of its size.
 
 from __future__ import annotations
 
+import copy
 import math
+import re
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from numbers import Real
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from ..errors import CollationError
 
@@ -21,24 +24,37 @@ Array = Any
 WHOLE = "biu"
 """Kinds of dtypes, in the letters of numpy, whose elements are bools or integers."""
 
+TEXT = "US"
+"""Kinds of dtypes whose elements are texts."""
+
+_MASK: Final = re.compile("mask|length", re.IGNORECASE)
+"""Names of features that tell tokens from padding, whatever their dtype."""
+
+CACHE_LIMIT: Final = 1024
+"""Most specs of one kind that are kept; only shapes of rows can be more, in images of all sizes."""
+
 
 def find_imported(module: str, name: str) -> tuple[Any, ...]:
-    """Class of that name in a tuple; an empty one if the module has not been imported: no function
-    can have returned an instance then.
+    """Class of that name in a tuple; an empty one if the module has not been imported, or another
+    thread is still importing it: there can be no instance then.
     """
     found = getattr(sys.modules.get(module), name, None)
     return (found,) if isinstance(found, type) else ()
 
 
 class FeatureSpec(ABC):
-    """Name, dtype, device and shape of the rows of a feature, but for their length, which is axis 1
-    of its arrays. Specs are equal if all of these are.
+    """Name, dtype, device and shape of the rows of a feature. Specs are equal if all of these are,
+    but for the length of rows that are padded, which is axis 1 of the arrays, and of texts.
     """
 
     __slots__ = (
         "_key",
+        "_with_length",
         "device",
         "dtype",
+        "is_fixed",
+        "is_mask",
+        "is_rounded",
         "is_sequence",
         "is_token",
         "kind",
@@ -61,11 +77,39 @@ class FeatureSpec(ABC):
         self.is_sequence = array.ndim > 1  # rows have a length
         # a row is one integer or bool after another: [rows, length]
         self.is_token = array.ndim == 2 and self.kind in WHOLE
+        # it tells the function which tokens are padding
+        self.is_mask = (self.is_sequence and self.kind == "b") or bool(_MASK.search(name))
+        # rows are not padded, unless they are as long as others that are: see `with_length`
+        self.is_fixed = self.is_sequence and not self.is_token and pad is None
+        # the length of rows becomes a multiple even where nothing is padded
+        self.is_rounded = self.is_token
         self.trailing = tuple(array.shape[2:])  # the shape of rows behind their length
-        self._key = name, self.dtype, self.device, array.ndim, self.trailing
+        # texts of different size share a batch
+        dtype = self.dtype.str[:2] if self.kind in TEXT else self.dtype
+        self._key: tuple[Any, ...] = name, dtype, self.device, array.ndim, self.trailing
+        self._with_length: dict[Any, FeatureSpec] = {}  # what `with_length` has made
         self.pad = self._convert_pad(
             self._check_pad(pad)
         )  # what fills short rows, as views hold it
+
+    def with_length(self, length: int | FeatureSpec) -> FeatureSpec:
+        """Spec of those rows that are of this length or, in every call, as long as that feature."""
+        known: Any = length
+        if isinstance(length, FeatureSpec):
+            known = length.name, length.is_rounded
+        found = self._with_length.get(known)
+        if found is None:
+            found = copy.copy(self)
+            found._key, found._with_length = (*self._key, known), {}
+            found.is_rounded = isinstance(length, FeatureSpec) and length.is_rounded
+            if len(self._with_length) >= CACHE_LIMIT:
+                self._with_length.clear()
+            found = self._with_length.setdefault(known, found)
+        return found
+
+    def widest(self, specs: Iterable[FeatureSpec]) -> FeatureSpec:
+        """Of specs equal to this one, that whose dtype can hold the elements of all."""
+        return max(specs, key=lambda each: each.dtype.itemsize) if self.kind in TEXT else self
 
     @abstractmethod
     def _kind(self) -> str: ...

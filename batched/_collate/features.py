@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import CollationError
 from .devices import ready_events
-from .feature_spec import Array, CpuTensorSpec, FeatureSpec, NumpySpec, TensorSpec, find_imported
+from .feature_spec import (
+    CACHE_LIMIT,
+    Array,
+    CpuTensorSpec,
+    FeatureSpec,
+    NumpySpec,
+    TensorSpec,
+    find_imported,
+)
 from .outputs import is_array, is_dense, is_scalar
 from .settings import FeatureSettings
 
-CACHE_LIMIT: Final = 1024
-"""Most specs that a parser keeps; only shapes of rows can be more, in images of all sizes."""
+IMAGE_AXES: Final = 2
+"""Least number of axes behind the length of rows that are taken for images: channels, height and
+width, in any order. These are never as long as tokens but by accident.
+"""
 
 if TYPE_CHECKING:
     import numpy
@@ -77,6 +87,7 @@ class FeatureParser:
             raise CollationError(f"{self._name} needs at least one feature, got an empty mapping")
         parsed: list[tuple[FeatureSpec, Array, Array, int]] = []
         padding: list[list[int]] = []
+        fixed = False  # whether rows of some feature are never padded
         for name, value in given.items():
             if not isinstance(name, str):
                 raise CollationError(f"{self._name}: features are named by strings, got {name!r}")
@@ -84,12 +95,16 @@ class FeatureParser:
             if isinstance(value, list):
                 array, short = self._stack(name, value)
                 padding.append(short)
-            parsed.append(self._inspect(name, array))
+            feature = self._inspect(name, array)
+            fixed = fixed or feature[0].is_fixed
+            parsed.append(feature)
         columns: Any = zip(*parsed, strict=True)
         specs, arrays, views, widths = columns
         rows = set(map(len, views))
         if len(rows) != 1 or 0 in rows:
             raise CollationError(self._describe_rows(given, rows))
+        if fixed:
+            specs = _with_lengths(specs, widths)
         found = Features(specs, arrays, views, widths)
         if padding:
             found.padding = [sum(positions) for positions in zip(*padding, strict=True)]
@@ -100,19 +115,21 @@ class FeatureParser:
         """Spec of `array`, the plain array without the graph of its gradients, a view of it, and
         the length of its rows; 1 if they have none.
         """
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        # while another thread is importing them, they have no such type yet
+        tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+        ndarray: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
         kind: type[FeatureSpec]
-        if torch is not None and isinstance(array, torch.Tensor) and is_dense(array):
+        if isinstance(array, tensor) and is_dense(array):
             device = array.device
             kind = CpuTensorSpec if device.type == "cpu" else TensorSpec
             if array.requires_grad or array.is_conj() or array.is_neg():
                 array = array.detach().resolve_conj().resolve_neg()
-            if type(array) is not torch.Tensor:
-                array = array.as_subclass(torch.Tensor)  # as it will be in a batch
-        elif numpy is not None and isinstance(array, numpy.ndarray) and _is_plain(array):
+            if type(array) is not tensor:
+                array = array.as_subclass(tensor)  # as it will be in a batch
+        elif isinstance(array, ndarray) and _is_plain(array):
             device, kind = None, NumpySpec
-            if type(array) is not numpy.ndarray:
-                array = array.view(numpy.ndarray)
+            if type(array) is not ndarray:
+                array = array.view(ndarray)
         else:
             raise CollationError(
                 f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for "
@@ -154,7 +171,7 @@ class FeatureParser:
             )
             for row in rows
         ]
-        spec = parsed[0][0]
+        spec = parsed[0][0].widest([each for each, *_ in parsed])
         for number, (other, *_) in enumerate(parsed):
             if other != spec:
                 raise CollationError(
@@ -193,6 +210,28 @@ class FeatureParser:
             return f"{self._name} needs at least one row, got {shapes}"
         need = "all features need the same number of rows on their first axis"
         return f"{self._name}: {need}, got {shapes}"
+
+
+def _with_lengths(
+    specs: tuple[FeatureSpec, ...], widths: tuple[int, ...]
+) -> tuple[FeatureSpec, ...]:
+    """`specs` of features with rows of these lengths; where they are not padded, the length is part
+    of the spec.
+    """
+    padded: dict[int, FeatureSpec] = {}  # by length
+    for spec, width in zip(specs, widths, strict=True):
+        if spec.is_sequence and not spec.is_fixed:
+            padded.setdefault(width, spec)
+    return tuple(
+        [
+            spec.with_length(
+                width if len(spec.trailing) >= IMAGE_AXES else padded.get(width, width)
+            )
+            if spec.is_fixed
+            else spec
+            for spec, width in zip(specs, widths, strict=True)
+        ]
+    )
 
 
 def validate_length(name: str, length: Any) -> int:

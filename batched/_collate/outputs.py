@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import BatchFunctionError
-from .feature_spec import Array
+from .feature_spec import Array, find_imported
 
 Path = tuple[Any, ...]
 """Keys, positions and names of dataclass fields that lead from an output to one of its leaves."""
@@ -60,16 +60,14 @@ def tree_unflatten(output: Any, arrays: Iterator[Array]) -> Any:
 
 def is_array(value: Any) -> bool:
     """True if `value` is an array of numpy or a tensor of torch."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    return (torch is not None and isinstance(value, torch.Tensor)) or (
-        numpy is not None and isinstance(value, numpy.ndarray)
-    )
+    # while another thread is importing them, they have no such type yet
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    return isinstance(value, (tensor, getattr(sys.modules.get("numpy"), "ndarray", ())))
 
 
 def is_scalar(value: Any) -> bool:
     """True if `value` is a number of numpy, as the rows of an array of one axis are."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
+    return isinstance(value, find_imported("numpy", "generic"))
 
 
 def is_dense(array: Array) -> bool:

@@ -4,6 +4,8 @@ them.
 
 from __future__ import annotations
 
+import sys
+import types
 from collections import UserDict
 from collections.abc import Callable
 from types import MappingProxyType
@@ -13,7 +15,7 @@ import numpy
 import pytest
 
 import batched
-from batched._collate.features import CACHE_LIMIT
+from batched._collate.feature_spec import CACHE_LIMIT
 from batched.errors import CollationError
 from feature_stage import Together
 
@@ -63,7 +65,7 @@ def lists(batch: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype: str) -> None:
-    two = together()
+    two = together(pad_token={"x": 0})
     calls: list[Any] = [
         {"x": numpy.ones((1, 2), dtype)},
         {"x": [numpy.ones(3, dtype), numpy.ones(1, dtype)]},
@@ -81,7 +83,7 @@ def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype
 def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name: str) -> None:
     torch = pytest.importorskip("torch")
     dtype = getattr(torch, name)
-    two = together()
+    two = together(pad_token={"x": 0})
     results = two.results(
         {"x": torch.ones(1, 2).to(dtype)}, {"x": [torch.ones(3).to(dtype), torch.ones(1).to(dtype)]}
     )
@@ -93,7 +95,7 @@ def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name
 
 
 def test_floats_that_are_padded_stay_the_numbers_they_were(together: Make) -> None:
-    two = together()
+    two = together(pad_token={"x": 0})
     first, second = (
         numpy.array([[0.1, 2.7]], numpy.float32),
         numpy.array([[-0.5, 1e-30, 3e38]], numpy.float32),
@@ -109,7 +111,7 @@ def test_numbers_are_moved_bit_by_bit_even_where_numpy_has_no_dtype_for_them(
 ) -> None:
     torch = pytest.importorskip("torch")
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    two = together()
+    two = together(pad_token={"x": 0})
     results = two.results({"x": patterns[None]}, {"x": patterns[None, :7]})
     assert torch.equal(results[0]["x"][0].view(torch.int16), patterns.view(torch.int16))
 
@@ -118,7 +120,7 @@ def test_numbers_are_moved_bit_by_bit_even_where_numpy_has_no_dtype_for_them(
 def test_conjugates_and_negatives_are_read_as_what_they_stand_for(together: Make) -> None:
     torch = pytest.importorskip("torch")
     values = torch.tensor([[1 + 2j, 3 - 4j]])
-    two = together()
+    two = together(pad_token={"x": 0, "y": 0})
     results = two.results(
         {"x": values.conj(), "y": values.conj().imag}, {"x": values[:, :1], "y": values[:, :1].imag}
     )
@@ -302,7 +304,7 @@ def test_features_with_one_value_in_each_row_are_joined(together: Make) -> None:
 
 def test_rows_may_have_no_length_at_all(together: Make) -> None:
     two = together()
-    results = two.results({"x": numpy.zeros((1, 0))}, {"x": numpy.ones((2, 2))})
+    results = two.results({"x": numpy.zeros((1, 0), int)}, {"x": numpy.ones((2, 2), int)})
     assert two.seen[0]["x"].tolist() == [[0, 0], [1, 1], [1, 1]]
     assert [result["x"].shape for result in results] == [(1, 0), (2, 2)]
 
@@ -319,7 +321,7 @@ def test_token_features_are_padded_to_a_multiple_even_if_one_call_is_the_batch(
 
 
 def test_other_features_are_padded_to_a_multiple_only_if_they_are_padded(together: Make) -> None:
-    two = together(pad_to_multiple_of=4)
+    two = together(pad_to_multiple_of=4, pad_token={"sounds": 0})
     images, sounds = numpy.ones((1, 3, 5, 5)), [numpy.ones((1, width)) for width in (5, 6)]
     two.results({"images": images, "sounds": sounds[0]}, {"images": images, "sounds": sounds[1]})
     assert two.seen[0]["images"].shape == (2, 3, 5, 5)
@@ -342,6 +344,169 @@ def test_every_length_that_the_function_sees_is_a_multiple_but_one_to_learn_from
         (2, 8),
         (2, 8),
     ]
+
+
+# ---------------------------------------------------------------- what is no sequence is not padded
+
+
+def of_width(width: int) -> Callable[[dict[str, Any]], Any]:
+    """A function that fails for rows of any other width."""
+
+    def compute(features: dict[str, Any]) -> Any:
+        if features["x"].shape[1] != width:
+            raise ValueError(f"rows of {features['x'].shape[1]}, not {width}")
+        return features["x"].sum(axis=1)
+
+    return compute
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "U2"])
+def test_a_vector_of_another_size_is_an_error_in_company_as_it_is_alone(
+    together: Make, dtype: str
+) -> None:
+    right, wrong = ({"x": numpy.zeros((1, width), dtype)} for width in (768, 384))
+    some = together(lambda features: of_width(768)({"x": features["x"].astype(bool)}))
+    with pytest.raises(ValueError, match="rows of 384, not 768"):
+        some.fn(wrong)
+    served, failed, served_too = some.answers(right, wrong, right)
+    assert (served.tolist(), served_too.tolist()) == ([0], [0])
+    assert isinstance(failed, ValueError)
+
+
+@pytest.mark.model
+def test_a_tensor_of_another_size_is_an_error_in_company_as_it_is_alone(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    some = together(of_width(768))
+    served, failed = some.answers(*({"x": torch.zeros(1, width)} for width in (768, 384)))
+    assert served.tolist() == [0]
+    assert isinstance(failed, ValueError)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_a_grey_image_never_shares_a_batch_with_one_of_three_colours(
+    together: Make, dtype: str, tokens: bool
+) -> None:
+    def call(channels: int) -> dict[str, Any]:
+        image = {"x": numpy.full((1, channels, 5, 5), channels, dtype)}
+        # as many tokens as there are channels
+        return {"ids": numpy.ones((1, channels), int), **image} if tokens else image
+
+    two = together(lambda features: features["x"])
+    results = two.results(call(1), call(3), call(3))
+    assert [result.shape for result in results] == [(1, 1, 5, 5), (1, 3, 5, 5), (1, 3, 5, 5)]
+    assert sorted(batch["x"].shape for batch in two.seen) == [(1, 1, 5, 5), (2, 3, 5, 5)]
+
+
+def test_vectors_of_one_size_share_a_batch_whatever_the_lengths_of_the_tokens_beside_them(
+    together: Make,
+) -> None:
+    def call(width: int, size: int) -> dict[str, Any]:
+        return {"ids": numpy.ones((1, width), int), "x": numpy.ones((1, size))}
+
+    many = together(lambda features: features["x"], unpad=False)
+    calls = [call(5, 4), call(7, 4), call(5, 6), call(2, 4), call(6, 6)]
+    results = many.results(*calls)
+    assert [result.tolist() for result in results] == [each["x"].tolist() for each in calls]
+    # 6 tokens beside 6 numbers may be numbers of the tokens
+    assert sorted(batch["x"].shape for batch in many.seen) == [(1, 6), (1, 6), (3, 4)]
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (0,)])
+def test_what_is_as_long_as_tokens_in_every_call_is_padded_with_them(
+    together: Make, shape: tuple[int, ...]
+) -> None:
+    def call(width: int, other: int = 0) -> dict[str, Any]:
+        return {
+            "ids": numpy.ones((1, width), int),
+            "x": numpy.ones((1, other or width, *shape)),
+            "labels": numpy.ones((1, 2), int),
+        }
+
+    many = together(lambda features: features["x"].sum(1), unpad=False)
+    calls = [call(5), call(7), call(3, 7), call(1, 2)]
+    results = many.results(*calls)
+    assert [result.tolist() for result in results] == [each["x"].sum(1).tolist() for each in calls]
+    assert sorted(batch["x"].shape for batch in many.seen) == [
+        (1, 2, *shape),  # as long as other tokens
+        (1, 7, *shape),
+        (2, 7, *shape),
+    ]
+
+
+def test_floats_are_padded_where_they_have_a_pad_and_with_them_what_is_as_long(
+    together: Make,
+) -> None:
+    two = together(pad_token={"sound": 0.0}, pad_to_multiple_of=4)
+    two.results(*({"sound": numpy.ones((1, n)), "weights": numpy.ones((1, n, 2))} for n in (3, 5)))
+    assert {name: array.shape for name, array in two.seen[0].items()} == {
+        "sound": (2, 8),
+        "weights": (2, 8, 2),
+    }
+
+
+def test_rows_of_one_call_may_differ_in_length_whatever_they_are(together: Make) -> None:
+    two = together()
+    results = two.results(
+        {"x": [numpy.ones(2), numpy.ones(3)]}, {"x": [numpy.ones(3), numpy.ones(1)]}
+    )
+    assert [result["x"].tolist() for result in results] == [
+        [[1, 1, 0], [1, 1, 1]],
+        [[1, 1, 1], [1, 0, 0]],
+    ]
+    assert [batch["x"].shape for batch in two.seen] == [(4, 3)]
+
+
+# ---------------------------------------------------------------- tokens without a mask
+
+
+def test_token_ids_that_are_padded_without_a_mask_are_warned_of_once_and_by_name(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = together(name="shop.embed")
+    calls = [{"x": numpy.ones((1, n)), "words": numpy.ones((1, n), int)} for n in (2, 3)]
+    two.results(calls[0], calls[0])
+    assert not caplog.records
+    for _ in range(2):
+        two.results(*calls)
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("batched", "WARNING")
+    assert warning.getMessage() == (
+        "shop.embed: words is padded, and no mask among the features tells the function so: "
+        "results may depend on the calls that share a batch. Pass one, such as attention_mask"
+    )
+
+
+def test_of_a_method_all_instances_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Model:
+        @batched.inference.dynamically(pad_to_multiple_of=4)
+        def embed(self, features: dict[str, Any]) -> Any:
+            return features["ids"].sum(1)
+
+    for _ in range(2):
+        model = Model()
+        assert model.embed(ids=numpy.ones((1, 3), int)).tolist() == [3]
+        model.embed.shutdown()
+    assert ["Model.embed: ids is padded" in each.getMessage() for each in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"attention_mask": numpy.ones((1, 3), int)},
+        {"padding_mask": numpy.ones((1, 3), numpy.float32)},
+        {"real": numpy.ones((1, 3), bool)},
+        {"lengths": numpy.array([3])},
+    ],
+    ids=lambda beside: next(iter(beside)),
+)
+def test_nobody_is_warned_where_the_function_is_told_what_is_padding(
+    together: Make, beside: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    two = together(pad_to_multiple_of=8)
+    two.results(*[{"ids": numpy.ones((1, 3), int), **beside}] * 2)
+    assert two.seen[0]["ids"].shape == (2, 8)
+    assert not caplog.records
 
 
 # ---------------------------------------------------------------- pads that do not fit
@@ -834,7 +999,7 @@ def test_results_are_brought_where_they_are_wanted(together: Make) -> None:
 def test_inputs_that_require_gradients_carry_no_graph_into_a_shared_batch(together: Make) -> None:
     torch = pytest.importorskip("torch")
     two = together(lambda features: features["x"] * 2)
-    results = two.results(*({"x": torch.ones(1, width, requires_grad=True)} for width in (2, 3)))
+    results = two.results(*({"x": torch.ones(n, 2, requires_grad=True)} for n in (1, 2)))
     assert not two.seen[0]["x"].requires_grad
     assert not any(result.requires_grad for result in results)
     alone = two.fn({"x": torch.ones(1, 2, requires_grad=True)})
@@ -970,6 +1135,50 @@ def test_a_device_that_this_build_of_torch_has_not_is_told_at_decoration() -> No
                 batched.inference.dynamically(device=kind)
     with pytest.raises(ValueError, match="output_device must be a device of torch, got 'nowhere'"):
         batched.inference.dynamically(output_device="nowhere")
+
+
+@pytest.mark.parametrize(("short", "long"), [("U2", "U5"), ("S2", "S5"), (">U2", ">U5")])
+def test_texts_share_a_batch_whatever_room_they_take(together: Make, short: str, long: str) -> None:
+    many = together()
+    texts = [
+        numpy.array(["ab", "c"], short),
+        numpy.array(["hello"], long),
+        numpy.array(["d"], short),
+    ]
+    rows = [numpy.array("e", short), numpy.array("world", long)]
+    results = many.results(*({"x": text} for text in [*texts, rows]))
+    assert [batch["x"].astype("U").tolist() for batch in many.seen] == [
+        ["ab", "c", "hello", "d", "e", "world"]
+    ]
+    assert [result["x"].astype("U").tolist() for result in results] == [
+        ["ab", "c"],
+        ["hello"],
+        ["d"],
+        ["e", "world"],
+    ]
+
+
+def test_texts_and_bytes_never_share_a_batch(together: Make) -> None:
+    two = together()
+    calls = [{"x": numpy.array(["ab"], dtype)} for dtype in ("U2", "S2", ">U2")]
+    assert [result["x"].dtype for result in two.results(*calls)] == ["U2", "S2", ">U2"]
+    assert len(two.seen) == 3
+
+
+# ---------------------------------------------------------------- while libraries are imported
+
+
+def test_a_library_that_another_thread_is_just_importing_is_no_failure(
+    together: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    two = together(lambda features: {"y": features["x"] * 2})
+    calls: list[Any] = [{"x": numpy.ones((2, 3))}, {"x": [numpy.ones(3)]}]
+    for given in (calls[:1], calls):
+        for call, result in zip(given, two.results(*given), strict=True):
+            assert result["y"].tolist() == [[2, 2, 2]] * len(call["x"])
+    (refused,) = two.answers({"x": "text"})
+    assert isinstance(refused, CollationError), repr(refused)
 
 
 # ---------------------------------------------------------------- types with rules of their own

@@ -106,8 +106,8 @@ def test_two_features_of_different_length_are_told_apart(together: Make) -> None
         }
     )
     calls = [
-        {"a": numpy.ones((1, 2)), "b": numpy.ones((1, 4))},
-        {"a": numpy.ones((1, 4)), "b": numpy.ones((1, 3))},
+        {"a": numpy.ones((1, 2), int), "b": numpy.ones((1, 4), int)},
+        {"a": numpy.ones((1, 4), int), "b": numpy.ones((1, 3), int)},
     ]
     first, second = two.results(*calls)
     assert {name: array.shape for name, array in first.items()} == {
@@ -266,7 +266,7 @@ def test_rounded_rows_of_a_function_that_takes_one_length_only_are_not_cut_and_a
             [[10, 20, 30, 0, 0, 0, 0, 0]],
             [[10, 20, 30, 40, 50, 0, 0, 0]],
         ]
-    (record,) = caplog.records
+    (record,) = [each for each in caplog.records if "mask" not in each.message]
     assert record.levelname == "WARNING"
     for part in ("shop.embed", "not cut", "unpad"):
         assert part in record.message
@@ -361,7 +361,7 @@ def test_an_output_that_changes_its_structure_reaches_each_caller_as_if_it_were_
     for _ in range(3):
         odd, even = two.results(tokens(3), tokens(4))
         assert (odd.shape, even["states"].shape) == ((1, 3, 5), (1, 4, 5))
-    (record,) = caplog.records
+    (record,) = [each for each in caplog.records if "mask" not in each.message]
     assert "structure" in record.message
 
 
@@ -775,7 +775,7 @@ def test_an_output_of_a_model_keeps_its_type(together: Make) -> None:
             hidden_states=(states, states * 2),
         )
 
-    two = together(compute)
+    two = together(compute, pad_token={"ids": 0})
     for number, result in enumerate(
         [
             *two.results({"ids": torch.ones(1, 3)}, {"ids": torch.ones(1, 5)}),
@@ -1028,7 +1028,7 @@ def test_tensors_that_were_split_off_own_their_memory(together: Make, batch_size
             ids.sum(1),
         ]
 
-    two = together(compute, batch_size=batch_size)
+    two = together(compute, batch_size=batch_size, pad_token={"ids": 0})
     for result in two.results({"ids": torch.ones(3, 2)}, {"ids": torch.ones(1, 4)}):
         for tensor in result:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -1081,7 +1081,7 @@ def test_a_function_in_inference_mode_returns_tensors_that_may_be_changed_and_le
     def compute(features: dict[str, Any]) -> Any:
         return features["x"] * 2
 
-    two = together(compute)
+    two = together(compute, pad_token={"x": 0})
     for result in two.results({"x": torch.ones(1, 2)}, {"x": torch.ones(1, 3)}):
         result += 1
         assert not result.is_inference()

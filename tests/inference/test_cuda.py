@@ -57,7 +57,9 @@ def test_features_reach_the_gpu_and_results_come_back(
 
 
 def test_memory_that_a_transfer_starts_from_is_not_written_to_before_it_has_arrived() -> None:
-    @batched.inference.dynamically(device="cuda", batch_size=4, max_concurrent_batches=2)
+    @batched.inference.dynamically(
+        device="cuda", batch_size=4, max_concurrent_batches=2, pad_token={"x": 0}
+    )
     def fn(features: dict[str, Any]) -> Any:
         torch.cuda._sleep(A_WHILE // 20)
         return features["x"] + 1
@@ -70,7 +72,7 @@ def test_memory_that_a_transfer_starts_from_is_not_written_to_before_it_has_arri
 
 
 def test_tensors_on_the_gpu_stay_there() -> None:
-    together = Together(doubled)
+    together = Together(doubled, pad_token={"x": 0})
     results = together.results(*({"x": torch.ones(1, width, device="cuda")} for width in (2, 4, 3)))
     assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [
         ("cuda", (1, width)) for width in (2, 4, 3)
@@ -82,7 +84,7 @@ def test_tensors_on_the_gpu_stay_there() -> None:
 def test_inputs_that_are_still_being_computed_on_a_stream_of_the_caller_are_waited_for(
     callers: int,
 ) -> None:
-    together = Together(doubled)
+    together = Together(doubled, pad_token={"x": 0})
     calls = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for number in range(callers):
