@@ -235,10 +235,10 @@ class BatchFunction:
             requests = ItemRequestParser(name, binder, home, options.item_length)
             collator = ItemCollator(name)
         else:
-            parser = FeatureParser(name, options.features, options.length)
+            collator = FeatureCollator(name, options.features, self.told)
+            parser = FeatureParser(name, options.features, options.length, collator.devices)
             spread = options.features.spread_kwargs
             requests = FeatureRequestParser(name, binder, home, parser, spread=spread)
-            collator = FeatureCollator(name, options.features, self.told)
         execution = Execution(
             self.func,
             collator,

@@ -22,9 +22,19 @@ class Devices:
 
             device = None if device is None else torch.device(device)
             output_device = None if output_device is None else torch.device(output_device)
+        self._resolved = device is None and output_device is None
         self._device = device
         self._output_device = output_device
         self._staging = _PinnedBuffers() if device is not None and device.type == "cuda" else None
+
+    def resolve(self) -> None:
+        """Gives "cuda" the index of the current device of this thread, which calls the function for
+        the first time: in a worker that would be GPU 0.
+        """
+        if not self._resolved:
+            self._device = _with_index(self._device)
+            self._output_device = _with_index(self._output_device)
+            self._resolved = True
 
     def allocate(self, spec: FeatureSpec, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """An array for a feature, and the view that it is written through; it goes `to_function`
@@ -122,6 +132,14 @@ class _PinnedBuffers(threading.local):
         arrived.record(torch.cuda.current_stream(moved.device))
         self._buffers[name] = self._buffers[name][0], arrived
         return moved
+
+
+def _with_index(device: Any) -> Any:
+    """`device`, which may be None, with the index of the current one if it is CUDA's without."""
+    if device is None or device.type != "cuda" or device.index is not None:
+        return device
+    torch = sys.modules["torch"]
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def ready_events(tensors: Iterable[Array]) -> list[Any]:

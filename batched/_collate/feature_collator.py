@@ -36,12 +36,10 @@ class PaddingPlan:
     call.
     """
 
-    __slots__ = ("alone", "callers", "whole", "widths")
+    __slots__ = ("alone", "callers", "widths")
 
-    def __init__(self, widths: Widths, whole: bool, callers: Callers, alone: bool) -> None:
+    def __init__(self, widths: Widths, callers: Callers, alone: bool) -> None:
         self.widths = widths
-        # the batch is one call as it came: its output is what the caller gets alone
-        self.whole = whole
         self.callers = callers  # empty if nothing was padded
         self.alone = alone  # rows of one width only, which are to be answered in any case
 
@@ -55,7 +53,7 @@ class FeatureCollator:
         self._left = settings.padding_side == "left"
         self._settings = settings
         self._unpadding = Unpadding(name, settings, told)
-        self._devices = Devices(settings.device, settings.output_device)
+        self.devices = Devices(settings.device, settings.output_device)
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
         """The call whose features, by name, are arrays [rows, width, ...] of the rows of all slices
@@ -88,11 +86,7 @@ class FeatureCollator:
         )
         if apart:
             raise self._group_by_width(slices, context.callers, apart)
-        moved = self._devices.to_callers([array for _, array in arrays])
-        if context.whole:
-            synchronize(moved)
-            unchanged = all(to is array for to, (_, array) in zip(moved, arrays, strict=True))
-            return [output if unchanged else tree_unflatten(output, iter(moved))]
+        moved = self.devices.to_callers([array for _, array in arrays])
         columns = [
             self._split_array(array, slices, cut) for array, cut in zip(moved, cuts, strict=True)
         ]
@@ -108,15 +102,11 @@ class FeatureCollator:
                 "parts of one call, which cannot be joined"
             )
         try:
-            return tree_unflatten(
-                parts[0],
-                iter(
-                    [
-                        _concatenate([array for _, array in part])
-                        for part in zip(*arrays, strict=True)
-                    ]
-                ),
-            )
+            joined = [
+                _concatenate([array for _, array in part]) for part in zip(*arrays, strict=True)
+            ]
+            synchronize(joined)  # the caller may read them on another stream
+            return tree_unflatten(parts[0], iter(joined))
         except (TypeError, ValueError, RuntimeError) as error:
             raise BatchFunctionError(
                 f"{self._name} returned outputs for parts of one call that "
@@ -191,7 +181,7 @@ class FeatureCollator:
         whole = (
             len(batch.slices) == 1 and stop - start == first.size and padded == first.items.widths
         )
-        plan = PaddingPlan(padded, whole, callers, alone)
+        plan = PaddingPlan(padded, callers, alone)
         rows = _count_rows(slices)
         for number, (spec, width) in enumerate(zip(group.specs, padded, strict=True)):
             if whole:
@@ -204,9 +194,9 @@ class FeatureCollator:
                     for request, start, stop in slices
                 ]
                 widest = spec.widest([request.items.specs[number] for request, _, _ in slices])
-                array, out = self._devices.allocate(widest, spec.shape(rows, width))
+                array, out = self.devices.allocate(widest, spec.shape(rows, width))
                 widest.fill(out, blocks, width, left=self._left)
-            features[spec.name] = self._devices.to_function(array)
+            features[spec.name] = self.devices.to_function(array)
         args, kwargs = group.arguments.unpack()
         if self._settings.spread_kwargs:
             return args, {**features, **kwargs}, plan
@@ -263,6 +253,8 @@ class FeatureCollator:
         """Rows of `array` [rows, ...] that belong to each slice, cut to their own widths, in memory
         of their own.
         """
+        if len(slices) == 1 and not cuts:
+            return [copy_array(array)]
         shares: list[Array] = []
         position = 0
         for request, start, stop in slices:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import CollationError
-from .devices import ready_events
+from .devices import Devices, ready_events
 from .feature_spec import (
     CACHE_LIMIT,
     Array,
@@ -69,11 +69,13 @@ class FeatureParser:
         name: str,
         settings: FeatureSettings,
         length: Callable[[Any], Any] | None,
+        devices: Devices | None = None,
     ) -> None:
         self._name = name  # of the batch function, for error messages
         self._pad_tokens = settings.pad_token
         self._settings = settings
         self._length = length  # of one row, a dict of features without their first axis
+        self._devices = devices  # of the function, until its first call
         self._specs: dict[Hashable, FeatureSpec] = {}  # by what they have in common
 
     def parse(self, given: Mapping[str, Any]) -> Features:
@@ -83,6 +85,10 @@ class FeatureParser:
             CollationError: they are none, of an unknown type, or have no rows or different numbers
                 of them.
         """
+        devices = self._devices
+        if devices is not None:
+            devices.resolve()
+            self._devices = None
         if not given:
             raise CollationError(f"{self._name} needs at least one feature, got an empty mapping")
         parsed: list[tuple[FeatureSpec, Array, Array, int]] = []

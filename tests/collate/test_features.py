@@ -670,9 +670,8 @@ def test_tensors_that_make_no_batch_are_refused_to_their_caller_alone(
 def test_features_that_are_a_batch_are_passed_on_without_a_copy(together: Make) -> None:
     one = together()
     call = {"ids": numpy.array([[1, 2]]), "scores": numpy.ones((1, 5)), "labels": numpy.array([3])}
-    result = one.fn(call)
+    one.fn(call)
     assert all(one.seen[0][name] is array for name, array in call.items())
-    assert all(result[name] is array for name, array in call.items())
 
 
 @pytest.mark.model
@@ -680,9 +679,8 @@ def test_tensors_that_are_a_batch_are_passed_on_without_a_copy(together: Make) -
     torch = pytest.importorskip("torch")
     one = together()
     call = {"ids": torch.tensor([[1, 2]]), "scores": torch.ones(1, 5, dtype=torch.bfloat16)}
-    result = one.fn(call)
+    one.fn(call)
     assert all(one.seen[0][name] is array for name, array in call.items())
-    assert all(result[name] is array for name, array in call.items())
 
 
 def test_what_a_shared_batch_is_written_to_belongs_to_no_caller(together: Make) -> None:

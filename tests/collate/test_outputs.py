@@ -708,13 +708,16 @@ def test_a_mapping_that_is_no_dict_or_cannot_be_changed_reaches_its_callers_as_a
 
 
 def test_two_heads_of_a_batch_of_two_are_not_taken_for_rows(together: Make) -> None:
-    for kind in (tuple, list):
+    for kind in (tuple, list, Pair._make):
         two = together(
             lambda features, kind=kind: kind([features["ids"].sum(1), -features["ids"].sum(1)])
         )
         first, second = two.results(tokens(2), tokens(2, first=3))
-        assert (type(first), [head.tolist() for head in first]) == (kind, [[3], [-3]])
-        assert (type(second), [head.tolist() for head in second]) == (kind, [[7], [-7]])
+        assert (type(first), type(second)) == (type(kind([1, 2])),) * 2
+        assert [[head.tolist() for head in each] for each in (first, second)] == [
+            [[3], [-3]],
+            [[7], [-7]],
+        ]
 
 
 def test_outputs_may_be_nested_as_deep_as_they_go(together: Make) -> None:
@@ -974,17 +977,64 @@ def test_parts_of_a_call_whose_outputs_are_of_different_shape_cannot_be_joined(
 # ---------------------------------------------------------------- results own their memory
 
 
-def test_the_output_for_a_caller_alone_comes_back_as_it_was_returned(together: Make) -> None:
-    returned: list[Any] = []
+REUSED: dict[str, Callable[[Any], Any]] = {
+    "array": lambda buffer: buffer,
+    "view": lambda buffer: buffer[:],
+    "in a dict": lambda buffer: {"y": buffer},
+    "views in a list": lambda buffer: [buffer[:, :1], buffer[:, 1:]],
+    "in a named tuple": lambda buffer: Pair(buffer, None),
+}
+"""Outputs in memory that a function writes to again."""
+
+LIBRARIES = ["numpy", pytest.param("torch", marks=pytest.mark.model)]
+
+
+def leaves(output: Any) -> list[Any]:
+    if isinstance(output, dict):
+        output = list(output.values())
+    return (
+        [leaf for leaf in output if leaf is not None]
+        if isinstance(output, (list, tuple))
+        else [output]
+    )
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("callers", [1, 2])
+@pytest.mark.parametrize("output", REUSED)
+def test_a_caller_never_sees_memory_that_the_function_uses_again(
+    together: Make, library: str, callers: int, output: str
+) -> None:
+    module: Any = pytest.importorskip(library)
+    buffer = module.zeros((callers, 5))
 
     def compute(features: dict[str, Any]) -> Any:
-        returned.append({"whole": features["ids"] * 2, "view": (features["ids"] * 2)[:, :1]})
-        return returned[-1]
+        buffer[:] = features["x"]
+        return REUSED[output](buffer)
 
-    one = together(compute)
-    result = one.fn(tokens(2))
-    assert result["whole"] is returned[0]["whole"]
-    assert result["view"] is returned[0]["view"]
+    some = together(compute)
+    rounds = [some.results(*[{"x": module.ones((1, 5)) * n}] * callers) for n in (1, 2)]
+    buffer[:] = 7
+    for n, results in enumerate(rounds, 1):
+        for result in results:
+            assert {number for leaf in leaves(result) for number in leaf[0].tolist()} == {n}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("callers", [1, 2])
+def test_a_function_that_returns_its_features_gives_nobody_memory_of_a_caller(
+    together: Make, library: str, callers: int
+) -> None:
+    module: Any = pytest.importorskip(library)
+    some = together()
+    calls = [{"x": module.ones((1, 2))} for _ in range(callers)]
+    results = some.results(*calls)
+    for call in calls:
+        call["x"][:] = 7
+    assert [result["x"].tolist() for result in results] == [[[1, 1]]] * callers
+    for result in results:
+        result["x"][:] = 8
+    assert [call["x"].tolist() for call in calls] == [[[7, 7]]] * callers
 
 
 def views(features: dict[str, Any]) -> Any:
@@ -1072,8 +1122,9 @@ def test_outputs_that_are_part_of_a_graph_reach_callers_without_it(together: Mak
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("widths", [(2,), (2, 3)])
 def test_a_function_in_inference_mode_returns_tensors_that_may_be_changed_and_learned_from(
-    together: Make,
+    together: Make, widths: tuple[int, ...]
 ) -> None:
     torch = pytest.importorskip("torch")
 
@@ -1082,7 +1133,7 @@ def test_a_function_in_inference_mode_returns_tensors_that_may_be_changed_and_le
         return features["x"] * 2
 
     two = together(compute, pad_token={"x": 0})
-    for result in two.results({"x": torch.ones(1, 2)}, {"x": torch.ones(1, 3)}):
+    for result in two.results(*({"x": torch.ones(1, width)} for width in widths)):
         result += 1
         assert not result.is_inference()
         (result * torch.ones(1, requires_grad=True)).sum().backward()

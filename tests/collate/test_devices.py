@@ -1,0 +1,166 @@
+"""Devices, where there is no GPU: which of them features are sent to, and who waits for what. The
+torch of these tests is a fake that records what is asked of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from batched._collate.devices import Devices
+from batched._collate.feature_collator import FeatureCollator
+from batched._collate.features import FeatureParser
+from batched._collate.settings import FeatureSettings
+from batched._core.scheduler import Request
+from feature_stage import Together
+
+
+class Device:
+    def __init__(self, kind: Any, index: int | None = None) -> None:
+        name, _, number = str(kind).partition(":")
+        self.type = name
+        self.index = int(number) if number else index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and (self.type, self.index) == (other.type, other.index)
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.index))
+
+    def __repr__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+class Tensor:
+    """A tensor on some device, as far as joining and sending it takes."""
+
+    layout = "strided"
+    is_nested = False
+    requires_grad = False
+
+    def __init__(self, device: Any, rows: int = 1) -> None:
+        self.device = Device(device)
+        self.is_cuda = self.device.type == "cuda"
+        self.ndim, self.shape = 2, (rows, 3)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def to(self, device: Any, **_: Any) -> Tensor:
+        return Tensor(device, len(self))
+
+
+class FakeTorch(ModuleType):
+    """Records of streams in `log`; the current device is one of each thread's own."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        self.log: list[Any] = []
+        self.Tensor = Tensor
+        self.device = Device
+        self.strided = "strided"
+        self.current = threading.local()
+        self.cuda = SimpleNamespace(
+            Event=lambda **_: SimpleNamespace(
+                record=lambda stream: self.log.append(("record", stream)),
+                synchronize=lambda: self.log.append("wait"),
+            ),
+            current_stream=lambda device: f"stream of {device}",
+            current_device=lambda: getattr(self.current, "index", 0),
+        )
+
+    def cat(self, tensors: list[Tensor]) -> Tensor:
+        self.log.append("cat")
+        return Tensor(tensors[0].device, sum(map(len, tensors)))
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    fake = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return fake
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Runs a function in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda function: pool.submit(function).result()
+
+
+def test_the_parts_of_a_call_that_are_joined_are_waited_for_before_the_caller_gets_them(
+    torch: FakeTorch,
+) -> None:
+    collator = FeatureCollator("fn", FeatureSettings(), set())
+    joined = collator.join(
+        Request(None, 3, ()), [{"y": Tensor("cuda:1", 2)}, {"y": Tensor("cuda:1")}]
+    )
+    assert len(joined["y"]) == 3
+    assert torch.log == ["cat", ("record", "stream of cuda:1"), "wait"]
+
+
+def test_parts_on_the_cpu_are_joined_without_a_wait(torch: FakeTorch) -> None:
+    collator = FeatureCollator("fn", FeatureSettings(), set())
+    assert len(collator.join(Request(None, 2, ()), [Tensor("cpu"), Tensor("cpu")])) == 2
+    assert torch.log == ["cat"]
+
+
+@pytest.mark.parametrize("setting", ["device", "output_device"])
+def test_cuda_is_the_device_of_the_thread_that_calls_first_and_not_of_the_worker(
+    torch: FakeTorch, elsewhere: Callable[[Callable[[], Any]], Any], setting: str
+) -> None:
+    devices = Devices(**{"device": None, "output_device": None, setting: "cuda"})
+    parser = FeatureParser("fn", FeatureSettings(), None, devices)
+
+    def call_on(index: int) -> None:
+        torch.current.index = index
+        parser.parse({"x": numpy.ones((1, 2))})
+
+    call_on(3)
+    elsewhere(lambda: call_on(5))
+
+    def move() -> Any:  # as a worker does, on GPU 0
+        tensor = Tensor("cpu")
+        if setting == "device":
+            # what is sent from pinned memory needs a real GPU
+            devices._staging = None
+            return devices.to_function(tensor)
+        return devices.to_callers([tensor])[0]
+
+    assert elsewhere(move).device == Device("cuda", 3)
+
+
+@pytest.mark.parametrize("device", ["cuda:2", "cpu", None])
+def test_a_device_that_says_which_one_is_left_as_it_is(
+    torch: FakeTorch, device: str | None
+) -> None:
+    devices = Devices(device, device)
+    torch.current.index = 3
+    devices.resolve()
+    expected = None if device is None else Device(device)
+    assert (devices._device, devices._output_device) == (expected, expected)
+
+
+def test_every_decorated_function_asks_for_the_device_when_it_is_first_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    resolve = Devices.resolve
+
+    def noted(devices: Devices) -> None:
+        asked.append(threading.current_thread())
+        resolve(devices)
+
+    monkeypatch.setattr(Devices, "resolve", noted)
+    one = Together()
+    assert not asked
+    one.fn({"x": numpy.ones(2)})
+    assert asked == [threading.current_thread()]
+    one.close()
