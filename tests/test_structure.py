@@ -91,12 +91,14 @@ def test_the_core_is_pure(module: str) -> None:
         "__future__",
         "bisect",
         "collections",
+        "copy",
         "dataclasses",
         "decimal",
         "itertools",
         "math",
         "numbers",
         "operator",
+        "types",
         "typing",
     }
 

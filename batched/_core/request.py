@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
+from .exceptions import SharedError
 from .linger import FlushReason
 from .remaining_spans import RemainingSpans
 
@@ -68,7 +69,7 @@ class Request:
         if error is None:
             return self.result
         try:
-            raise error
+            raise error if type(error) is not SharedError else error.restored()
         finally:
             del error  # its traceback holds this frame
 

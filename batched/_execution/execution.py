@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .._collate.collator import Call, Collator
+from .._core.exceptions import trim_traceback
 from .._core.scheduler import Batch
-from .attempts import Attempts, CallOutcome, ErrorTest, Outcomes, attempts, trim_traceback
+from .attempts import Attempts, CallOutcome, ErrorTest, Outcomes, attempts
 
 Prepared = tuple[Attempts, Call | None]
 """Attempts at a batch, and the first call to be made, if that is known already."""
@@ -20,7 +21,7 @@ def never(_: BaseException) -> bool:
 
 def is_failure(error: BaseException) -> bool:
     """Whether the function failed, rather than was stopped."""
-    return isinstance(error, Exception)
+    return issubclass(type(error), Exception)
 
 
 def _end(outcomes: Outcomes) -> Attempts:

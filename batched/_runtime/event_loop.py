@@ -25,7 +25,7 @@ from .wakers import (
     async_waker,
     blocking_waker,
     glance,
-    logger,
+    log_failure,
     wait,
     wake_all,
 )
@@ -101,7 +101,7 @@ class EventLoopRuntime(Runtime):
         except BaseException as error:
             # ours; let out of a system task, it would end trio itself
             if not ends_task(error, task):
-                logger.exception("the worker of %s failed", self.name)
+                log_failure("the worker of %s failed", self.name)
                 self.forsake(f"its worker failed with a {type(error).__name__}")
                 if isinstance(error, Exception):
                     return

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .._core.scheduler import Batch
 from .._execution.attempts import Outcomes
 from ..stats import BatchRecord
-from .wakers import logger
+from .wakers import log_failure
 
 
 class Observer:
@@ -27,7 +27,7 @@ class Observer:
         except BaseException:
             if not self._failed:
                 self._failed = True
-                logger.exception(
+                log_failure(
                     "on_batch of %s raised; further failures of it are not logged", self._name
                 )
 

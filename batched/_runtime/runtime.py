@@ -27,7 +27,7 @@ from .observer import Observer
 from .reception import AWAKE, Reception
 from .settling import complete, settle
 from .timer_thread import timer
-from .wakers import Waker, logger, wake_all
+from .wakers import Waker, log_failure, wake_all
 
 _NOBODY: Any = None
 """Instead of a bell: there is no worker to call."""
@@ -183,9 +183,8 @@ class Runtime(Reception):
             self.recorder.ended(batch, complete(ended, join, self.name))
         except BaseException:
             for request in ended:
-                request.error = request.error or BatcherClosed(
-                    f"{self.name}: its results were lost to a failure"
-                )
+                lost = BatcherClosed(f"{self.name}: its results were lost to a failure")
+                request.error = lost if request.error is None else request.error
             raise
         finally:
             self._answers.tell(batch)
@@ -208,7 +207,7 @@ def _after_fork() -> None:
                 "the process was forked; calls made before run in the parent only", forked=True
             )
         except Exception:
-            logger.exception("%s may not work in the forked process", runtime.name)
+            log_failure("%s may not work in the forked process", runtime.name)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import copy
 from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
-from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+from .._core.exceptions import TRACEBACK, SharedError, copy_exception, trim_traceback
 from .._core.scheduler import Request, Scheduler
 from .._execution.attempts import Outcomes
 from ..errors import BatchFunctionError
@@ -60,7 +59,7 @@ def complete(ended: list[Request], join: Join, name: str) -> int:
                 request.parts.sort(key=_POSITION)
                 request.result = join(request, [part for _, part in request.parts])
             except BaseException as raised:
-                request.error = raised
+                request.error = trim_traceback(raised)
         if request.error is not None:
             failed.append(request)
     if failed:
@@ -76,73 +75,30 @@ def complete(ended: list[Request], join: Join, name: str) -> int:
 # or worse, an error that is no Exception.
 _MISLEADING = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 
-_OF_THE_RAISING = {
-    "__cause__",
-    "__context__",
-    "__dict__",
-    "__suppress_context__",
-    "__traceback__",
-    "__weakref__",
-}
-
 
 def exception_for_caller(name: str, error: BaseException, *, alone: bool) -> BaseException:
-    """The exception for one caller of the batch function `name`: `error` itself if it is `alone`,
-    else a copy caused by it.
+    """The exception for one caller of the batch function `name`: `error` itself if it was raised
+    and the caller is `alone`, else one that nothing tells from it, or a `SharedError`.
 
-    Callers share `error` where no copy would be faithful, and get a `BatchFunctionError` caused by
-    it where raising its type would mean something else to them.
+    Where raising its type would mean something else to callers, they get a `BatchFunctionError`
+    caused by it.
     """
     # what a coroutine makes of it
-    if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
-        error = error.__cause__
-    if isinstance(error, _MISLEADING) or not isinstance(error, Exception):
+    if type(error) is RuntimeError and issubclass(type(error.__cause__), StopIteration):
+        error = error.__cause__  # type: ignore[assignment]  # by the line above
+    if issubclass(type(error), _MISLEADING) or not issubclass(type(error), Exception):
         wrapped = BatchFunctionError(f"{name} raised {_describe(error)}")
         wrapped.__cause__ = error
         return wrapped
-    if alone:
+    # one that was returned may be returned again, to others
+    if alone and TRACEBACK.__get__(error) is not None:
         return error
-    twin = _copy(error)
-    if twin is None:
-        return error
-    twin.__cause__ = error
-    return twin
+    twin = copy_exception(error)
+    return twin if twin is not error else SharedError(error)
 
 
 def _describe(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except BaseException:  # of its __str__
-        return type(error).__name__
-
-
-def _copy(error: Exception) -> Exception | None:
-    """A copy that nothing tells from `error`, or None: `copy.copy` reruns `__init__`, which need
-    not restore what was there.
-    """
-    try:
-        twin = copy.copy(error)
-        state, same = _state(error), _state(twin)
-        if type(twin) is type(error) and str(twin) == str(error) and state.keys() == same.keys():
-            return twin if all(_is_same(state[name], same[name]) for name in state) else None
-    except BaseException:  # user code: __reduce__, __init__, __str__, properties
-        pass
-    return None
-
-
-def _state(error: Exception) -> dict[str, Any]:
-    """Everything that `error` carries, by name."""
-    slots: dict[str, Any] = {
-        name: getattr(error, name, None)
-        for kind in type(error).__mro__
-        for name, member in vars(kind).items()
-        if isinstance(member, (GetSetDescriptorType, MemberDescriptorType))
-        and name not in _OF_THE_RAISING
-    }
-    arguments = {f"args[{index}]": each for index, each in enumerate(slots.pop("args"))}
-    return {**slots, **arguments, **vars(error)}
-
-
-def _is_same(one: object, other: object) -> bool:
-    plain = type(one) is type(other) and isinstance(one, (int, float, str, bytes))
-    return one is other or (plain and one == other)
+    except BaseException:  # of its class
+        return object.__repr__(error)

@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from .._core.exceptions import SharedError
 from .._core.scheduler import Request
 from .async_backend import current_loop, is_gone, post
 from .shift import Wait
@@ -31,6 +33,14 @@ Lock = _thread.LockType
 """What `threading.Lock()` makes."""
 
 logger = logging.getLogger("batched")
+
+
+def log_failure(message: str, *args: object) -> None:
+    """Logs the exception that is being handled. Never raises, whatever the user's filters and
+    handlers do.
+    """
+    with suppress(BaseException):
+        logger.exception(message, *args)
 
 
 POLL_INTERVAL = 0.1
@@ -85,6 +95,8 @@ class Future(concurrent.futures.Future[U]):
     the item still runs.
     """
 
+    _shared: SharedError | None = None  # if others were answered with the same error
+
     def __init__(self, *, loop: object = None, room: Lock | None = None) -> None:
         super().__init__()
         self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
@@ -112,17 +124,20 @@ class Future(concurrent.futures.Future[U]):
             return
         error, request.error = request.error, None
         try:  # done-callbacks run in here
-            if self.cancelled() or isinstance(error, concurrent.futures.CancelledError):
+            if self.cancelled() or issubclass(type(error), concurrent.futures.CancelledError):
                 self._set_cancelled()
             elif error is None:
                 self.set_result(request.result)
+            elif type(error) is SharedError:
+                self._shared = error
+                self.set_exception(error.restored())
             else:
                 self.set_exception(error)
         except BaseException:
             if not self._settled:  # a signal or a full stack broke in; it will be told again
                 request.error = error
                 raise
-            logger.exception("a callback of a future raised")
+            log_failure("a callback of a future raised")
         finally:
             del error  # its traceback may hold this frame
         self._release()
@@ -142,19 +157,24 @@ class Future(concurrent.futures.Future[U]):
     def result(self, timeout: float | None = None) -> U:
         wait = self._begins_to_wait(timeout)
         try:
-            return super().result(self._waited(timeout))
+            error = super().exception(self._waited(timeout))
+            if error is not None:
+                raise error if self._shared is None else self._shared.restored()
+            return self._result  # type: ignore[return-value]  # there is one
         finally:
             if wait is not None:
                 wait.ends()
+            error = None
             del self  # what it raises holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         wait = self._begins_to_wait(timeout)
         try:
-            return super().exception(self._waited(timeout))
+            error = super().exception(self._waited(timeout))
         finally:
             if wait is not None:
                 wait.ends()
+        return error if self._shared is None else self._shared.restored()
 
     def _begins_to_wait(self, timeout: float | None) -> Wait | None:
         """Refuses what would never end."""

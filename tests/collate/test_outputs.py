@@ -223,7 +223,7 @@ def test_what_fails_for_rows_of_one_length_fails_callers_with_such_rows_and_no_o
     three = together(compute)
     for answer in (answers := three.answers(tokens(3), tokens(5), tokens(3)))[::2]:
         assert type(answer) is RuntimeError
-        assert error in (answer, answer.__cause__)
+        assert answer.args == error.args
     assert answers[1].shape == (1, 5, 5)
 
 

@@ -71,6 +71,13 @@ CIRCLE = "circle of functions that call each other"
 MISLEADING = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 
 
+def _fault(kind: str) -> BaseException:
+    """An error of that kind, with a mark that exceptions made of it have, too."""
+    error = RAISED[kind]()
+    vars(error)["mark"] = object()
+    return error
+
+
 class Mismatch:
     """What is expected of callers of a batch with another number of outputs."""
 
@@ -130,9 +137,9 @@ class Faults:
                 return self._spoil(kind, items, type(odd).__name__, odd)
         for position, item in enumerate(items):
             if self.plan.get(item) == RETURNED:
-                error = RAISED[
+                error = _fault(
                     "raised uncopyable exception" if item // 1000 % 2 else "raised Exception"
-                ]()
+                )
                 self.injected.append(RETURNED)
                 self.struck[item] = output[position] = error
         return output
@@ -146,7 +153,7 @@ class Faults:
         return output
 
     def _raise(self, kind: str, items: Sequence[int]) -> None:
-        error = RAISED[kind]()
+        error = _fault(kind)
         self.injected.append(kind)
         parts = (self.splits and isinstance(error, MemoryError)) or (
             self.isolates and isinstance(error, Exception)
@@ -185,15 +192,14 @@ def _explains(mark: Any, error: BaseException) -> bool:
             mark.actual,
         )
     if isinstance(mark, str):
-        is_copy = type(error.__cause__) is batched.BatchFunctionError
         return (
             type(error) is batched.BatchFunctionError
-            and (error.__cause__ is None or is_copy)
+            and error.__cause__ is None
             and mark in str(error)
         )
     if isinstance(mark, MISLEADING) or not isinstance(mark, Exception):
         return type(error) is batched.BatchFunctionError and error.__cause__ is mark
-    return error is mark or (type(error) is type(mark) and error.__cause__ is mark)
+    return type(error) is type(mark) and vars(error).get("mark") is vars(mark)["mark"]
 
 
 class Unhashable:
