@@ -36,10 +36,17 @@ def taken(of: Scheduler, now: float = 0.0) -> Batch:
     return batch
 
 
-def ran(of: Scheduler, now: float = 0.0, *, too_big: Sequence[tuple[int, int]] = ()) -> Batch:
+def ran(
+    of: Scheduler,
+    now: float = 0.0,
+    *,
+    too_big: Sequence[tuple[int, int]] = (),
+    failed: bool = False,
+) -> Batch:
     """The next batch, after it has run."""
     batch = taken(of, now)
     batch.too_big = too_big
+    batch.fitted = not (too_big or failed)
     of.finished(batch, now)
     return batch
 

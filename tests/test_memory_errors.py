@@ -4,9 +4,11 @@ smaller fails alone.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -16,7 +18,8 @@ import numpy
 import pytest
 
 import batched
-from batched._execution.memory import drop_frames, free_cache, is_out_of_memory
+from batched._core.exceptions import trim_traceback
+from batched._execution.memory import drop_locals, free_cache, is_out_of_memory
 from feature_stage import Together
 
 FITS = 8
@@ -385,19 +388,116 @@ def test_without_torch_there_is_no_cache_to_empty(monkeypatch: pytest.MonkeyPatc
     free_cache()
 
 
-def test_frames_below_an_error_and_its_causes_are_let_go() -> None:
+class Work:
+    """What an attempt has in memory."""
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """The functions whose lines its traceback tells."""
+    return [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def test_what_frames_below_an_error_and_its_causes_hold_is_let_go_and_their_lines_are_not() -> None:
+    alive: list[weakref.ref[Work]] = []
+
+    def first() -> None:
+        work = Work()
+        alive.append(weakref.ref(work))
+        raise MemoryError("first")
+
     def fail() -> None:
+        work = Work()
+        alive.append(weakref.ref(work))
         try:
-            raise MemoryError("first")
-        except MemoryError as first:
-            raise RuntimeError("CUDA out of memory") from first
+            first()
+        except MemoryError as error:
+            raise RuntimeError("CUDA out of memory") from error
 
     with pytest.raises(RuntimeError) as caught:
         fail()
-    drop_frames(caught.value)
-    assert caught.value.__traceback__ is None
-    assert caught.value.__cause__ is not None
-    assert caught.value.__cause__.__traceback__ is None
+    error = trim_traceback(caught.value)
+    assert [reference() is None for reference in alive] == [False, False]
+    drop_locals(error)
+    assert [reference() is None for reference in alive] == [True, True]
+    assert error.__cause__ is not None
+    assert (lines_of(error), lines_of(error.__cause__)) == (["fail"], ["fail", "first"])
+
+
+def test_letting_go_of_frames_ends_nothing_that_somebody_may_go_on_with() -> None:
+    def generator() -> Iterator[BaseException | int]:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            yield error
+        yield 2
+
+    going_on = generator()
+    first: Any = next(going_on)
+
+    def fail() -> None:
+        try:
+            raise first
+        finally:
+            assert lines_of(first) == ["fail", "generator"]
+
+    with pytest.raises(MemoryError) as caught:
+        fail()
+    drop_locals(trim_traceback(caught.value))
+    assert lines_of(first) == ["fail"]
+    with pytest.raises(MemoryError) as caught:
+        raise MemoryError from first
+    drop_locals(caught.value)
+    assert next(going_on) == 2
+
+
+@pytest.mark.parametrize("coroutine", [True, False])
+def test_an_item_that_alone_runs_out_of_memory_keeps_none_of_it_and_its_caller_sees_where(
+    coroutine: bool,
+) -> None:
+    alive: list[weakref.ref[Work]] = []
+    running, go = threading.Event(), threading.Event()
+
+    def allocate(items: list[int]) -> None:
+        work = Work()
+        alive.append(weakref.ref(work))
+        if 0 in items:
+            raise MemoryError
+
+    def compute(items: list[int]) -> list[int]:
+        running.set()
+        assert go.wait(20)
+        assert [reference() is None for reference in alive] == [True] * len(alive)
+        allocate(items)
+        return items
+
+    async def compute_async(items: list[int]) -> list[int]:
+        assert [reference() is None for reference in alive] == [True] * len(alive)
+        allocate(items)
+        return items
+
+    async def answers(fn: Any) -> list[Any]:
+        return await asyncio.gather(*map(fn, range(4)), return_exceptions=True)
+
+    gc.disable()  # what only the collector finds is still in the way
+    try:
+        if coroutine:
+            fn: Any = batched.aio.dynamically(on_oom="split", batch_size=4)(compute_async)
+            error, *results = asyncio.run(answers(fn))
+        else:
+            fn = batched.dynamically(on_oom="split")(compute)
+            futures = [fn.submit(9)]
+            assert running.wait(20)
+            futures += [fn.submit(number) for number in range(4)]
+            go.set()
+            error = futures[1].exception(20)
+            results = [future.result(20) for future in futures[2:]]
+            fn.shutdown()
+    finally:
+        gc.enable()
+    assert results == [1, 2, 3]
+    assert type(error) is MemoryError
+    assert lines_of(error)[-2:] == ["compute_async" if coroutine else "compute", "allocate"]
+    assert coroutine or lines_of(error)[0] == "compute"
 
 
 def test_rows_run_apart_in_more_padding_that_run_out_of_memory_say_nothing_of_the_batch(

@@ -97,6 +97,7 @@ class Batch:
     # filled in by the execution:
     # items, and the length of the longest of them, of each attempt that ran out of memory
     too_big: Sequence[tuple[int, int]] = ()
+    fitted: bool = True  # one call of the function returned for all of it
     begun: bool = False  # the function has been, or is about to be, called for it
     attempts: int = 0  # calls of the function, of any part of it
     cells: int = 0  # places in the collated arrays, padding included

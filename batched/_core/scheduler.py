@@ -216,12 +216,12 @@ class Scheduler:
         self._free += 1
         self.has_room = True
         self.in_flight -= batch.size
-        if not batch.too_big:
-            self.capacity.fitted(batch.size, batch.longest)
         for items, longest in batch.too_big:
             self.capacity.too_big(items, longest)
-        if batch.longest and batch.attempts == 1:  # else the time is not that of one call
-            self.capacity.cost.add(batch.size * batch.longest, seconds)
+        if batch.fitted:
+            self.capacity.fitted(batch.size, batch.longest)
+            if batch.longest and batch.attempts == 1:  # else the time is not that of one call
+                self.capacity.cost.add(batch.size * batch.longest, seconds)
 
     def ready_at(self, group: Group | None) -> float:
         """Moment from which `group` may leave; None (a request was blocked): any may, at once."""

@@ -23,8 +23,9 @@ from contextlib import suppress
 from typing import Any
 
 from .._collate.collator import Call, Collate, Collator, GroupsNeeded, Part
+from .._core.exceptions import trim_traceback
 from .._core.scheduler import Batch, Request, Slice
-from .memory import drop_frames, free_cache
+from .memory import drop_locals, free_cache
 
 CallOutcome = tuple[Any, BaseException | None]
 """Output of one call of the batch function, or its error."""
@@ -74,23 +75,28 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
         if error is not None and len(ways) > 1:
             error, groups = None, [(slices, ways[1:])]
         if groups:
+            batch.fitted = False
             todo += [(part, tried, others) for part, others in reversed(groups)]
         elif error is None:
             done += [(each, part, tried) for each, part in zip(slices, results, strict=True)]
-        elif (size := _size(slices)) > 1 and splits(error):
-            drop_frames(error)
-            error = None
-            with suppress(Exception):  # whatever passes for torch there
-                free_cache()
-            batch.too_big = [*batch.too_big, (size, _longest(slices))]
-            todo.append((slices, tried, ways))  # cut below, to what may fit by now
-        elif size > 1 and isolates(error):
-            error = None
-            todo += [(half, tried, ways) for half in reversed(_cut(slices, size // 2))]
         else:
-            done += [(each, error, tried) for each in slices]
-            # one whose items were sorted goes on: an item that stood earlier may fail, too
-            lost.update({request: error for request, _, _ in slices if request.order is None})
+            batch.fitted = False
+            size = _size(slices)
+            if too_big := _passes(splits, error):
+                drop_locals(error)  # also if it is told: the next attempt has all memory for itself
+            if size > 1 and too_big:
+                batch.too_big = [*batch.too_big, (size, _longest(slices))]
+                todo.append((slices, tried, ways))  # cut below, to what may fit by now
+            elif size > 1 and _passes(isolates, error):
+                todo += [(half, tried, ways) for half in reversed(_cut(slices, size // 2))]
+            else:
+                done += [(each, error, tried) for each in slices]
+                # one whose items were sorted goes on: an item that stood earlier may fail, too
+                lost.update({request: error for request, _, _ in slices if request.order is None})
+            error = None
+            if too_big:
+                with suppress(BaseException):  # whatever passes for torch there
+                    free_cache()
         slices = []
         while not slices:
             if not todo:
@@ -110,10 +116,6 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
                     slices = []
 
 
-def trim_traceback(error: BaseException) -> BaseException:
-    """`error` with a traceback that begins in the user's code."""
-    traceback = error.__traceback__
-    return error.with_traceback(traceback.tb_next if traceback is not None else None)
 
 
 def _place(outcome: tuple[Slice, Any, int]) -> int:

@@ -53,11 +53,12 @@ def ends_task(error: BaseException, task: Any) -> bool:
     """Whether `error`, raised where `task` awaited something, was sent to end the task, and not
     raised by what it awaited.
     """
-    if isinstance(error, GeneratorExit):
+    kind = type(error)  # `isinstance` would ask it for its `__class__`
+    if issubclass(kind, GeneratorExit):
         return current_task() is not task  # closed from outside: its loop is gone
-    if isinstance(error, asyncio.CancelledError) and isinstance(task, asyncio.Task):
+    if issubclass(kind, asyncio.CancelledError) and isinstance(task, asyncio.Task):
         return task.cancelling() > 0
-    return isinstance(error, getattr(sys.modules.get("trio"), "Cancelled", ()))
+    return issubclass(kind, getattr(sys.modules.get("trio"), "Cancelled", ()))
 
 
 def ends_current_task(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from batched._core.capacity import PATIENCE
 from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE
 from batched._core.scheduler import Batch, Request, Scheduler
-from scheduling import all_ran, departure, ran, scheduler, submitted
+from scheduling import all_ran, departure, ran, scheduler, submitted, taken
 
 
 def call(*lengths: int, group: Hashable = "g") -> Request:
@@ -505,6 +505,27 @@ def test_full_batches_that_ran_let_batches_grow_again() -> None:
     submitted(busy, Request([0] * 1000, 1000, "g", waker=None))
     sizes = [batch.size for batch in all_ran(busy)]
     assert sizes[: 2 * PATIENCE + 1] == [2] * PATIENCE + [3] * PATIENCE + [4]
+
+
+def test_a_batch_that_failed_has_not_shown_that_it_fits() -> None:
+    for failed, most in ((True, 4), (False, 6)):
+        busy = scheduler(batch_size=8)
+        submitted(busy, Request([0] * 6, 6, "g", waker=None))
+        ran(busy, failed=failed)
+        submitted(busy, Request([0] * 8, 8, "g", waker=None))
+        ran(busy, too_big=[(8, 0)])
+        submitted(busy, Request([0] * 8, 8, "g", waker=None))
+        assert ran(busy).size == most
+
+
+def test_the_time_of_a_batch_that_failed_says_nothing_of_what_batches_take() -> None:
+    busy = scheduler(batch_size=8)
+    for failed, seconds in ((False, 2.0), (True, 9.0)):
+        submitted(busy, call(7))
+        batch = taken(busy)
+        batch.attempts, batch.fitted = 1, not failed
+        busy.finished(batch, seconds)
+        assert busy.capacity.cost.estimate()[0] == 2.0
 
 
 def test_a_large_call_has_its_share_of_the_batches_that_memory_allows() -> None:

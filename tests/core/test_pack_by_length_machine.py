@@ -304,6 +304,7 @@ class AlikeMachine(RuleBasedStateMachine):
         while items * longest > self.memory and len(batch.too_big) < 4:
             batch.too_big = [*batch.too_big, (items, longest)]
             items = (items + 1) // 2
+        batch.fitted = not batch.too_big
         self.real.finished(batch, self.now)
         if batch.too_big:
             self.note_what_is_owed()

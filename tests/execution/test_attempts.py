@@ -113,6 +113,18 @@ def test_a_batch_that_succeeds_takes_one_call() -> None:
     assert function.calls == [[0, 1, 2]]
 
 
+@pytest.mark.parametrize(
+    ("memory", "bad", "count", "fitted"),
+    [(8, set(), 3, True), (8, {1}, 3, False), (2, set(), 3, False), (0, set(), 1, False)],
+)
+def test_a_batch_has_fitted_if_one_call_returned_for_all_of_it(
+    memory: int, bad: set[int], count: int, fitted: bool
+) -> None:
+    batch = batch_of(*rows(count))
+    run(batch, Function(memory, bad), is_out_of_memory, is_failure)
+    assert batch.fitted is fitted
+
+
 def test_an_error_that_neither_splits_nor_isolates_is_the_outcome_of_all() -> None:
     found = run(batch_of(*rows(3)), Function(8, {1}))
     assert [(str(result), tried) for _, result, tried in found] == [("bad row 1", 1)] * 3
