@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .._core.scheduler import Request
-from .shift import Badge, Wait, wait_for
+from .shift import Badge, Wait, daemon_thread, wait_for
 from .timer_thread import timer
 
 
@@ -42,9 +42,7 @@ class Guard:
         block.
         """
         timer.start()
-        timer.call_soon(
-            threading.Thread(target=act, name=f"batched-{self.badge.name}-later", daemon=True).start
-        )
+        timer.call_soon(daemon_thread(f"{self.badge.name}-later", act).start)
 
     def wait_for(
         self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None

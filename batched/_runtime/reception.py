@@ -5,7 +5,6 @@ workers do to the state declared here.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
@@ -19,7 +18,7 @@ from ..stats import Recorder
 from .answers import Answers
 from .async_backend import current_loop
 from .guard import Guard
-from .shift import Badge, is_running
+from .shift import Badge, daemon_thread, is_running
 from .timer_thread import timer
 from .wakers import Future, Lock, Waker, wake_all
 
@@ -245,12 +244,7 @@ class Reception(Guard, ABC):
         self._admit()
         if futures:  # whose callbacks may block, and the timer is everybody's
             try:
-                threading.Thread(
-                    target=self._answers.tell,
-                    args=(key,),
-                    name=f"batched-{self.name}-callbacks",
-                    daemon=True,
-                ).start()
+                daemon_thread(f"{self.name}-callbacks", self._answers.tell, key).start()
             except RuntimeError:  # no more threads
                 self._answers.tell(key)
         else:

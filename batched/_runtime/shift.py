@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from weakref import WeakSet
 
 from .._core.scheduler import Batch, Request
@@ -123,6 +123,15 @@ class Wait:
 _shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
 within_run = _shift.get
 """The run that this code is, or was, part of; None for most callers, who need not ask more."""
+
+
+def daemon_thread(name: str, target: Callable[..., object], *args: object) -> threading.Thread:
+    """A thread, not started yet, that serves many callers: in a context of its own, where others
+    inherit that of whoever starts them (`thread_inherit_context`, which free-threaded builds set).
+    """
+    return threading.Thread(
+        target=Context().run, args=(target, *args), name=f"batched-{name}", daemon=True
+    )
 
 
 def enter_worker() -> None:

@@ -26,8 +26,8 @@ from .async_backend import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
 from .runtime import Look, Runtime, alive
-from .shift import Shift, Wait, enter_worker
-from .wakers import POLL_INTERVAL, async_waker, blocking_waker, logger, wake_all
+from .shift import Shift, Wait, daemon_thread, enter_worker
+from .wakers import POLL_INTERVAL, async_waker, blocking_waker, log_failure, wake_all
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
 """A batch that is collated, and whose it is."""
@@ -113,12 +113,7 @@ class ThreadRuntime(Runtime):
             raise
 
     def _start(self, work: Callable[[_Bell], None], bell: _Bell) -> None:
-        thread = threading.Thread(
-            target=work,
-            args=(bell,),
-            name=f"batched-{self.name}-{next(self._numbers)}",
-            daemon=True,
-        )
+        thread = daemon_thread(f"{self.name}-{next(self._numbers)}", work, bell)
         with self._lock:
             self._threads.add(thread)
         bell.threads.append(thread)
@@ -258,7 +253,7 @@ def _call(bell: _Bell) -> None:
 
 def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
     if runtime is not None:  # else there are no callers
-        logger.exception("the worker of %s failed", runtime.name)
+        log_failure("the worker of %s failed", runtime.name)
         runtime.forsake(f"its worker failed with a {type(error).__name__}")
 
 

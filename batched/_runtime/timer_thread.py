@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from .wakers import logger
+from .shift import daemon_thread
+from .wakers import log_failure
 
 _Appointment = tuple[float, int, Callable[[], Callable[[], object] | None]]
 """When (s), a number that makes it unique, and what returns what to call then, if that still
@@ -47,9 +48,7 @@ class TimerThread:
         """
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=_run, args=(self._appointments,), name="batched-timer", daemon=True
-                )
+                thread = daemon_thread("timer", _run, self._appointments)
                 thread.start()
                 self._thread = thread
 
@@ -92,7 +91,7 @@ def _call(ref: Callable[[], Callable[[], object] | None]) -> None:
     try:
         method()
     except BaseException:
-        logger.exception("a call of the timer failed")
+        log_failure("a call of the timer failed")
 
 
 timer = TimerThread()

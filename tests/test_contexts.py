@@ -1,0 +1,109 @@
+"""Code that serves many callers runs in no caller's context, where threads inherit contexts, too:
+free-threaded builds do so, and others if `thread_inherit_context` is set.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from typing import Any
+
+import pytest
+
+import batched
+import batched._runtime.guard
+import batched._runtime.reception
+from batched._runtime.timer_thread import TimerThread
+from stage import BOUND, Gate
+
+CALLER: contextvars.ContextVar[str] = contextvars.ContextVar("caller")
+
+
+@pytest.fixture(autouse=True)
+def inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that begin with a copy of the context of whoever starts them."""
+    start = threading.Thread.start
+
+    def start_in_copy(self: Any) -> None:
+        run, context = self.run, contextvars.copy_context()
+        self.run = lambda: context.run(run)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start_in_copy)
+    timer = TimerThread()  # that of the process may have begun elsewhere
+    monkeypatch.setattr(batched._runtime.guard, "timer", timer)
+    monkeypatch.setattr(batched._runtime.reception, "timer", timer)
+    CALLER.set("the first one")
+
+
+def test_threads_inherit_contexts_here() -> None:
+    seen: list[str | None] = []
+    thread = threading.Thread(target=lambda: seen.append(CALLER.get(None)))
+    thread.start()
+    thread.join(BOUND)
+    assert seen == ["the first one"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_function_sees_no_context_of_the_caller_who_came_first(prefetch: int) -> None:
+    def work(items: list[Any]) -> list[Any]:
+        return [CALLER.get(None) for _ in items]
+
+    fn: Any = batched.dynamically(prefetch=prefetch)(work)
+    with fn:
+        assert fn(1) is None
+        CALLER.set("the next one")
+        assert [fn.submit(1).result(BOUND) for _ in range(3)] == [None] * 3
+
+
+def test_callbacks_of_futures_that_wait_too_long_see_no_context_of_a_caller() -> None:
+    gate, seen, called = Gate(), list[str | None](), threading.Event()
+
+    def callback(_: object) -> None:
+        seen.append(CALLER.get(None))
+        called.set()
+
+    fn: Any = batched.dynamically(batch_size=1, queue_timeout_ms=1)(gate)
+    with fn:
+        first = fn.submit(1)
+        assert gate.entered.wait(BOUND)
+        late = fn.submit(2)
+        late.add_done_callback(callback)
+        with pytest.raises(batched.QueueTimeout):
+            late.result(BOUND)
+        assert called.wait(BOUND)
+        gate.opened.set()
+        assert first.result(BOUND) == 1
+    assert seen == [None]
+
+
+def test_the_timer_and_what_it_starts_see_no_context_of_whoever_needed_it_first() -> None:
+    seen: list[str | None] = []
+    called = threading.Event()
+
+    def act() -> None:
+        seen.append(CALLER.get(None))
+        called.set()
+
+    timer = TimerThread()
+    timer.start()
+    timer.call_soon(act)
+    assert called.wait(BOUND)
+    assert seen == [None]
+
+
+def test_what_a_finalizer_put_off_sees_no_context_of_it() -> None:
+    fn: Any = batched.dynamically(Gate())
+    fn.__wrapped__.opened.set()
+    seen: list[str | None] = []
+    called = threading.Event()
+
+    def act() -> None:
+        seen.append(CALLER.get(None))
+        called.set()
+
+    with fn:
+        assert fn(1) == 1
+        fn._batcher.runtime._soon(act)
+        assert called.wait(BOUND)
+    assert seen == [None]
