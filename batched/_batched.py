@@ -399,4 +399,4 @@ class AsyncBatched(_BatchedBase[T, U, P]):
 
 
 def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+    return None if timeout is None else time.perf_counter() + timeout

@@ -174,7 +174,7 @@ class _Asynchronous(Generic[T]):
 
 
 def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+    return None if deadline is None else max(deadline - time.perf_counter(), 0.0)
 
 
 def _late() -> TimeoutError:

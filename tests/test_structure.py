@@ -103,6 +103,20 @@ def test_the_core_is_pure(module: str) -> None:
     }
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("module", MODULES)
+def test_all_times_are_of_one_clock_which_is_fine_everywhere(module: str) -> None:
+    # before Python 3.13 `time.monotonic` has steps of 15.6 ms on Windows
+    clocks = {"monotonic", "monotonic_ns", "time", "time_ns"}
+    read = {
+        node.attr
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id in ("time", "loop")
+    }
+    assert not read & clocks
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -97,7 +97,7 @@ class EventLoopRuntime(Runtime):
                 elif found is None:
                     return
                 else:
-                    await bell.nap(max(found - time.monotonic(), 0.0))
+                    await bell.nap(max(found - time.perf_counter(), 0.0))
         except BaseException as error:
             # ours; let out of a system task, it would end trio itself
             if not ends_task(error, task):

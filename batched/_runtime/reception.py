@@ -112,7 +112,7 @@ class Reception(Guard, ABC):
                 if not taken or (self._raises and not scheduler.admits(request)):
                     raise self._refused()
                 self._torn = True
-                now = request.arrived = time.monotonic()
+                now = request.arrived = time.perf_counter()
                 self.recorder.accepted()
                 scheduler.submit(request, now, from_event_loop=from_event_loop)
                 if (
@@ -227,7 +227,7 @@ class Reception(Guard, ABC):
         """
         key = object()
         with self._lock:
-            ended = self._scheduler.expire(time.monotonic())
+            ended = self._scheduler.expire(time.perf_counter())
             expiry = self._expiry = self._scheduler.next_expiry()
             for request in ended:
                 request.error = QueueTimeout(

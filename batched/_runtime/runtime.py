@@ -108,7 +108,7 @@ class Runtime(Reception):
             if self._torn or self._answers.left:
                 self._mend()
             with self._lock:
-                look = self._look(bell, time.monotonic())
+                look = self._look(bell, time.perf_counter())
         found, more, drained = look
         if self._scheduler.admitted:
             self._admit()
@@ -158,7 +158,7 @@ class Runtime(Reception):
                 ended = settle(scheduler, outcomes)
                 if ended:
                     self._answers.end(batch, ended)
-                now = time.monotonic()
+                now = time.perf_counter()
                 # last, so that its callers are somewhere if something breaks in
                 scheduler.finished(batch, now)
                 if not ended and self.observer is None and bell is not _NOBODY:

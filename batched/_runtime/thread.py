@@ -175,7 +175,7 @@ class ThreadRuntime(Runtime):
             elif found == NEVER:
                 return True
             else:
-                bell.nap(found - time.monotonic())
+                bell.nap(found - time.perf_counter())
 
 
 class _Bell:

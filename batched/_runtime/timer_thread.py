@@ -53,8 +53,8 @@ class TimerThread:
                 self._thread = thread
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
-        """Has `method`, whose object this does not keep alive, called at `when` on the monotonic
-        clock (s). It must be quick.
+        """Has `method`, whose object this does not keep alive, called at `when` on `perf_counter`
+        (s). It must be quick.
         """
         self._appointments.put((when, next(self._numbers), weakref.WeakMethod(method)))
 
@@ -67,7 +67,7 @@ def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
     pending: list[_Appointment] = []
     most = MANY
     while True:
-        now = time.monotonic()
+        now = time.perf_counter()
         while pending and pending[0][0] <= now:
             _call(heapq.heappop(pending)[2])
         seconds: float | None = None

@@ -214,8 +214,8 @@ class Future(concurrent.futures.Future[U]):
                 "the event loop that would wait for this future here is the one that answers it; "
                 "await asyncio.wrap_future(it)"
             )
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not self.done() and (left := deadline - time.monotonic()) > 0:
+        deadline = math.inf if timeout is None else time.perf_counter() + timeout
+        while not self.done() and (left := deadline - time.perf_counter()) > 0:
             server = self._server
             if server is not None and is_gone(self._loop):
                 server.forsake("the event loop that was to run it was closed")

@@ -92,7 +92,7 @@ class Books:
         self._numbers = itertools.count(1)
 
     def begin(self, size: int = 1, *, tag: Any = 0, listed: bool = False, length: int = 0) -> Call:
-        call = Call(next(self._numbers), size, tag, listed, self.turns, time.monotonic(), length)
+        call = Call(next(self._numbers), size, tag, listed, self.turns, time.perf_counter(), length)
         self.open[call.number] = call
         return call
 
@@ -144,7 +144,7 @@ class Books:
             return self.refuses
         if isinstance(error, QueueTimeout):
             self.faults.injected.append(LATE)
-            return time.monotonic() - call.began >= self.queue_timeout
+            return time.perf_counter() - call.began >= self.queue_timeout
         return False
 
     def cancelled(self, call: Call) -> None:
