@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -528,3 +530,41 @@ def test_a_waker_that_is_woken_as_its_time_is_over_is_woken_once() -> None:
         return await wakers.wait(waker, 0)
 
     assert not asyncio.run(main())
+
+
+def raised_within(function: Callable[[], object]) -> list[str]:
+    """Exceptions that pass through Python code while `function` runs, whoever handles them."""
+    raised: list[str] = []
+
+    def trace(frame: types.FrameType, event: str, argument: Any) -> Any:
+        if event == "exception":
+            raised.append(f"{argument[0].__name__} in {frame.f_code.co_name}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return raised
+
+
+def test_trio_that_is_only_imported_taxes_nobody_with_exceptions() -> None:
+    async def main() -> list[str]:
+        assert current_loop() is asyncio.get_running_loop()
+        return raised_within(current_loop)
+
+    assert current_loop() is None
+    assert raised_within(current_loop) == asyncio.run(main()) == []
+
+
+def test_trio_that_somebody_is_just_importing_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        assert current_loop() is asyncio.get_running_loop()
+
+    monkeypatch.setitem(sys.modules, "trio", types.ModuleType("trio"))
+    assert current_loop() is None
+    asyncio.run(main())

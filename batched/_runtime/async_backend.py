@@ -13,32 +13,19 @@ from typing import Any
 _modules = sys.modules
 
 
-def _trio(name: str) -> Any:
-    """What trio calls `name` at its low level; None while nobody has imported it, or somebody is
-    just doing so.
-    """
-    return getattr(getattr(sys.modules.get("trio"), "lowlevel", None), name, None)
-
-
 def current_loop() -> object:
     """The asyncio loop, or the token of the trio loop, that runs this code; None outside any."""
     loop = _get_running_loop()
-    if "trio" not in _modules or (loop is not None and not _in_trio_task()):
+    if "trio" not in _modules:
         return loop
-    token = _trio("current_trio_token")
     try:
-        return token() if token is not None else None
-    except RuntimeError:
-        return None
-
-
-def _in_trio_task() -> bool:
-    """Whether a trio task runs this code; in its guest mode an asyncio loop is running, too."""
-    task = _trio("current_task")
-    try:
-        return task is not None and task() is not None
-    except RuntimeError:
-        return False
+        trio = _modules["trio"].lowlevel
+        # in trio's guest mode an asyncio loop is running, too
+        if trio.in_trio_run() if loop is None else trio.in_trio_task():
+            return trio.current_trio_token()
+    except AttributeError:  # somebody is just importing it
+        pass
+    return loop
 
 
 def current_task() -> object:
@@ -46,7 +33,7 @@ def current_task() -> object:
     loop = current_loop()
     if loop is None or isinstance(loop, asyncio.AbstractEventLoop):
         return asyncio.current_task() if loop is not None else None
-    return _trio("current_task")()
+    return _modules["trio"].lowlevel.current_task()
 
 
 def ends_task(error: BaseException, task: Any) -> bool:
@@ -58,7 +45,7 @@ def ends_task(error: BaseException, task: Any) -> bool:
         return current_task() is not task  # closed from outside: its loop is gone
     if issubclass(kind, asyncio.CancelledError) and isinstance(task, asyncio.Task):
         return task.cancelling() > 0
-    return issubclass(kind, getattr(sys.modules.get("trio"), "Cancelled", ()))
+    return issubclass(kind, getattr(_modules.get("trio"), "Cancelled", ()))
 
 
 def ends_current_task(error: BaseException) -> bool:
