@@ -1,19 +1,22 @@
 """Extra arguments of calls, and the key by which calls with equal ones share a batch.
 
 Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`; a
-list, dict or set counts as what it holds, in its order if it has one. An argument left out equals
-its default passed explicitly. Containers are copied when a call comes in, and again for each
-batch, so that nobody sees what another caller or the function writes to them.
+list, dict or set counts as what it holds, in its order if it has one. What has no equality that
+answers yes or no (a function, a model, a tensor) counts as itself. An argument left out equals its
+default passed explicitly. Containers are copied when a call comes in, and again for each batch, so
+that nobody sees what another caller or the function writes to them.
 """
 
 from __future__ import annotations
 
 import inspect
+import reprlib
+import types
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import partial
 from itertools import chain
-from operator import is_
 from typing import Any, Final
 
 # stands for the instance, the items and the features when a signature is bound
@@ -23,10 +26,20 @@ MAX_KEPT: Final = 256
 """Largest number of characters, bytes or entries of an argument that `Arguments.key` may keep."""
 
 CACHE_LIMIT: Final = 64
-"""Most sets of feature names for which calls without extra arguments are bound without a look."""
+"""Most shapes of calls, and sets of feature names of calls without extra arguments, whose bindings
+are kept.
+"""
 
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
+
+Binding = tuple[list[Hashable], list[tuple[int, str]]]
+"""Where the arguments of all calls of one shape go: the key of the defaults, with room for what is
+passed; and for each that is passed, positional ones first, its place in there and its name.
+"""
+
+PLAIN: Final = {str, bytes, int, bool, type(None)}
+CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 
 
 class Arguments:
@@ -37,14 +50,17 @@ class Arguments:
     __slots__ = ("__weakref__", "_args", "_kwargs", "_small", "constants")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._args = _copy_containers(args)
-        self._kwargs = _copy_containers(kwargs)
+        self._args = args
+        self._kwargs = kwargs
         self._small: bool | None = None  # whether `key` may keep them; None until it is asked for
-        given, copied = (*args, *kwargs.values()), (*self._args, *self._kwargs.values())
-        self.constants: Values | None = (
-            (self._args, self._kwargs) if all(map(is_, given, copied)) else None
-        )
+        self.constants: Values | None = (args, kwargs)
         """The arguments, if no container is among them that a function could change; else None."""
+        for value in (*args, *kwargs.values()):
+            if issubclass(type(value), CONTAINERS):
+                self._args = _copy_containers(args)
+                self._kwargs = _copy_containers(kwargs)
+                self.constants = None
+                break
 
     @property
     def key(self) -> Hashable:
@@ -91,14 +107,22 @@ class Binder:
             (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD),
             "",
         )
+        self._var_positional = next(
+            (
+                parameter.name
+                for parameter in parameters
+                if parameter.kind is parameter.VAR_POSITIONAL
+            ),
+            "",
+        )
         self._defaults = {
             parameter.name: _default_key(parameter)
             for parameter in parameters
-            if parameter.name != self._var_keyword
+            if parameter.name not in (self._var_positional, self._var_keyword)
         }
-        self._known: weakref.WeakValueDictionary[Hashable, Arguments] = (
-            weakref.WeakValueDictionary()
-        )
+        self._known: dict[Hashable, weakref.ref[Arguments]] = {}
+        # by number of positional arguments, names of features, and keywords
+        self._bindings: dict[Hashable, Binding] = {}
         # of calls without extra arguments, by the names of their features
         self._bare: dict[tuple[str, ...], Arguments] = {}
         self.bare: Arguments | None = None
@@ -118,12 +142,16 @@ class Binder:
         bare = not args and not kwargs
         if bare and features in self._bare:
             return self._bare[features]
-        key = self._key(args, kwargs, features)
-        arguments = Arguments(args, kwargs)
+        key, known = self._key(args, kwargs, features), self._known
         try:
-            arguments = self._known.setdefault(key, arguments)
+            reference = known.get(key)
+            arguments = None if reference is None else reference()
+            if arguments is None:
+                arguments = Arguments(args, kwargs)
+                # which is called with the reference, and takes that for what to return in vain
+                known[key] = weakref.ref(arguments, partial(known.pop, key))
         except Exception:  # of a comparison: what cannot be compared shares no batch
-            return arguments
+            return Arguments(args, kwargs)
         if bare and len(self._bare) < CACHE_LIMIT:
             self._bare[features] = arguments
         return arguments
@@ -131,65 +159,85 @@ class Binder:
     def _key(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
     ) -> Hashable:
+        defaults: list[Hashable]
+        given: tuple[Any, ...] = (*args, *kwargs.values())
         if self._signature is None:
-            return self._freeze("arguments", [args, kwargs])
-        places = dict.fromkeys(features, _PLACEHOLDER)
+            defaults, places, given = [None], [(0, "arguments")], ([args, kwargs],)
+        else:
+            shape = (len(args), features, *kwargs)
+            defaults, places = self._bindings.get(shape) or self._bind(args, kwargs, features)
+        key = defaults.copy()
+        value, place = None, (0, "")
         try:
-            if twice := places.keys() & kwargs.keys():
-                raise TypeError(
-                    f"got {', '.join(sorted(twice))} both as a feature and as a further argument"
-                )
-            bound = self._signature.bind(*self._leading, *args, **places, **kwargs).arguments
-        except TypeError as error:
-            raise TypeError(f"{self._name}: {error}") from None
-        var_keyword = bound.pop(self._var_keyword, {})  # which have no order
-        given = {
-            name: self._freeze(name, value)
-            for name, value in bound.items()
-            if value is not _PLACEHOLDER
-        }
-        others = [
-            (name, None, self._freeze(name, value))
-            for name, value in var_keyword.items()
-            if value is not _PLACEHOLDER
-        ]
-        return frozenset([*{**self._defaults, **given}.items(), *others])
-
-    def _freeze(self, name: str, value: Any) -> Hashable:
-        try:
-            return _freeze_hashable(value)
+            for value, place in zip(given, places, strict=True):
+                key[place[0]] = _freeze(value)
+            return tuple(key)
         except TypeError as error:
             raise TypeError(
                 f"{self._name}: calls are grouped by the values of their extra arguments, and "
-                f"{name}={value!r} cannot be compared: {error}"
+                f"{place[1]}={reprlib.repr(value)} cannot be compared: {error}"
             ) from None
+
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
+    ) -> Binding:
+        """The binding of all calls of the shape of this one, which is the first."""
+        assert self._signature is not None
+        spread = dict.fromkeys(features, _PLACEHOLDER)
+        # in place of the arguments, so that those that are bound tell which they are
+        numbers, names = range(len(args)), {name: name for name in kwargs}
+        try:
+            if twice := spread.keys() & kwargs.keys():
+                raise TypeError(
+                    f"got {', '.join(sorted(twice))} both as a feature and as a further argument"
+                )
+            bound = self._signature.bind(*self._leading, *numbers, **spread, **names)
+        except TypeError as error:
+            raise TypeError(f"{self._name}: {error}") from None
+        gathered = bound.arguments.pop(self._var_keyword, {})  # which have no order
+        surplus = bound.arguments.pop(self._var_positional, ())
+        order = list(self._defaults)
+        places = {
+            given: (order.index(name), name)
+            for name, given in bound.arguments.items()
+            if given is not _PLACEHOLDER
+        }
+        more = [
+            *((number, self._var_positional) for number in surplus if number is not _PLACEHOLDER),
+            *((name, name) for name in sorted(gathered) if name not in features),
+        ]
+        for place, (given, name) in enumerate(more, len(order) + 1):
+            places[given] = place, name
+        key = [*self._defaults.values(), tuple(given for given, _ in more), *more]
+        binding = key, [places[given] for given in (*numbers, *names)]
+        if len(self._bindings) < CACHE_LIMIT:
+            self._bindings[len(args), features, *kwargs] = binding
+        return binding
 
 
 def _default_key(parameter: inspect.Parameter) -> Hashable:
-    """Key of a parameter left out: that of its default or, if that cannot be hashed, one for this
+    """Key of a parameter left out: that of its default or, if that cannot be compared, one for this
     default alone.
     """
     try:
-        return _freeze_hashable(
-            () if parameter.kind is parameter.VAR_POSITIONAL else parameter.default
-        )
+        return _freeze(parameter.default)
     except TypeError:
         return (inspect.Parameter, id(parameter.default))
 
 
-def _freeze_hashable(value: Any) -> Hashable:
-    """Key of `value`, or a TypeError if it cannot be hashed."""
-    key = _freeze(value)
-    hash(key)
-    return key
-
-
 def _freeze(value: Any) -> Hashable:
-    """Key that equals another one only if type and content do, as far as they can be told."""
-    kind = type(value)
-    if value is None or kind in (str, bytes, int, bool):
+    """Key that equals another one only if type and content do, as far as they can be told; valid as
+    long as `value` exists.
+
+    Raises:
+        TypeError: `value` has content to compare, and no hash.
+    """
+    kind: Any = type(value)
+    if kind in PLAIN:
         return kind, value
-    if kind in (list, tuple) or _is_namedtuple(value):
+    if kind.__eq__ is object.__eq__:
+        return kind, id(value)
+    if kind in (list, tuple) or _is_namedtuple(kind):
         return kind, tuple(map(_freeze, value))
     if kind in (set, frozenset):
         return kind, frozenset(map(_freeze, value))
@@ -197,7 +245,34 @@ def _freeze(value: Any) -> Hashable:
         return kind, tuple((_freeze(key), _freeze(item)) for key, item in value.items())
     if kind is float:
         return kind, value.hex()  # tells -0.0 from 0.0, and lets nan equal itself
-    return kind, value, repr(value)  # equal is not alike: 0j and -0j, one moment in two time zones
+    if kind is types.MethodType:
+        return kind, id(value.__self__), id(value.__func__)
+    if kind.__hash__ is not None and hasattr(kind, "__dlpack__"):  # a tensor: compares elements
+        return kind, id(value)
+    return _freeze_comparable(kind, value)
+
+
+_comparable: dict[int, tuple[type, weakref.ref[Any], int]] = {}
+"""Keys of objects that have an equality of their own and can be weakly referred to, by identity:
+hash and repr of a large one take milliseconds.
+"""
+
+
+def _freeze_comparable(kind: Any, value: Any) -> Hashable:
+    """Key of an object that has an equality of its own."""
+    key = _comparable.get(id(value))
+    if key is not None and key[1]() is value:
+        return key
+    hash(value)
+    # equal is not alike: 0j and -0j, one moment in two time zones
+    look = 0 if kind.__repr__ is object.__repr__ else hash(repr(value))
+    try:
+        reference = weakref.ref(value, partial(_comparable.pop, id(value)))
+    except TypeError:  # numbers, dates
+        return kind, value, look
+    hash(reference)  # which it keeps
+    key = _comparable[id(value)] = kind, reference, look
+    return key
 
 
 def _copy_containers(value: Any) -> Any:
@@ -209,7 +284,7 @@ def _copy_containers(value: Any) -> Any:
         return kind(map(_copy_containers, value))
     if kind is dict:
         return {key: _copy_containers(item) for key, item in value.items()}
-    return kind._make(map(_copy_containers, value)) if _is_namedtuple(value) else value
+    return kind._make(map(_copy_containers, value)) if _is_namedtuple(kind) else value
 
 
 def _is_small(value: Any) -> bool:
@@ -224,5 +299,5 @@ def _is_small(value: Any) -> bool:
     return value is None or kind in (int, float, bool, complex)
 
 
-def _is_namedtuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_make")
+def _is_namedtuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_make")

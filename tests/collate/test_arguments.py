@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import weakref
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from batched._collate.arguments import Arguments, Binder
+from batched._collate.arguments import CACHE_LIMIT, Arguments, Binder, _comparable
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Request, Scheduler
 
@@ -227,6 +229,130 @@ def test_what_a_caller_changes_after_the_call_does_not_change_the_key() -> None:
     assert before != bound(["a", "b"])
 
 
+# ---------------------------------------------------------------- what a key costs, and keeps
+
+
+class Config:
+    """Compared by content, and large: looking at it takes long."""
+
+    looks: list[str]
+
+    def __init__(self, content: int, looks: list[str] | None = None) -> None:
+        self.content = content
+        self.looks = [] if looks is None else looks
+
+    def __eq__(self, other: object) -> bool:
+        self.looks.append("eq")
+        return isinstance(other, Config) and other.content == self.content
+
+    def __hash__(self) -> int:
+        self.looks.append("hash")
+        return hash(self.content)
+
+    def method(self) -> None:
+        """Does nothing."""
+
+
+class Talkative(Config):
+    def __repr__(self) -> str:
+        self.looks.append("repr")
+        return "x" * 1_000_000
+
+
+@pytest.mark.parametrize("kind", [Config, Talkative])
+def test_an_object_that_was_passed_before_is_not_looked_at_again(kind: type[Config]) -> None:
+    config = kind(1)
+    for _ in range(2):  # with a call that waits, and without one
+        first = bound(config)
+        config.looks.clear()
+        assert bound(scale=1.0, prompt=config) is first
+        assert config.looks == []
+        del first
+    assert bound(config, scale=2.0) is not bound(config)
+    assert config.looks == []
+
+
+def test_equal_objects_that_do_not_show_their_content_share_a_batch() -> None:
+    assert same(Config(1), Config(1))
+    assert not same(Config(1), Config(2))
+
+
+def test_an_object_that_looks_another_way_does_not_share_a_batch_with_its_equal() -> None:
+    one, other = Talkative(1), Talkative(1)
+    assert same(one, other)
+
+    class Terse(Talkative):
+        def __repr__(self) -> str:
+            return f"at {id(self)}"
+
+    assert not same(Terse(1), Terse(1))
+
+
+def test_what_compares_by_elements_is_compared_by_identity() -> None:
+    torch = pytest.importorskip("torch")
+    one, other = torch.zeros(3), torch.zeros(3)
+    assert same(one, one)
+    assert not same(one, other)
+    assert bound({"key": [one]}) is not bound({"key": [other]})
+
+
+def test_methods_of_one_object_share_a_batch_and_those_of_its_equal_do_not() -> None:
+    one, other = Config(1), Config(1)
+    assert same(one.method, one.method)
+    assert not same(one.method, other.method)
+    assert not same(one.method, one.__eq__)
+    assert one.looks == []
+
+
+def test_the_signature_is_consulted_once_for_all_calls_of_one_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bindings: list[object] = []
+    bind = inspect.Signature.bind
+
+    def counted(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        bindings.append(args)
+        return bind(*args, **kwargs)
+
+    monkeypatch.setattr(inspect.Signature, "bind", counted)
+    binder = Binder(embed, "embed", leading=1)
+    bindings.clear()
+    for number in range(10):
+        binder.bind((str(number),), {"scale": number, "option": number})
+    assert len(bindings) == 1
+
+
+def test_calls_of_ever_other_shapes_leave_no_more_than_some_bindings_behind() -> None:
+    binder = Binder(embed, "embed", leading=1)
+    for number in range(3 * CACHE_LIMIT):
+        name = f"option{number}"
+        assert binder.bind((), {name: 1}) == binder.bind((), {name: 1})
+        assert binder.bind((), {name: 1}) != binder.bind((), {})
+    assert len(binder._bindings) <= CACHE_LIMIT
+
+
+@pytest.mark.parametrize("make", [lambda: Config(1), lambda: lambda: None, lambda: Names])
+def test_arguments_live_as_long_as_calls_with_them_and_no_longer(make: Callable[[], Any]) -> None:
+    binder = Binder(embed, "embed", leading=1)
+    kept = len(binder._known)
+    value, used = make(), weakref.WeakSet[Any]()
+    waiting = binder.bind((value,), {})
+    used.add(value)
+    is_mine = not isinstance(value, type)
+    del value
+    assert len(used) == 1
+    assert len(binder._known) == kept + 1
+    del waiting
+    assert len(binder._known) == kept
+    assert len(used) == (0 if is_mine else 1)
+    assert not any(key[1]() is None for key in _comparable.values())
+
+
+def test_an_object_in_the_place_of_one_that_is_gone_is_not_taken_for_it() -> None:
+    seen = {bound(Config(number)).unpack()[0][0].content for number in range(50)}
+    assert seen == set(range(50))  # one after another, many of them in the same place in memory
+
+
 # ---------------------------------------------------------------- how a call passes its arguments
 
 
@@ -434,6 +560,12 @@ def test_what_can_not_be_compared_is_a_type_error_that_names_function_and_argume
     assert caught.value.__cause__ is None
 
 
+def test_a_refusal_names_a_large_value_in_a_few_words() -> None:
+    with pytest.raises(TypeError, match=r"^embed: .*prompt=.* cannot be compared") as caught:
+        bound(bytearray(b"mask" * 100_000))
+    assert len(str(caught.value)) < 300
+
+
 def test_an_array_is_a_type_error_that_names_function_and_argument() -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(
@@ -446,6 +578,9 @@ def test_an_array_is_a_type_error_that_names_function_and_argument() -> None:
 
 def test_a_failing_hash_reaches_the_caller_as_it_is() -> None:
     class Broken:
+        def __eq__(self, other: object) -> bool:
+            return True
+
         def __hash__(self) -> int:
             raise OSError("no hash today")
 
