@@ -329,7 +329,8 @@ class Batched(_BatchedBase[T, U, P]):
 
         At most `buffersize` items (by default four batches for each that may run at once, and never
         more than `max_queue_size`) are taken from `items` and not yet answered. Closing the
-        generator cancels those that wait.
+        generator cancels those that wait. The time of an item for `queue_timeout_ms` counts from
+        when all before it are answered.
 
         Raises:
             TimeoutError: a result was not there `timeout` seconds after the call of `map`.
@@ -343,6 +344,7 @@ class Batched(_BatchedBase[T, U, P]):
             self._ahead(buffersize),
             _deadline(timeout),
             return_exceptions,
+            self._batcher.may_expire,
         )
 
 
@@ -386,7 +388,12 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         early, `aclose()` it.
         """
         return async_mapped(
-            self._submit_here, items, self._ahead(buffersize), _deadline(timeout), return_exceptions
+            self._submit_here,
+            items,
+            self._ahead(buffersize),
+            _deadline(timeout),
+            return_exceptions,
+            self._batcher.may_expire,
         )
 
     def _submit_here(self, item: T) -> Submitted:

@@ -1,4 +1,8 @@
-"""`fn.map`: results in order, computed a bounded way ahead of the one that is asked for."""
+"""`fn.map`: results in order, computed a bounded way ahead of the one that is asked for.
+
+Items that were sent ahead wait for those before them. What `queue_timeout_ms` limits is the wait
+for others, so the time of an item counts from when all before it are answered.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from ._core.scheduler import Request
 from ._runtime.async_backend import current_loop
 from ._runtime.runtime import Runtime
-from ._runtime.wakers import AsyncWaker, async_waker, wait
+from ._runtime.wakers import AsyncWaker, Future, async_waker, wait
 from .errors import BatcherClosed
 
 T = TypeVar("T")
@@ -31,15 +35,16 @@ already.
 
 
 def mapped(
-    submit: Callable[[T], concurrent.futures.Future[Any]],
+    submit: Callable[[T], Future[Any]],
     items: Iterable[T],
     room: int,
     deadline: float | None,
     return_exceptions: bool,
+    may_expire: bool,
 ) -> Generator[Any, None, None]:
     """The results for `items`, of which at most `room` are submitted and not yet answered."""
     source = iter(items)
-    ahead: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
+    ahead: collections.deque[Future[Any]] = collections.deque()
     # what the source raised; due after the results of what it gave before
     broken: Exception | None = None
     more = True
@@ -54,10 +59,14 @@ def mapped(
                     broken, more = error, False
                 else:
                     ahead.append(_submitted(submit, item))
+                    if may_expire:
+                        ahead[-1].count_wait(False)
                     if ahead[0].done():
                         break
             if not ahead:
                 break
+            if may_expire:
+                ahead[0].count_wait(True)
             try:
                 failure = ahead[0].exception(_left(deadline))
             except concurrent.futures.CancelledError:
@@ -82,6 +91,7 @@ async def async_mapped(
     room: int,
     deadline: float | None,
     return_exceptions: bool,
+    may_expire: bool,
 ) -> AsyncGenerator[Any, None]:
     """As `mapped`, from a coroutine."""
     source = aiter(items) if isinstance(items, AsyncIterable) else _Asynchronous(items)
@@ -98,12 +108,17 @@ async def async_mapped(
                 except Exception as error:
                     broken, more = error, False
                 else:
-                    ahead.append(_submitted_here(submit, item))
+                    request, waker, runtime = _submitted_here(submit, item)
+                    ahead.append((request, waker, runtime))
+                    if may_expire and runtime is not None:
+                        runtime.count_wait(request, False)
                     if ahead[0][1].done():
                         break
             if not ahead:
                 break
             request, waker, runtime = ahead[0]
+            if may_expire and runtime is not None:
+                runtime.count_wait(request, True)
             noted = (
                 None
                 if runtime is None or deadline is not None or waker.done()
@@ -129,16 +144,14 @@ async def async_mapped(
         broken = None  # it holds this frame
 
 
-def _submitted(
-    submit: Callable[[T], concurrent.futures.Future[Any]], item: T
-) -> concurrent.futures.Future[Any]:
+def _submitted(submit: Callable[[T], Future[Any]], item: T) -> Future[Any]:
     """The answer for `item`, which is its error in its turn, if it cannot be taken for an item."""
     try:
         return submit(item)
     except BatcherClosed:
         raise
     except Exception as error:
-        refused: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        refused: Future[Any] = Future()
         refused.set_exception(error)
         return refused
 

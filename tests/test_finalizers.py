@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import batched
+from batched._core.linger import NEVER
 from batched._core.scheduler import Scheduler
 from batched._runtime.reception import Reception
 from batched._runtime.thread import ThreadRuntime
@@ -78,6 +79,22 @@ def test_a_finalizer_may_cancel_under_the_lock(monkeypatch: pytest.MonkeyPatch) 
     others = in_time(lambda: [fn.submit(4), fn.submit(5)])
     assert [future.result(BOUND) for future in (first, third, *others)] == [1, 3, 4, 5]
     in_time(fn.shutdown)
+
+
+def test_a_finalizer_may_begin_the_time_of_an_item_under_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=1e6)(
+        lambda items: items
+    )
+    first = fn.submit(1)
+    came = breaking_in(monkeypatch, "submit", lambda: first.count_wait(False))
+    second = in_time(lambda: fn.submit(2))
+    assert came == [None]
+    second.count_wait(False)
+    wait_until(lambda: fn._batcher.runtime._scheduler.next_expiry() == NEVER)
+    in_time(fn.shutdown)
+    assert first.result(BOUND) == 1
 
 
 @pytest.mark.parametrize("wait", [True, False])

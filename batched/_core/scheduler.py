@@ -33,7 +33,7 @@ The rules, in the order in which they are applied:
    first served. The first one is admitted as soon as all its items fit or, however many they are,
    the queue is empty. A full queue holds nothing back.
 8. A call of which nothing has left `queue_timeout_ms` after its arrival, in the queue or blocked,
-   expires.
+   expires. What a caller sends ahead of its turn counts from its turn on (`count_wait`).
 
 Times are seconds on whichever clock the caller passes as `now`. A signal handler may raise between
 any two statements, where a loop runs the scheduler in the main thread: so the order of some of them
@@ -87,8 +87,9 @@ class Scheduler:
         self._blocked: OrderedDict[Request, None] = OrderedDict()
         # requests that were blocked and no longer are; taken out by whoever tells them
         self.admitted: dict[Request, None] = {}
-        # those of which nothing has left, oldest first, if that can expire
-        self._expiring: OrderedDict[Request, None] = OrderedDict()
+        # those of which nothing has left, if that can expire, and since when that counts, oldest
+        # first (s)
+        self._expiring: OrderedDict[Request, float] = OrderedDict()
         self._oldest_large: Request | None = None  # that may leave
         self._credit = 0.0  # of it, in batches
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
@@ -122,7 +123,7 @@ class Scheduler:
         """
         request.arrived = now
         if self._queue_timeout < NEVER:
-            self._expiring[request] = None
+            self._expiring[request] = now
         waiting = self.waiting
         if self._blocked or (waiting and waiting + request.size > self._most_waiting):
             self._blocked[request] = None
@@ -155,9 +156,18 @@ class Scheduler:
 
     def next_expiry(self) -> float:
         """Moment from which `expire` finds something; infinite if time alone changes nothing."""
-        for request in self._expiring:
-            return request.arrived + self._queue_timeout
+        for since in self._expiring.values():
+            return since + self._queue_timeout
         return NEVER
+
+    def count_wait(self, request: Request, since: float | None) -> None:
+        """Has the time that `request` waits for its turn count from `since`, which is now, or not
+        at all.
+        """
+        self._expiring.pop(request, None)
+        waits = not request.dispatched and (request.queued_in or request in self._blocked)
+        if waits and since is not None:
+            self._expiring[request] = since
 
     def expire(self, now: float) -> list[Request]:
         """Takes out the requests that have waited too long, and returns them."""

@@ -122,9 +122,8 @@ class Reception(Guard, ABC):
                 ):
                     call = True
                     self._alarm = AWAKE
-                # not set, or a signal broke in on setting it
-                if self._may_expire and (self._expiry == NEVER or self._expiry < now):
-                    expiry = self._expiry = scheduler.next_expiry()
+                if self._may_expire:
+                    expiry = self._new_expiry(now)
                 queued = request.queued_in is not None
                 self._torn = False
         except BaseException:
@@ -220,6 +219,27 @@ class Reception(Guard, ABC):
         except BaseException:
             self._mend()
             raise
+
+    def count_wait(self, request: Request, counts: bool) -> None:
+        """Has the time that `request` waits count for `queue_timeout_ms`, from now on, or not at
+        all.
+        """
+        if self._later(self.count_wait, request, counts):
+            return
+        with self._lock:
+            now = time.perf_counter()
+            self._scheduler.count_wait(request, now if counts else None)
+            expiry = self._new_expiry(now)
+        if expiry < NEVER:
+            timer.call_at(expiry, self.expire)
+
+    def _new_expiry(self, now: float) -> float:
+        """The moment for which the timer has to be set, infinite if it is; under the lock."""
+        if now <= self._expiry < NEVER:
+            return NEVER
+        # not set, or a signal broke in on setting it
+        self._expiry = self._scheduler.next_expiry()
+        return self._expiry
 
     def expire(self) -> None:
         """Ends the calls that have waited too long. Called by the timer, where no signal is

@@ -54,6 +54,8 @@ class Server(Protocol):
 
     def cancel(self, request: Request) -> bool: ...
 
+    def count_wait(self, request: Request, counts: bool) -> None: ...
+
     def forsake(self, why: str) -> None: ...
 
     def wait_for(self, request: Request, *, done: Callable[[], bool]) -> Wait | None: ...
@@ -148,6 +150,14 @@ class Future(concurrent.futures.Future[U]):
         if request is not None and server is not None:
             server.cancel(request)  # which wakes this
         return self.cancelled()
+
+    def count_wait(self, counts: bool) -> None:
+        """Has the time that the item waits count for `queue_timeout_ms`, from now on, or not at
+        all.
+        """
+        request, server = self._request, self._server
+        if request is not None and server is not None:
+            server.count_wait(request, counts)
 
     def running(self) -> bool:
         """Whether a batch with the item is running."""

@@ -10,8 +10,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from batched import BatcherClosed
-from stage import Stage
+from batched import BatcherClosed, QueueTimeout
+from stage import BOUND, Stage
 
 pytestmark = pytest.mark.anyio
 
@@ -120,6 +120,40 @@ async def test_a_result_that_is_late_is_a_timeout(stage: Stage) -> None:
     assert stage.fn.stats.queue_size == 0
 
 
+async def test_items_sent_ahead_do_not_expire_behind_those_before_them(stage: Stage) -> None:
+    fn = stage.decorate(gated=True, batch_size=2, flush="eager", queue_timeout_ms=300)
+    results: list[Any] = []
+
+    async def consume() -> None:
+        results.extend(await collect(stage, range(8), buffersize=6))
+
+    with anyio.fail_after(BOUND):
+        async with anyio.create_task_group() as group:
+            group.start_soon(consume)
+            await stage.running(1)
+            await stage.until(lambda: fn.stats.queue_size >= 4)
+            late = fn.submit("late")  # after all of them
+            await stage.until(late.done)
+            assert isinstance(late.exception(), QueueTimeout)
+            stage.let_through(100)
+    assert results == [("done", i) for i in range(8)]
+    assert fn.stats.timed_out == 1
+
+
+async def test_an_item_that_waits_for_others_for_too_long_expires_in_its_place(
+    stage: Stage,
+) -> None:
+    fn = stage.decorate(gated=True, batch_size=1, flush="eager", queue_timeout_ms=20)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        results = await collect(stage, range(2), return_exceptions=True)
+        assert [type(result) for result in results] == [QueueTimeout, QueueTimeout]
+        stage.let_through(100)
+    assert stage.batches == [["busy"]]
+    assert fn.stats.timed_out == 2
+
+
 async def test_a_timeout_that_is_long_enough_changes_nothing(stage: Stage) -> None:
     stage.decorate()
     assert await collect(stage, range(3), timeout=60) == [("done", i) for i in range(3)]
@@ -145,8 +179,11 @@ async def test_the_source_may_be_asynchronous(stage: Stage) -> None:
     assert await collect(stage, source()) == [("done", i) for i in range(20)]
 
 
-async def test_an_item_that_cannot_be_taken_fails_in_its_place(stage: Stage) -> None:
-    stage.decorate(length=lambda item: 1 if item != 2 else 1 / 0)
+@pytest.mark.parametrize("settings", [{}, {"queue_timeout_ms": 60_000}])
+async def test_an_item_that_cannot_be_taken_fails_in_its_place(
+    stage: Stage, settings: dict[str, Any]
+) -> None:
+    stage.decorate(**settings, length=lambda item: 1 if item != 2 else 1 / 0)
     results = await collect(stage, range(4), return_exceptions=True)
     assert isinstance(results[2], ZeroDivisionError)
     assert [results[i] for i in (0, 1, 3)] == [("done", 0), ("done", 1), ("done", 3)]

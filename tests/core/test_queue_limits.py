@@ -162,3 +162,29 @@ def test_a_call_whose_admission_a_signal_broke_in_on_is_queued_once() -> None:
     full.admitted = {}
     full._admit()
     assert (full.waiting, full.blocked, list(full.admitted), list(full)) == (1, 0, [late], [late])
+
+
+def test_the_time_of_a_call_that_was_sent_ahead_counts_from_its_turn_on() -> None:
+    full = scheduler(queue_timeout_ms=1000, batch_size=1, max_queue_size=2)
+    ahead, next_one, blocked = submitted(full, 1, 1, 1)
+    for request in (ahead, next_one, blocked):
+        full.count_wait(request, None)
+    assert (full.next_expiry(), full.expire(100.0)) == (NEVER, [])
+    other = call(1)
+    full.submit(other, 100.0)
+    full.count_wait(ahead, 100.5)
+    full.count_wait(blocked, 100.5)
+    assert full.next_expiry() == 101.0
+    assert full.expire(101.0) == [other]
+    assert full.expire(101.5) == [ahead, blocked]
+    assert requests_of(ran(full, 200.0)) == [next_one]
+
+
+def test_a_call_that_has_begun_expires_no_more() -> None:
+    busy = scheduler(queue_timeout_ms=1000, batch_size=2)
+    begun, ended = submitted(busy, 3, 1)
+    ran(busy)
+    busy.count_wait(begun, 1.0)
+    ran(busy)
+    busy.count_wait(ended, 1.0)
+    assert busy.next_expiry() == NEVER
