@@ -4,7 +4,7 @@ waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from ._collate.arguments import Binder
@@ -21,6 +21,24 @@ class _Missing:
 
 MISSING: Final[Any] = _Missing()
 """The items of a call that does not pass them by position."""
+
+SINGLE: Final = frozenset({str, bytes, int, float, bool, dict, tuple, type(None)})
+"""Types of most items."""
+
+CHECKED_TYPES: Final = 64
+"""Most other types of items that a parser remembers not to be refused."""
+
+COLLECTIONS: Final = {
+    ("numpy", "ndarray"): "array",
+    ("pandas", "DataFrame"): "frame",
+    ("pandas", "Index"): "series",
+    ("pandas", "Series"): "series",
+    ("polars", "DataFrame"): "frame",
+    ("polars", "Series"): "series",
+}
+"""Classes, by package and name, whose instances are more likely many items than one. A tensor is
+not: there are no tensors of texts, and a tensor is a usual item.
+"""
 
 UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"
 
@@ -58,6 +76,7 @@ class ItemRequestParser:
         self._bare = binder.bare
         self._home = home  # the class that defines the function, if one does
         self._length = length
+        self._single = set(SINGLE)  # types of which an instance is one item
 
     def parse(
         self,
@@ -88,6 +107,8 @@ class ItemRequestParser:
         lengths: list[int] | None = None
         order: list[int] | None = None
         if single or not isinstance(item, list):
+            if not single and type(item) not in self._single:
+                self._refuse_many(item)
             if self._length is not None:
                 lengths = [validate_length(self._name, self._length(item))]
             return Request(item, 1, group, waker, False, owner, lengths)
@@ -97,6 +118,31 @@ class ItemRequestParser:
             order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
             items, lengths = [items[place] for place in order], [lengths[place] for place in order]
         return Request(items, len(items), group, waker, True, owner, lengths, order)
+
+    def _refuse_many(self, item: Any) -> None:
+        """Remembers the type of `item` if one of them is one item.
+
+        Raises:
+            TypeError: it is more likely many, and the function does not say otherwise.
+        """
+        kind = type(item)
+        which = _kind_of_collection(kind)
+        if which == "array" and not item.ndim:
+            return
+        if which is None or _is_named(kind, self._binder.items_annotations()):
+            if len(self._single) < CHECKED_TYPES + len(SINGLE):
+                self._single.add(kind)
+            return
+        name, short = self._name, self._name.rpartition(".")[2]
+        entries = 'xs["column"]' if which == "frame" else "xs"
+        parameter = self._binder.items_name or "items"
+        example = "Iterator" if which == "iterator" else kind.__name__
+        raise TypeError(
+            f"{name} was given one {kind.__name__}, which is more likely many items: pass "
+            f"list({entries}) or use {short}.map({entries}); if it is one item, use "
+            f"{short}.submit(xs), or say so where the function is defined, "
+            f"`{parameter}: list[{example}]`"
+        )
 
 
 class FeatureRequestParser:
@@ -168,3 +214,23 @@ def _is_class_of(item: Any, home: str) -> bool:
     @classmethod without binding it.
     """
     return isinstance(item, type) and home in {kind.__qualname__ for kind in item.__mro__}
+
+
+def _kind_of_collection(kind: type) -> str | None:
+    """What an instance of `kind` is, if it is more likely many items than one: "array", "frame",
+    "series", or "iterator".
+    """
+    for each in kind.__mro__:
+        which = COLLECTIONS.get((each.__module__.partition(".")[0], each.__name__))
+        if which is not None:
+            return which
+    iterates = issubclass(kind, (Iterator, AsyncIterator))
+    return "iterator" if iterates and not hasattr(kind, "read") else None  # a file is one item
+
+
+def _is_named(kind: type, annotations: list[str]) -> bool:
+    """Whether one of `annotations`, of a list of items, names the class `kind` for an item."""
+    names = {each.__name__ for each in kind.__mro__} - {"object"}
+    names |= {"NDArray", "Iterator", "Generator"}  # other names of arrays, and of iterators
+    items = [annotation.partition("[")[2] for annotation in annotations]
+    return any(name in item for name in names for item in items)

@@ -1,0 +1,203 @@
+"""What is one item of a plain function, and what is refused because it is more likely many."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import batched
+
+if TYPE_CHECKING:
+    import nowhere  # type: ignore[import-not-found]
+
+
+class _Table:
+    def __iter__(self) -> Iterator[str]:
+        return iter(["text"])
+
+
+# tables are told by the names of their classes and of the library, which need not be installed
+Series = type("Series", (_Table,), {"__module__": "pandas.core.series"})
+GeoSeries = type("GeoSeries", (Series,), {"__module__": "geopandas.geoseries"})
+Index = type("Index", (_Table,), {"__module__": "pandas"})
+DataFrame = type("DataFrame", (_Table,), {"__module__": "polars.dataframe.frame"})
+Namesake = type("Series", (_Table,), {"__module__": "television"})
+
+
+async def asynchronously() -> AsyncIterator[str]:
+    yield "text"
+
+
+@batched.dynamically
+def embed(texts: list[str]) -> list[Any]:
+    return [type(text).__name__ for text in texts]
+
+
+def unannotated(texts):  # type: ignore[no-untyped-def]  # as users write them
+    return texts
+
+
+MANY: list[Callable[[], Any]] = [
+    lambda: np.array(["one", "two"]),
+    lambda: np.zeros((2, 3)),
+    lambda: np.ma.masked_array([1.0]),
+    Series,
+    GeoSeries,
+    Index,
+    DataFrame,
+    lambda: (text for text in ("one", "two")),
+    lambda: map(str, (1, 2)),
+    lambda: iter(["one"]),
+    asynchronously,
+]
+
+
+@pytest.mark.parametrize("make", MANY)
+@pytest.mark.parametrize("func", [embed.__wrapped__, unannotated, lambda items: items])
+def test_what_is_many_items_to_a_reader_is_refused_with_the_ways_out(
+    make: Callable[[], Any], func: Callable[..., Any]
+) -> None:
+    fn: Any = batched.dynamically(func)
+    xs = make()
+    for call in (fn, lambda xs: asyncio.run(fn.acall(xs))):
+        with pytest.raises(TypeError) as caught:
+            call(xs)
+        sentence = str(caught.value)
+        name = fn.__name__.strip("<>")
+        assert f"{name} " in sentence.partition("was given")[0].replace("<lambda>", "lambda")
+        entries = 'xs["column"]' if type(xs) is DataFrame else "xs"
+        for way_out in (f"list({entries})", f".map({entries})", ".submit(xs)", type(xs).__name__):
+            assert way_out in sentence
+    assert fn.stats.calls == 0
+
+
+@pytest.mark.parametrize("make", MANY)
+def test_submit_and_map_take_it_for_one_item_whatever_it_is(make: Callable[[], Any]) -> None:
+    item = make()
+    assert embed.submit(item).result() == type(item).__name__
+    assert list(embed.map([item])) == [type(item).__name__]
+    assert embed([item, item]) == [type(item).__name__] * 2
+
+
+def of_arrays(images: list[np.ndarray]) -> list[Any]:
+    return images
+
+
+def of_typed_arrays(images: Sequence[np.typing.NDArray[np.float64]]) -> list[Any]:
+    return list(images)
+
+
+Image = np.ndarray
+
+
+def of_images(images: list[Image]) -> list[Any]:
+    return images
+
+
+def of_arrays_or_nothing(images: list[np.ndarray | None]) -> list[Any]:
+    return list(images)
+
+
+def beside_what_is_unknown(images: list[np.ndarray], more: nowhere.Thing = None) -> list[Any]:
+    return list(images)
+
+
+class Camera:
+    def develop(self, images: list[np.ndarray]) -> list[Any]:
+        return list(images)
+
+    __call__ = develop
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        of_arrays,
+        of_typed_arrays,
+        of_images,
+        of_arrays_or_nothing,
+        beside_what_is_unknown,
+        Camera().develop,
+        Camera(),
+    ],
+)
+def test_an_array_is_one_item_of_a_function_that_says_so(func: Callable[..., Any]) -> None:
+    fn: Any = batched.dynamically(func)
+    image = np.arange(3)
+    for _ in range(2):
+        assert fn(image) is not None
+    assert fn.stats.calls == 2
+
+
+def test_a_method_may_say_so_too() -> None:
+    class Model:
+        @batched.dynamically
+        def develop(self, images: list[np.ndarray]) -> list[int]:
+            return [image.size for image in images]
+
+    assert Model().develop(np.zeros(4)) == 4
+
+
+def test_a_function_of_series_takes_one() -> None:
+    @batched.dynamically
+    def total(columns: list[nowhere.Series]) -> list[str]:
+        return [type(column).__name__ for column in columns]
+
+    assert total(Series()) == "Series"
+    with pytest.raises(TypeError, match="DataFrame"):
+        total(DataFrame())
+
+
+def test_a_function_of_generators_takes_one() -> None:
+    @batched.dynamically
+    def total(streams: list[Iterator[int]]) -> list[int]:
+        return [sum(stream) for stream in streams]
+
+    assert total(iter([1, 2])) == 3
+
+
+def of_an_array(items: np.ndarray) -> Any:
+    return items
+
+
+def of_a_typed_array(items: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
+    return items
+
+
+@pytest.mark.parametrize("func", [of_an_array, of_a_typed_array])
+def test_a_function_that_takes_an_array_of_items_says_nothing_of_one(
+    func: Callable[..., Any],
+) -> None:
+    with pytest.raises(TypeError, match=r"list\(xs\)"):
+        batched.dynamically(func)(np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["text", 1, 1.5, b"bytes", None, (1, 2), {"a": 1}, {1}, object(), Namesake(), io.BytesIO()],
+)
+def test_everything_else_but_a_list_is_one_item(item: Any) -> None:
+    assert embed(item) == type(item).__name__
+
+
+@pytest.mark.parametrize("item", [np.float32(1), np.array(1.0), np.str_("text")])
+def test_a_single_value_of_numpy_is_one_item(item: Any) -> None:
+    assert embed(item) == type(item).__name__
+
+
+def test_a_tensor_is_one_item() -> None:
+    torch = pytest.importorskip("torch")
+    assert embed(torch.zeros(2, 3)) == "Tensor"
+
+
+def test_items_of_ever_other_types_leave_none_of_them_behind() -> None:
+    kinds = batched._requests.CHECKED_TYPES
+    fn: Any = batched.dynamically(lambda items: items)
+    for number in range(3 * kinds):
+        fn(type(f"Kind{number}", (), {})())
+    assert len(fn._batcher.requests._single) <= kinds + len(batched._requests.SINGLE)
