@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from ._collate.arguments import Binder
 from ._collate.collator import Collator
@@ -25,6 +26,9 @@ from ._runtime.event_loop import EventLoopRuntime, EventLoops
 from ._runtime.observer import Observer
 from ._runtime.thread import ThreadRuntime
 from .stats import BatchRecord, Recorder, Stats
+
+ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str", "None"}
+"""Names of types that are no lists, as annotations have them."""
 
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
@@ -135,10 +139,12 @@ class Options:
         features = None if self.features is None else replace_known(self.features, changes)
         own = {name: changes.pop(name) for name in OTHER_SETTINGS if name in changes}
         if changes:
-            raise TypeError(
-                f"there is no setting {next(iter(changes))!r}; the settings are "
-                f"{', '.join(self.settings())}"
+            unknown, known = next(iter(changes)), list(self.settings())
+            alike = difflib.get_close_matches(unknown, known, 1)
+            hint = (
+                f"did you mean {alike[0]!r}?" if alike else f"the settings are {', '.join(known)}"
             )
+            raise TypeError(f"there is no setting {unknown!r}; {hint}")
         return replace(self, policy=policy, features=features, **own)
 
 
@@ -182,6 +188,8 @@ class BatchFunction:
             raise TypeError(
                 f"{name} is a generator function; a batch function returns all its results at once"
             )
+        if options.features is None:
+            _refuse_function_of_one(func, name, kind)
         coroutine = _is(inspect.iscoroutinefunction, func)
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
@@ -287,6 +295,26 @@ class Batcher:
     def stats(self) -> Stats:
         return self.recorder.snapshot(
             self.runtime.queue_size, self.runtime.blocked, self.runtime.in_flight
+        )
+
+
+def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> None:
+    """Raises a TypeError if `func` says that it takes one item in place of a list."""
+    try:
+        parameters = list(inspect.signature(func).parameters.values())
+    except (TypeError, ValueError):  # builtins need not have one
+        return
+    if parameters and (kind == "class" or parameters[0].name == "self"):
+        del parameters[0]
+    if not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        return
+    annotation = inspect.formatannotation(parameters[0].annotation).strip("'")
+    kinds = {each.partition("[")[0].strip() for each in annotation.split("|")}
+    if kinds - {"None"} and kinds <= ONE_ITEM:
+        item = parameters[0].name
+        raise TypeError(
+            f"{name} takes one item ({item}: {annotation}); a batch function takes a list, "
+            f"`{item}: list[{annotation}]`, and returns one result per item"
         )
 
 

@@ -75,8 +75,9 @@ DECORATORS = [batched.dynamically, batched.aio.dynamically]
         (
             {"batchsize": 3},
             TypeError,
-            "there is no setting 'batchsize'; the settings are batch_size, timeout_ms",
+            "there is no setting 'batchsize'; did you mean 'batch_size'?",
         ),
+        ({"max_wait": 3}, TypeError, "there is no setting 'max_wait'; the settings are batch_size"),
     ],
 )
 def test_a_wrong_setting_is_told_at_decoration(
@@ -85,6 +86,101 @@ def test_a_wrong_setting_is_told_at_decoration(
     with pytest.raises(error) as raised:
         decorator(**settings)
     assert str(raised.value).startswith(sentence)
+
+
+def of_one_text(text: str) -> int:
+    return len(text)
+
+
+def of_perhaps_a_number(number: float | None, scale: float = 1.0) -> float:
+    return (number or 0.0) * scale
+
+
+def of_one_row(row: dict[str, Any]) -> int:
+    return len(row)
+
+
+def of_an_evaluated_one(text: Any) -> int:
+    return len(text)
+
+
+of_an_evaluated_one.__annotations__["text"] = str
+
+
+async def of_one_awaited(key: bytes) -> bytes:
+    return key
+
+
+class OfOne:
+    def method(self, text: str) -> int:
+        return len(text)
+
+    @classmethod
+    def class_method(cls, text: str) -> int:
+        return len(text)
+
+    @staticmethod
+    def static_method(text: str) -> int:
+        return len(text)
+
+    def __call__(self, text: str) -> int:
+        return len(text)
+
+
+@pytest.mark.parametrize(
+    ("func", "takes"),
+    [
+        (of_one_text, "text: str"),
+        (of_perhaps_a_number, "number: float | None"),
+        (of_one_row, "row: dict[str, Any]"),
+        (of_an_evaluated_one, "text: str"),
+        (of_one_awaited, "key: bytes"),
+        (OfOne.__dict__["method"], "text: str"),
+        (OfOne.__dict__["class_method"], "text: str"),
+        (OfOne.__dict__["static_method"], "text: str"),
+        (OfOne().method, "text: str"),
+        (OfOne(), "text: str"),
+    ],
+)
+def test_a_function_of_one_item_is_told_to_take_a_list(func: Any, takes: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        batched.aio.dynamically(func)
+    name, _, annotation = takes.partition(": ")
+    assert f"takes one item ({takes})" in str(raised.value)
+    assert f"`{name}: list[{annotation}]`" in str(raised.value)
+
+
+def of_a_tuple(items: tuple[int, ...]) -> tuple[int, ...]:
+    return items
+
+
+def of_a_string_of_which_nothing_is_known(items: strange) -> Any:  # type: ignore[name-defined]  # noqa: F821  nobody knows it
+    return items
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        lambda items: items,
+        lambda items, prompt="": items,
+        of_a_tuple,
+        of_a_string_of_which_nothing_is_known,
+        lambda *items: items[0],
+        functools.partial(lambda prompt, items: items, "query"),
+        list,
+    ],
+)
+def test_a_function_that_may_take_a_list_is_taken_at_its_word(func: Any) -> None:
+    if func is not list:
+        assert list(batched.dynamically(func)([1, 2])) == [1, 2]
+
+
+def test_an_annotated_argument_after_the_items_is_not_taken_for_the_items() -> None:
+    @batched.dynamically
+    def embed(texts, prompt: str = ""):  # type: ignore[no-untyped-def]  # as users write them
+        return [prompt + text for text in texts]
+
+    assert embed("a", "b") == "ba"
 
 
 def test_numpy_numbers_are_numbers() -> None:

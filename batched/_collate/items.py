@@ -11,7 +11,7 @@ from ..errors import BatchFunctionError, BatchSizeMismatch
 from .collator import Call
 from .devices import synchronize
 from .feature_spec import find_imported
-from .outputs import copy_array, is_array
+from .outputs import UNAWAITED, copy_array, is_array, is_unawaited
 
 PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
 """Types of results that are neither exceptions nor arrays."""
@@ -91,6 +91,8 @@ class ItemCollator:
         if isinstance(output, (str, bytes, bytearray, memoryview, Mapping)) or not (
             isinstance(output, Sequence) or hasattr(output, "__dlpack__")
         ):
+            if is_unawaited(output):
+                raise BatchFunctionError(f"{self._name} returned {UNAWAITED}")
             raise BatchFunctionError(
                 f"{self._name} returned {type(output).__name__}; it must return a list, tuple, "
                 "array or tensor with one entry per item"

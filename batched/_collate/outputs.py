@@ -6,16 +6,32 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import sys
 from collections import UserDict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from ..errors import BatchFunctionError
 from .feature_spec import Array, find_imported
 
 Path = tuple[Any, ...]
 """Keys, positions and names of dataclass fields that lead from an output to one of its leaves."""
+
+
+UNAWAITED: Final = (
+    "a coroutine, which nothing awaits: decorate an `async def` with an `aio` decorator; a wrapper "
+    "around one must be an `async def` that awaits it"
+)
+"""Description of an output for messages."""
+
+
+def is_unawaited(output: Any) -> bool:
+    """Whether `output` is a coroutine; it is closed, for nobody can await it any more."""
+    if not inspect.iscoroutine(output):
+        return False
+    output.close()
+    return True
 
 
 def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
@@ -26,6 +42,8 @@ def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
     """
     found = list(_iter_leaves(output, ()))
     if not found:
+        if is_unawaited(output):
+            raise BatchFunctionError(f"the output is {UNAWAITED}")
         raise BatchFunctionError(
             f"the output is {type(output).__name__} and holds no array or "
             "tensor; it must have one row per item"

@@ -268,6 +268,18 @@ def test_heads_are_never_dealt_out_as_rows_whatever_the_number_of_items(
         items.split(output, calls(*sizes), None)
 
 
+def test_a_coroutine_is_an_error_that_says_what_to_do(items: ItemCollator) -> None:
+    async def embed() -> list[int]:
+        return [1]
+
+    with pytest.raises(BatchFunctionError) as caught:
+        items.split(embed(), calls(1), None)
+    assert str(caught.value) == (
+        "shop.embed returned a coroutine, which nothing awaits: decorate an `async def` with an "
+        "`aio` decorator; a wrapper around one must be an `async def` that awaits it"
+    )
+
+
 @pytest.mark.parametrize("sizes", [(1,), (1, 1)])
 def test_an_array_without_rows_is_a_single_value(
     items: ItemCollator, sizes: tuple[int, ...]
