@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 import warnings
@@ -139,11 +138,12 @@ class Options:
         features = None if self.features is None else replace_known(self.features, changes)
         own = {name: changes.pop(name) for name in OTHER_SETTINGS if name in changes}
         if changes:
+            from difflib import get_close_matches
+
             unknown, known = next(iter(changes)), list(self.settings())
-            alike = difflib.get_close_matches(unknown, known, 1)
-            hint = (
-                f"did you mean {alike[0]!r}?" if alike else f"the settings are {', '.join(known)}"
-            )
+            alike = get_close_matches(unknown, known, 1)
+            names = f"the settings are {', '.join(known)}"
+            hint = f"did you mean {alike[0]!r}?" if alike else names
             raise TypeError(f"there is no setting {unknown!r}; {hint}")
         return replace(self, policy=policy, features=features, **own)
 

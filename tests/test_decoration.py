@@ -12,6 +12,7 @@ import pydoc
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 import batched
@@ -150,6 +151,29 @@ def test_a_function_of_one_item_is_told_to_take_a_list(func: Any, takes: str) ->
     assert f"`{name}: list[{annotation}]`" in str(raised.value)
 
 
+def wrapped_plainly(func: Any) -> Any:
+    @functools.wraps(func)
+    def wrapper(*args: Any) -> Any:
+        return func(*args)
+
+    return wrapper
+
+
+async def of_features(features: dict[str, Any]) -> Any:
+    return features
+
+
+def test_a_coroutine_function_behind_a_plain_wrapper_is_told_what_to_do() -> None:
+    embed = batched.aio.dynamically(wrapped_plainly(awaited.__wrapped__))
+    encode = batched.aio.inference.dynamically(wrapped_plainly(of_features))
+    for call in (embed(1), encode({"ids": np.ones((1, 2))})):
+        with pytest.raises(
+            batched.BatchFunctionError,
+            match=r"coroutine, which nothing awaits.*wrapper .* must be an `async def`",
+        ):
+            asyncio.run(_awaited(call))
+
+
 def of_a_tuple(items: tuple[int, ...]) -> tuple[int, ...]:
     return items
 
@@ -167,12 +191,10 @@ def of_a_string_of_which_nothing_is_known(items: strange) -> Any:  # type: ignor
         of_a_string_of_which_nothing_is_known,
         lambda *items: items[0],
         functools.partial(lambda prompt, items: items, "query"),
-        list,
     ],
 )
 def test_a_function_that_may_take_a_list_is_taken_at_its_word(func: Any) -> None:
-    if func is not list:
-        assert list(batched.dynamically(func)([1, 2])) == [1, 2]
+    assert list(batched.dynamically(func)([1, 2])) == [1, 2]
 
 
 def test_an_annotated_argument_after_the_items_is_not_taken_for_the_items() -> None:
