@@ -20,7 +20,7 @@ from ._core.policy import BatchPolicy, Flush, OnFull
 from ._execution.execution import Execution, is_failure, never
 from ._execution.memory import is_out_of_memory
 from ._requests import FeatureRequestParser, ItemRequestParser, RequestParser
-from ._runtime.async_backend import ends_current_task
+from ._runtime.async_backend import ends_current_task, is_notebook
 from ._runtime.event_loop import EventLoopRuntime, EventLoops
 from ._runtime.observer import Observer
 from ._runtime.thread import ThreadRuntime
@@ -209,8 +209,10 @@ class BatchFunction:
         return self.options.name
 
     def warn_of_blocking(self) -> None:
-        """Tells the first caller who blocks an event loop, and no other."""
-        if "blocking" not in self.told:
+        """Tells the first caller who blocks an event loop, and no other; the loop of a notebook has
+        nothing else to do.
+        """
+        if "blocking" not in self.told and not is_notebook():
             self.told.add("blocking")
             warnings.warn(
                 f"waiting for {self.name} blocks the event loop of this thread, so that no other "

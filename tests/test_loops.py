@@ -9,6 +9,7 @@ import gc
 import sys
 import threading
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -568,3 +569,48 @@ def test_trio_that_somebody_is_just_importing_is_not_asked(
     monkeypatch.setitem(sys.modules, "trio", types.ModuleType("trio"))
     assert current_loop() is None
     asyncio.run(main())
+
+
+class Shell:
+    """What `IPython.get_ipython` returns: in a notebook it belongs to a kernel."""
+
+    def __init__(self, *, kernel: object = None) -> None:
+        self.kernel = kernel
+
+
+def in_ipython(monkeypatch: pytest.MonkeyPatch, shell: Shell | None) -> None:
+    module = types.ModuleType("IPython")
+    vars(module)["get_ipython"] = lambda: shell
+    monkeypatch.setitem(sys.modules, "IPython", module)
+
+
+async def called_plainly() -> list[str]:
+    """The warnings of a plain call under a running loop."""
+    fn: Any = batched.dynamically(plain)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert fn(1) == 2
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_plain_call_in_a_notebook_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_ipython(monkeypatch, Shell(kernel=object()))
+    assert asyncio.run(called_plainly()) == []
+
+
+def test_a_loop_of_another_thread_of_a_notebook_is_not_to_be_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_ipython(monkeypatch, Shell(kernel=object()))
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(asyncio.run, called_plainly()).result(BOUND)
+    assert len(told) == 1
+    assert "blocks the event loop" in told[0]
+
+
+@pytest.mark.parametrize("shell", [None, Shell()], ids=["none", "terminal"])
+def test_a_loop_beside_ipython_without_a_kernel_is_not_to_be_blocked(
+    shell: Shell | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_ipython(monkeypatch, shell)
+    assert len(asyncio.run(called_plainly())) == 1

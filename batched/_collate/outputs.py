@@ -42,8 +42,6 @@ def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
     """
     found = list(_iter_leaves(output, ()))
     if not found:
-        if is_unawaited(output):
-            raise BatchFunctionError(f"the output is {UNAWAITED}")
         raise BatchFunctionError(
             f"the output is {type(output).__name__} and holds no array or "
             "tensor; it must have one row per item"
@@ -135,6 +133,8 @@ def _iter_leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
         for key, value in children:
             yield from _iter_leaves(value, (*path, key))
     else:
+        if is_unawaited(output):
+            raise BatchFunctionError(f"{describe(path)} is {UNAWAITED}")
         kind = type(output).__name__
         hint = "; call the model with use_cache=False" if kind.endswith("Cache") else ""
         raise BatchFunctionError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,18 @@ def current_loop() -> object:
     except AttributeError:  # somebody is just importing it
         pass
     return loop
+
+
+def is_notebook() -> bool:
+    """Whether a notebook's kernel runs this code: it has a loop, in the main thread, on which it
+    runs one cell at a time.
+    """
+    get_shell = getattr(_modules.get("IPython"), "get_ipython", None)
+    shell = None if get_shell is None else get_shell()
+    return (
+        getattr(shell, "kernel", None) is not None
+        and threading.current_thread() is threading.main_thread()
+    )
 
 
 def current_task() -> object:
