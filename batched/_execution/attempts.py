@@ -118,6 +118,14 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
 
 
 
+def _passes(test: ErrorTest, error: BaseException) -> bool:
+    """`test(error)`, which may run code of the error's class, such as its `__str__`."""
+    try:
+        return test(error)
+    except BaseException:
+        return False
+
+
 def _place(outcome: tuple[Slice, Any, int]) -> int:
     """Place in the call of the first item of a slice."""
     request, start, stop = outcome[0]
