@@ -105,19 +105,19 @@ class ItemRequestParser:
             else self._binder.bind(args, kwargs)
         )
         lengths: list[int] | None = None
-        order: list[int] | None = None
-        if single or not isinstance(item, list):
-            if not single and type(item) not in self._single:
-                self._refuse_many(item)
-            if self._length is not None:
-                lengths = [validate_length(self._name, self._length(item))]
-            return Request(item, 1, group, waker, False, owner, lengths)
-        items = list(item)
+        if not single and type(item) not in self._single:
+            if isinstance(item, list):
+                items, order = list(item), None
+                if self._length is not None:
+                    lengths = [validate_length(self._name, self._length(item)) for item in items]
+                    order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
+                    items = [items[place] for place in order]
+                    lengths = [lengths[place] for place in order]
+                return Request(items, len(items), group, waker, True, owner, lengths, order)
+            self._refuse_many(item)
         if self._length is not None:
-            lengths = [validate_length(self._name, self._length(item)) for item in items]
-            order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
-            items, lengths = [items[place] for place in order], [lengths[place] for place in order]
-        return Request(items, len(items), group, waker, True, owner, lengths, order)
+            lengths = [validate_length(self._name, self._length(item))]
+        return Request(item, 1, group, waker, False, owner, lengths)
 
     def _refuse_many(self, item: Any) -> None:
         """Remembers the type of `item` if one of them is one item.
