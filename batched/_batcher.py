@@ -308,7 +308,7 @@ def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> N
         return
     if parameters and (kind == "class" or parameters[0].name == "self"):
         del parameters[0]
-    if not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+    if not parameters or parameters[0].kind > inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return
     annotation = inspect.formatannotation(parameters[0].annotation).strip("'")
     kinds = {each.partition("[")[0].strip() for each in annotation.split("|")}

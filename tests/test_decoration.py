@@ -197,6 +197,12 @@ def test_a_function_that_may_take_a_list_is_taken_at_its_word(func: Any) -> None
     assert list(batched.dynamically(func)([1, 2])) == [1, 2]
 
 
+def test_a_builtin_of_which_no_signature_is_known_is_taken_at_its_word() -> None:
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(max)
+    assert batched.dynamically(max)([[1, 2], [3, 4]]) == [3, 4]  # type: ignore[call-overload]  # of pairs
+
+
 def test_an_annotated_argument_after_the_items_is_not_taken_for_the_items() -> None:
     @batched.dynamically
     def embed(texts, prompt: str = ""):  # type: ignore[no-untyped-def]  # as users write them

@@ -176,7 +176,8 @@ class Binder:
         defaults: list[Hashable]
         given: tuple[Any, ...] = (*args, *kwargs.values())
         if self._signature is None:
-            defaults, places, given = [None], [(0, "arguments")], ([args, kwargs],)
+            defaults = [None]
+            places, given = [(0, "arguments")], ([args, kwargs],)
         else:
             shape = (len(args), features, *kwargs)
             defaults, places = self._bindings.get(shape) or self._bind(args, kwargs, features)

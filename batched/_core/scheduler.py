@@ -165,8 +165,8 @@ class Scheduler:
         at all.
         """
         self._expiring.pop(request, None)
-        waits = not request.dispatched and (request.queued_in or request in self._blocked)
-        if waits and since is not None:
+        waits = request.queued_in is not None or request in self._blocked
+        if waits and not request.dispatched and since is not None:
             self._expiring[request] = since
 
     def expire(self, now: float) -> list[Request]:
