@@ -116,8 +116,6 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
                     slices = []
 
 
-
-
 def _passes(test: ErrorTest, error: BaseException) -> bool:
     """`test(error)`, which may run code of the error's class, such as its `__str__`."""
     try:
