@@ -7,21 +7,16 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
-import os
 import random
-import re
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import chain
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import anyio
 import pytest
+
+from server.serving import BOUND, Server, running
 
 fastapi: Any = pytest.importorskip("fastapi")
 httpx: Any = pytest.importorskip("httpx")
@@ -37,8 +32,6 @@ ON_THE_LOOP = 200
 """Clients of the endpoint that awaits."""
 IN_THREADS = 40
 """Clients of the endpoint that blocks: as many as Starlette has threads for."""
-BOUND = 60.0
-"""Seconds after which a wait counts as a hang; a server loads a model first."""
 WORDS = [
     "the",
     "river",
@@ -56,7 +49,6 @@ WORDS = [
     "old",
     "stone",
 ]
-TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -80,87 +72,6 @@ def sentences() -> list[str]:
 
 
 SENTENCES = sentences()
-
-
-class Server:
-    """The service of `app.py` in a process of its own."""
-
-    def __init__(self) -> None:
-        arguments = [
-            "--app-dir",
-            str(TESTS),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--loop",
-            "uvloop",
-            "--http",
-            "h11",
-            "--no-access-log",
-        ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", "server.app:app", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ENVIRONMENT},
-        )
-        self._heard = threading.Condition()  # guards what follows
-        self._said: list[str] = []  # lines on stderr
-        self._silent = False  # no more will come
-        self._ear = threading.Thread(target=self._listen)
-        self._ear.start()
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for line in chain(self.process.stderr, [None]):
-            with self._heard:
-                if line is None:
-                    self._silent = True
-                else:
-                    self._said.append(line)
-                self._heard.notify_all()
-
-    def hear(self, pattern: str) -> re.Match[str]:
-        """The match of the first line on stderr that matches, as soon as there is one."""
-
-        def found() -> re.Match[str] | None:
-            return next(filter(None, (re.search(pattern, line) for line in self._said)), None)
-
-        with self._heard:
-            self._heard.wait_for(lambda: self._silent or found(), BOUND)
-            match = found()
-            assert match, f"no {pattern!r} in: {''.join(self._said)}"
-            return match
-
-    @property
-    def complaints(self) -> list[str]:
-        """Lines on stderr that are no plain information, from the first request on."""
-        with self._heard:
-            start = next(number for number, line in enumerate(self._said) if "running on" in line)
-            return [line for line in self._said[start:] if not line.startswith("INFO:")]
-
-    def client(self) -> Any:
-        address = self.hear(r"running on (\S+)")[1]
-        return httpx.AsyncClient(
-            base_url=address,
-            timeout=BOUND,
-            limits=httpx.Limits(max_connections=None),
-            trust_env=False,
-        )
-
-    def last_state(self) -> State:
-        """What it said of itself at last, once it has ended by itself."""
-        self.process.wait(BOUND)
-        self._ear.join(BOUND)
-        assert self.process.stdout is not None
-        state: State = json.loads(self.process.stdout.read())
-        return state
-
-    def kill(self) -> None:
-        self.process.kill()
-        self._ear.join(BOUND)
 
 
 class Client:
@@ -213,20 +124,14 @@ async def all_done(tasks: Iterable[asyncio.Task[Any]]) -> None:
     assert not pending
 
 
-@contextmanager
-def running() -> Iterator[Server]:
-    server = Server()
-    with server.process:
-        try:
-            yield server
-        finally:
-            server.kill()
+def serving() -> AbstractContextManager[Server]:
+    return running("server.app:app", "--loop", "uvloop", "--http", "h11", **ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """One that serves several tests."""
-    with running() as server:
+    with serving() as server:
         yield server
 
 
@@ -380,7 +285,7 @@ def test_sigterm_answers_what_was_accepted_and_ends_the_process(expected: list[A
             )
         )
         client.server.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(client.server.hear, "Waiting for connections to close")
+        await asyncio.to_thread(client.server.log.hear, "Waiting for connections to close")
         assert not any(task.done() for task in (*awaiting, *blocking))
         client.server.process.send_signal(signal.SIGUSR1)  # opens the gate
         await all_done((*awaiting, *blocking))
@@ -389,9 +294,9 @@ def test_sigterm_answers_what_was_accepted_and_ends_the_process(expected: list[A
                 wrong({number: task.result() for number, task in enumerate(tasks)}, expected) == []
             )
 
-    with running() as server:
+    with serving() as server:
         using(server, main)
-        last = server.last_state()
+        last = json.loads(server.last_words()[-1])
     assert server.complaints == []
     assert server.process.returncode == -signal.SIGTERM, (
         "uvicorn stops in good order, then raises the signal once more"
