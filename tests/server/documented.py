@@ -1,0 +1,70 @@
+"""An example of docs/servers.md as it stands there, the one of that number in the environment, and
+two paths besides: /-/state tells what is going on, and /-/fill fills the queue.
+
+SIGUSR1 has the batch function wait at a gate, SIGUSR2 opens it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+BOUND = 120.0
+"""Seconds after which the batch function stops waiting at the gate."""
+PAGE = Path(__file__).parents[2] / "docs/servers.md"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+names: dict[str, Any] = {"__name__": "example"}
+exec(EXAMPLES[int(os.environ["EXAMPLE"])], names)
+gate = threading.Event()
+held: list[asyncio.Task[Any]] = []
+
+
+class Held(str):
+    __slots__ = ()
+
+    def upper(self) -> str:
+        print("held", flush=True)
+        assert gate.wait(BOUND), "nobody opened the gate"
+        return super().upper()
+
+
+def hold(*texts: str) -> None:
+    held.append(asyncio.create_task(names["shout"](list(texts))))
+
+
+def state() -> dict[str, int]:
+    gc.collect()
+    stats = dataclasses.asdict(names["shout"].stats)
+    counted = ("calls", "cancelled", "queue_size", "in_flight", "total_processed", "total_batches")
+    return {
+        "pid": os.getpid(),
+        **{name: stats[name] for name in counted},
+        "tasks": len(asyncio.all_tasks()),
+        "exchanges": sum(type(it).__name__ == "_Exchange" for it in gc.get_objects()),
+    }
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "lifespan":
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, hold, Held("held"))
+        loop.add_signal_handler(signal.SIGUSR2, gate.set)
+        print("pid", os.getpid(), flush=True)
+        await names["app"](scope, receive, send)
+        print("closed", flush=True)  # in good order
+    elif scope.get("path", "").startswith("/-/"):
+        if scope["path"] == "/-/fill":
+            hold(*["fill"] * names["shout"].options["max_queue_size"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(state()).encode()})
+    else:
+        await names["app"](scope, receive, send)

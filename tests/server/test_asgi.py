@@ -1,0 +1,481 @@
+"""The middleware alone, between an application and a server made of two functions."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import anyio
+import pytest
+
+import batched
+from batched.asgi import BatchedMiddleware
+
+pytestmark = pytest.mark.anyio
+
+BOUND = 30.0
+"""Seconds after which a wait counts as a hang."""
+DISCONNECTS = 1000
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Handler = Callable[[Receive, Send], Awaitable[None]]
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+class Scope(dict[str, Any]):
+    """A scope that can be referred to weakly."""
+
+
+class Server:
+    """A server of one request, which has come whole or in the parts of `body`. `leave` has the
+    client leave; it does so by itself once the response is complete, as ASGI has it.
+    """
+
+    def __init__(self, *body: bytes) -> None:
+        parts = body or (b"",)
+        self._to_come, self._coming = anyio.create_memory_object_stream[Message](math.inf)
+        for number, part in enumerate(parts, 1):
+            more = number < len(parts)
+            self._to_come.send_nowait({"type": "http.request", "body": part, "more_body": more})
+        self.scope = Scope(type="http")
+        self.sent: list[Message] = []
+
+    def leave(self) -> None:
+        self._to_come.close()
+
+    def lose(self) -> None:
+        """The client leaves before all of its body has come."""
+        self._to_come.send_nowait({"type": "http.request", "body": b"", "more_body": True})
+        self._to_come.close()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that nobody has received."""
+        return self._coming.statistics().current_buffer_used
+
+    @property
+    def status(self) -> int:
+        status: int = self.sent[0]["status"]
+        return status
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+    async def receive(self) -> Message:
+        try:
+            return await self._coming.receive()
+        except anyio.EndOfStream:
+            return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self.leave()
+            await anyio.lowlevel.checkpoint()
+
+    async def serve(self, handler: Handler) -> None:
+        async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+            await handler(receive, send)
+
+        with self._to_come, self._coming:
+            await BatchedMiddleware(app)(self.scope, self.receive, self.send)
+
+
+async def answer(send: Send, *, body: bytes = b"") -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+def raising(error: BaseException) -> Handler:
+    async def handler(receive: Receive, send: Send) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise error
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("missing"), ExceptionGroup("two", [ValueError(), ValueError()]), SystemExit(3)],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_exception_of_a_handler_passes_as_itself(error: BaseException) -> None:
+    server = Server()
+    with pytest.raises(BaseException) as raised:
+        await server.serve(raising(error))
+    assert raised.value is error
+    assert (error.__cause__, error.__context__) == (None, None)
+    assert server.sent == []
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (batched.QueueFull("q"), "The server is busy; try again in a second."),
+        (batched.QueueTimeout("q"), "The server is busy; try again in a second."),
+        (batched.BatcherClosed("q"), "The server is shutting down; try again in a second."),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+async def test_a_refused_call_is_a_503_with_retry_after(error: Exception, sentence: str) -> None:
+    server = Server()
+    await server.serve(raising(error))
+    body = server.sent[1]["body"]
+    assert server.status == 503
+    assert json.loads(body) == {"detail": sentence}
+    assert server.headers == {
+        b"content-type": b"application/json",
+        b"retry-after": b"1",
+        b"content-length": str(len(body)).encode(),
+    }
+
+
+async def test_a_call_refused_in_the_middle_of_a_response_passes_as_it_is() -> None:
+    error = batched.QueueFull("q")
+
+    async def handler(receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise error
+
+    server = Server()
+    with pytest.raises(batched.QueueFull) as raised:
+        await server.serve(handler)
+    assert raised.value is error
+    assert len(server.sent) == 1
+
+
+async def test_the_call_of_a_client_that_leaves_is_never_computed() -> None:
+    running, gate = threading.Event(), threading.Event()
+    computed: list[str] = []
+
+    @batched.aio.dynamically(batch_size=1)
+    def shout(texts: list[str]) -> list[str]:
+        running.set()
+        assert gate.wait(BOUND)
+        computed.extend(texts)
+        return [text.upper() for text in texts]
+
+    server = Server()
+
+    async def handler(receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(shout, "left")
+            await anyio.wait_all_tasks_blocked()
+            server.leave()
+
+    async with shout:
+        with anyio.fail_after(BOUND):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(shout, "stays")
+                await anyio.to_thread.run_sync(running.wait, BOUND)
+                await server.serve(handler)
+                assert (shout.stats.cancelled, shout.stats.queue_size) == (1, 0)
+                gate.set()
+    assert computed == ["stays"]
+    assert server.status == 499
+
+
+async def test_a_handler_that_never_receives_is_cancelled_when_its_client_leaves() -> None:
+    async def handler(receive: Receive, send: Send) -> None:
+        server.leave()
+        await anyio.sleep_forever()
+
+    server = Server()
+    with anyio.fail_after(BOUND):
+        await server.serve(handler)
+    assert server.status == 499
+
+
+async def test_a_client_that_has_left_before_its_request_was_read_is_noticed() -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        await anyio.sleep_forever()
+
+    server = Server()
+    with anyio.fail_after(BOUND), server._to_come, server._coming:
+        await BatchedMiddleware(app)(server.scope, receive, server.send)
+    assert server.status == 499
+
+
+async def test_a_server_that_sends_to_nobody_may_say_so() -> None:
+    async def send(message: Message) -> None:
+        raise ConnectionResetError
+
+    async def handler(receive: Receive, send: Send) -> None:
+        server.leave()
+        await anyio.sleep_forever()
+
+    server = Server()
+    server.send = send  # type: ignore[method-assign]  # as ASGI has it since 2.4
+    with anyio.fail_after(BOUND):
+        await server.serve(handler)
+
+
+async def test_who_listens_is_told_and_not_cancelled() -> None:
+    told: list[str] = []
+
+    async def handler(receive: Receive, send: Send) -> None:
+        await receive()
+        async with anyio.create_task_group() as tasks:
+
+            async def listen() -> None:
+                told.append((await receive())["type"])
+                await anyio.lowlevel.checkpoint()
+                told.append((await receive())["type"])
+
+            tasks.start_soon(listen)
+            await anyio.wait_all_tasks_blocked()
+            server.leave()
+
+    server = Server()
+    with anyio.fail_after(BOUND):
+        await server.serve(handler)
+    assert told == ["http.disconnect", "http.disconnect"]
+    assert server.sent == []
+
+
+async def test_who_begins_to_listen_as_its_client_leaves_is_told() -> None:
+    told: list[str] = []
+
+    async def handler(receive: Receive, send: Send) -> None:
+        await receive()
+        await anyio.wait_all_tasks_blocked()
+        server.leave()
+        told.append((await receive())["type"])
+
+    server = Server()
+    with anyio.fail_after(BOUND):
+        await server.serve(handler)
+    assert told == ["http.disconnect"]
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_a_message() -> None:
+    told: list[str] = []
+
+    async def handler(receive: Receive, send: Send) -> None:
+        await receive()
+        server.lose()
+        await anyio.wait_all_tasks_blocked()  # the middleware reads ahead
+        told.extend([(await receive())["type"], (await receive())["type"]])
+
+    server = Server(b"one", b"")
+    server._coming.receive_nowait()  # of which one part only has come
+    server._coming.receive_nowait()
+    server._to_come.send_nowait({"type": "http.request", "body": b"one", "more_body": True})
+    with anyio.fail_after(BOUND):
+        await server.serve(handler)
+    assert told == ["http.request", "http.disconnect"]
+    assert server.sent == []
+
+
+async def test_every_part_of_a_body_arrives_and_few_are_read_ahead() -> None:
+    parts = [f"part {number}".encode() for number in range(20)]
+    arrived: list[Message] = []
+    ahead: list[int] = []
+
+    async def handler(receive: Receive, send: Send) -> None:
+        while not arrived or arrived[-1]["more_body"]:
+            await anyio.wait_all_tasks_blocked()
+            ahead.append(len(parts) - server.waiting - len(arrived))
+            arrived.append(await receive())
+        await answer(send)
+
+    server = Server(*parts)
+    await server.serve(handler)
+    assert [message["body"] for message in arrived] == parts
+    assert max(ahead) == 2
+    assert server.status == 200
+
+
+async def test_a_look_in_passing_loses_nothing_and_sees_the_disconnect() -> None:
+    """As Starlette's `request.is_disconnected()` looks."""
+    seen: list[str] = []
+
+    async def look(receive: Receive) -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            seen.append((await receive())["type"])
+
+    async def handler(receive: Receive, send: Send) -> None:
+        await look(receive)
+        assert seen == []
+        assert (await receive())["body"] == b"all"
+        with anyio.CancelScope(shield=True):
+            server.leave()
+            await anyio.wait_all_tasks_blocked()
+            await look(receive)
+
+    server = Server(b"all")
+    with anyio.fail_after(BOUND):
+        await server.serve(handler)
+    assert seen == ["http.disconnect"]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [{"type": "http.response.body", "body": b""}, {"type": "http.response.pathsend", "path": "/"}],
+    ids=["body", "pathsend"],
+)
+async def test_what_runs_after_the_response_is_left_alone(last: Message) -> None:
+    finished: list[bool] = []
+
+    async def handler(receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send(last)
+        server.leave()
+        await anyio.wait_all_tasks_blocked()
+        finished.append(True)
+
+    server = Server()
+    await server.serve(handler)
+    assert finished == [True]
+    assert len(server.sent) == 3
+
+
+async def test_a_response_that_is_under_way_ends_with_its_client() -> None:
+    async def handler(receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        server.leave()
+        await anyio.sleep_forever()
+
+    server = Server()
+    with anyio.fail_after(BOUND):
+        await server.serve(handler)
+    assert len(server.sent) == 2
+
+
+@pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+async def test_what_is_no_request_gets_the_servers_own_functions(kind: str) -> None:
+    given: list[tuple[Any, ...]] = []
+
+    async def app(*arguments: Any) -> None:
+        given.append(arguments)
+        raise batched.QueueFull("q")
+
+    async def receive() -> Message:
+        raise AssertionError("nobody receives")
+
+    async def send(message: Message) -> None:
+        raise AssertionError("nobody sends")
+
+    scope = {"type": kind}
+    with pytest.raises(batched.QueueFull):
+        await BatchedMiddleware(app)(scope, receive, send)
+    assert given == [(scope, receive, send)]
+
+
+async def test_an_error_of_receive_is_the_receivers() -> None:
+    error = ValueError("the body is too large")
+
+    async def refuse() -> Message:
+        raise error
+
+    async def handler(receive: Receive, send: Send) -> None:
+        with pytest.raises(ValueError, match="too large") as raised:
+            await receive()
+        assert raised.value is error
+        await answer(send)
+
+    async def ignore(receive: Receive, send: Send) -> None:
+        await anyio.wait_all_tasks_blocked()
+        await answer(send)
+
+    for each in (handler, ignore):
+        server = Server()
+        server.receive = refuse  # type: ignore[method-assign]  # as middleware around it may
+        await server.serve(each)
+        assert server.status == 200
+
+
+async def test_after_the_response_there_is_nothing_but_the_disconnect() -> None:
+    kept: list[Receive] = []
+
+    async def handler(receive: Receive, send: Send) -> None:
+        kept.append(receive)
+        await answer(send)
+
+    await Server().serve(handler)
+    assert (await kept[0]())["type"] == "http.disconnect"
+
+
+async def test_a_server_that_cancels_a_handler_sees_it_cancelled() -> None:
+    async def handler(receive: Receive, send: Send) -> None:
+        stop.cancel()
+        await anyio.lowlevel.checkpoint()
+
+    server = Server()
+    with anyio.CancelScope() as stop:
+        await server.serve(handler)
+    assert stop.cancelled_caught
+    assert server.sent == []
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancellation_that_is_asyncios_own_passes() -> None:
+    async def handler(receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    serving = asyncio.create_task(Server().serve(handler))
+    await asyncio.wait([serving], timeout=BOUND)
+    assert serving.cancelled()
+
+
+@pytest.mark.parametrize("status", [499, 503])
+async def test_a_thousand_requests_leave_nothing_behind(status: int) -> None:
+    """Whose clients leave, or whose calls are refused; without help of the garbage collector."""
+
+    async def one() -> weakref.ref[Scope]:
+        async def handler(receive: Receive, send: Send) -> None:
+            if status == 503:
+                raise batched.QueueFull("q")
+            server.leave()
+            await anyio.sleep_forever()
+
+        server = Server()
+        await server.serve(handler)
+        assert server.status == status
+        return weakref.ref(server.scope)
+
+    gc.collect()
+    gc.disable()
+    try:
+        scopes = [await one() for _ in range(DISCONNECTS)]
+        alive = sum(scope() is not None for scope in scopes)
+    finally:
+        gc.enable()
+    assert alive == 0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_thousand_requests_leave_no_task_behind() -> None:
+    async def handler(receive: Receive, send: Send) -> None:
+        server.leave()
+        await anyio.sleep_forever()
+
+    before = len(asyncio.all_tasks())
+    for _ in range(DISCONNECTS):
+        server = Server()
+        await server.serve(handler)
+    assert len(asyncio.all_tasks()) == before

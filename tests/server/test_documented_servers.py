@@ -1,0 +1,183 @@
+"""The servers of docs/servers.md under uvicorn, as a user types them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from server.serving import BOUND, Server, running
+
+for package in ("fastapi", "httpx", "uvicorn"):
+    pytest.importorskip(package)
+
+pytestmark = [pytest.mark.once, pytest.mark.timeout(240)]
+
+EXAMPLES = ("fastapi", "starlette", "asgi")
+"""Those of the page, in its order."""
+QUEUE = 1000
+"""The `max_queue_size` of them all."""
+CLIENTS = 20
+ROUNDS = 10
+AT_ONCE = 100
+"""Clients of each round that leave."""
+
+State = collections.Counter[str]
+
+
+class Client:
+    """Requests of one server, from within an event loop."""
+
+    def __init__(self, server: Server, http: Any, workers: int) -> None:
+        self.http = http
+        self._output = server.output
+        self._workers = workers
+
+    def signal(self, number: signal.Signals) -> None:
+        for match in self._output.hear(r"pid (\d+)", self._workers):
+            os.kill(int(match[1]), number)
+
+    async def hold(self) -> None:
+        """Has the function busy until `release`."""
+        self.signal(signal.SIGUSR1)
+        await asyncio.to_thread(self._output.hear, "held", self._workers)
+
+    def release(self) -> None:
+        self.signal(signal.SIGUSR2)
+
+    def ask(self, count: int) -> list[asyncio.Task[Any]]:
+        return [asyncio.create_task(self.http.get(f"/shout/text{n}")) for n in range(count)]
+
+    async def state(self, path: str = "/-/state") -> State:
+        """Sum of the states of all workers."""
+        states: dict[int, dict[str, int]] = {}
+        while len(states) < self._workers:
+            # a connection of its own, which any of them may take
+            answer = (await self.http.get(path, headers={"Connection": "close"})).json()
+            states[answer.pop("pid")] = answer
+        return sum(map(State, states.values()), State())
+
+    async def until(self, condition: Callable[[State], bool]) -> State:
+        """The server's state once `condition` holds for it."""
+        state = State()
+        try:
+            with anyio.fail_after(BOUND):
+                # a server that is polled
+                while not condition(state := await self.state()):  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"it did not happen in time: {state}") from None
+        return state
+
+
+@pytest.fixture(params=range(len(EXAMPLES)), ids=EXAMPLES)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with running("server.documented:app", EXAMPLE=str(request.param)) as server:
+        yield server
+
+
+def using(
+    server: Server, main: Callable[[Client], Coroutine[Any, Any, None]], workers: int = 1
+) -> None:
+    async def run() -> None:
+        async with server.client() as http:
+            await main(Client(server, http, workers))
+
+    asyncio.run(run())
+
+
+async def all_done(tasks: list[asyncio.Task[Any]]) -> list[Any]:
+    _, pending = await asyncio.wait(tasks, timeout=BOUND)
+    assert not pending
+    return [task.result() for task in tasks]
+
+
+async def leave(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=BOUND)
+
+
+def test_an_example_serves_once_it_is_warm_and_a_404_is_a_404(server: Server) -> None:
+    async def main(client: Client) -> None:
+        assert (await client.state())["total_processed"] == 1  # the warm-up
+        found, missing = await client.http.get("/shout/text"), await client.http.get("/nothing")
+        assert (found.status_code, missing.status_code) == (200, 404)
+        assert "TEXT" in found.text
+
+    using(server, main)
+    assert server.complaints == []
+
+
+def test_a_full_queue_is_a_503_with_retry_after_and_no_traceback(server: Server) -> None:
+    async def main(client: Client) -> None:
+        await client.hold()
+        await client.state("/-/fill")
+        await client.until(lambda state: state["queue_size"] == QUEUE)
+        for answer in await all_done(client.ask(CLIENTS)):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json() == {"detail": "The server is busy; try again in a second."}
+        client.release()
+        await client.until(lambda state: state["queue_size"] == state["in_flight"] == 0)
+        assert [answer.status_code for answer in await all_done(client.ask(1))] == [200]
+
+    using(server, main)
+    assert server.complaints == []
+
+
+def has_calls(count: int, state: State) -> bool:
+    return state["calls"] == count
+
+
+async def some_leave(client: Client) -> None:
+    await client.hold()
+    before = await client.state()
+    leaving, staying = client.ask(CLIENTS), client.ask(CLIENTS)
+    await client.until(functools.partial(has_calls, before["calls"] + 2 * CLIENTS))
+    await leave(leaving)
+    await client.until(lambda state: state["cancelled"] == CLIENTS)
+    client.release()
+    assert [answer.status_code for answer in await all_done(staying)] == [200] * CLIENTS
+    after = await client.until(lambda state: state["in_flight"] == 0)
+    held = before["in_flight"]
+    assert after["total_processed"] == before["total_processed"] + held + CLIENTS
+
+
+def test_clients_that_leave_are_not_computed(server: Server) -> None:
+    using(server, some_leave)
+    assert server.complaints == []
+
+
+def test_clients_of_two_workers_that_leave_are_not_computed() -> None:
+    with running("server.documented:app", "--workers", "2", EXAMPLE="0") as server:
+        server.log.hear("startup complete", 2)
+        using(server, some_leave, workers=2)
+        server.process.send_signal(signal.SIGTERM)
+        assert sum(line.startswith("closed") for line in server.last_words()) == 2
+    assert server.complaints == []
+
+
+def test_a_thousand_clients_that_leave_leave_nothing_behind(server: Server) -> None:
+    async def main(client: Client) -> None:
+        await client.hold()
+        before = await client.state()
+        calls = before["calls"]
+        for _ in range(ROUNDS):
+            tasks = client.ask(AT_ONCE)
+            calls += AT_ONCE
+            await client.until(functools.partial(has_calls, calls))
+            await leave(tasks)
+        after = await client.until(lambda state: state["tasks"] == before["tasks"])
+        assert after["cancelled"] == ROUNDS * AT_ONCE
+        assert (after["exchanges"], after["queue_size"]) == (0, 0)
+        client.release()
+
+    using(server, main)
+    assert server.complaints == []

@@ -1,0 +1,226 @@
+"""FastAPI and Starlette with the middleware, under a uvicorn in this process: errors, bodies and
+responses are what they are without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import batched
+from batched.asgi import BatchedMiddleware
+from server.serving import BOUND
+
+fastapi: Any = pytest.importorskip("fastapi")
+httpx: Any = pytest.importorskip("httpx")
+uvicorn: Any = pytest.importorskip("uvicorn")
+applications: Any = pytest.importorskip("starlette.applications")
+background: Any = pytest.importorskip("starlette.background")
+middleware: Any = pytest.importorskip("starlette.middleware")
+base: Any = pytest.importorskip("starlette.middleware.base")
+requests: Any = pytest.importorskip("starlette.requests")
+responses: Any = pytest.importorskip("starlette.responses")
+routing: Any = pytest.importorskip("starlette.routing")
+
+Request = Any
+"""Starlette's, which may not be there."""
+
+pytestmark = [pytest.mark.anyio, pytest.mark.once]
+
+CHUNK = 50_000
+CHUNKS = 200
+"""10 MB, of which uvicorn reads 64 KiB at a time."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@contextlib.asynccontextmanager
+async def served(app: Any) -> AsyncIterator[Any]:
+    """A client of `app`."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+        serving = asyncio.create_task(server.serve([listening]))
+        address = "http://{}:{}".format(*listening.getsockname())
+        async with httpx.AsyncClient(base_url=address, timeout=BOUND, trust_env=False) as client:
+            yield client
+        server.should_exit = True
+        await asyncio.wait_for(serving, BOUND)
+
+
+def starlette(*endpoints: Callable[[Request], Any], around: Any = ()) -> Any:
+    return applications.Starlette(
+        routes=[
+            routing.Route(f"/{endpoint.__name__}", endpoint, methods=["GET", "POST"])
+            for endpoint in endpoints
+        ],
+        middleware=[*around, middleware.Middleware(BatchedMiddleware)],
+    )
+
+
+class Missing(Exception):
+    pass
+
+
+async def test_exceptions_reach_the_frameworks_own_handlers_as_themselves() -> None:
+    app: Any = fastapi.FastAPI()
+    app.add_middleware(BatchedMiddleware)
+    errors = {
+        "not-found": fastapi.HTTPException(404, "no such text"),
+        "missing": Missing("text"),
+        "full": batched.QueueFull("q"),
+        "late": batched.QueueTimeout("q"),
+    }
+    handled: list[Exception] = []
+
+    async def teapot(request: Request, error: Exception) -> Any:
+        handled.append(error)
+        return responses.JSONResponse({}, status_code=418)
+
+    async def endpoint(name: str) -> None:
+        raise errors[name]
+
+    app.add_exception_handler(Missing, teapot)
+    app.add_exception_handler(batched.QueueFull, teapot)
+    app.add_api_route("/{name}", endpoint)
+
+    async with served(app) as client:
+        answers = {name: await client.get(f"/{name}") for name in errors}
+    assert {name: answer.status_code for name, answer in answers.items()} == {
+        "not-found": 404,
+        "missing": 418,
+        "full": 418,
+        "late": 503,
+    }
+    assert answers["not-found"].json() == {"detail": "no such text"}
+    assert handled == [errors["missing"], errors["full"]]
+
+
+async def test_bodies_and_responses_of_many_parts_arrive_whole() -> None:
+    async def double(request: Request) -> Any:
+        parts = [part async for part in request.stream()]
+        assert len(parts) > 1
+
+        async def twice() -> AsyncIterator[bytes]:
+            for part in (*parts, *parts):
+                yield part
+
+        return responses.StreamingResponse(twice())
+
+    async def body() -> AsyncIterator[bytes]:
+        for number in range(CHUNKS):
+            yield number.to_bytes(2, "big") * CHUNK
+
+    async with served(starlette(double)) as client:
+        answer = await client.post("/double", content=body())
+    assert answer.content == b"".join([part async for part in body()] * 2)
+
+
+async def test_who_reads_a_body_sees_its_client_leave_as_ever() -> None:
+    began, told = anyio.Event(), anyio.Event()
+
+    async def upload(request: Request) -> Any:
+        try:
+            async for _ in request.stream():
+                began.set()
+        except requests.ClientDisconnect:
+            told.set()
+            raise
+        raise AssertionError("the body was not complete")
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"some"
+        await anyio.sleep_forever()
+
+    async with served(starlette(upload)) as client:
+        posting = asyncio.create_task(client.post("/upload", content=body()))
+        with anyio.fail_after(BOUND):
+            await began.wait()
+            posting.cancel()
+            await told.wait()
+
+
+async def test_a_streamed_response_ends_with_its_client() -> None:
+    ended = anyio.Event()
+
+    async def numbers() -> AsyncIterator[bytes]:
+        try:
+            yield b"0"
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def stream(request: Request) -> Any:
+        return responses.StreamingResponse(numbers())
+
+    async with served(starlette(stream)) as client:
+        async with client.stream("GET", "/stream") as answer:
+            assert await anext(answer.aiter_bytes()) == b"0"
+        with anyio.fail_after(BOUND):
+            await ended.wait()
+
+
+async def test_a_background_task_is_finished_though_its_client_is_gone() -> None:
+    gone, finished = anyio.Event(), anyio.Event()
+
+    async def work() -> None:
+        await gone.wait()
+        await anyio.lowlevel.checkpoint()
+        finished.set()
+
+    async def start(request: Request) -> Any:
+        return responses.PlainTextResponse("started", background=background.BackgroundTask(work))
+
+    async with served(starlette(start)) as client:
+        answer = await client.get("/start", headers={"Connection": "close"})
+        assert answer.text == "started"
+        gone.set()
+        with anyio.fail_after(BOUND):
+            await finished.wait()
+
+
+@pytest.mark.parametrize("place", ["around", "inside"])
+async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
+    """Starlette's, which runs what is inside it in a task, and fails where that answers nothing."""
+    left, seen = anyio.Event(), anyio.Event()
+    errors: list[Exception] = []
+
+    async def wait(request: Request) -> Any:
+        left.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def full(request: Request) -> Any:
+        raise batched.QueueFull("q")
+
+    async def dispatch(request: Request, call_next: Any) -> Any:
+        try:
+            return await call_next(request)
+        except Exception as error:
+            errors.append(error)
+            raise
+        finally:
+            seen.set()
+
+    other, ours = (
+        middleware.Middleware(base.BaseHTTPMiddleware, dispatch=dispatch),
+        middleware.Middleware(BatchedMiddleware),
+    )
+    app = starlette(wait, full)
+    app.user_middleware = [other, ours] if place == "around" else [ours, other]
+    async with served(app) as client:
+        waiting = asyncio.create_task(client.get("/wait"))
+        with anyio.fail_after(BOUND):
+            await left.wait()
+            waiting.cancel()
+            await seen.wait()
+        assert errors == []
+        assert (await client.get("/full")).status_code == 503
