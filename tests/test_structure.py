@@ -92,6 +92,7 @@ def test_the_core_is_pure(module: str) -> None:
         "bisect",
         "collections",
         "copy",
+        "heapq",
         "dataclasses",
         "decimal",
         "itertools",

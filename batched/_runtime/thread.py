@@ -243,7 +243,7 @@ def _call(bell: _Bell) -> None:
             runtime, batch, prepared = work
             batch.started = max(batch.started, free_since)  # it was formed ahead
             runtime.run(batch, prepared)
-            free_since = time.monotonic()
+            free_since = time.perf_counter()
             runtime.relieve()
             del work, runtime, batch, prepared
         bell.dismiss()  # for the next of these threads
