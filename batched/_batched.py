@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from ._batcher import Batcher, BatchFunction, Parts, Settings
 from ._map import Submitted, async_mapped, mapped
-from ._method import BatchedMethod
+from ._method import BatchedMethod, importable_name
 from ._requests import MISSING, UNDER_CLASSMETHOD
 from ._runtime.async_backend import current_loop
 from ._runtime.shift import within_run
@@ -35,21 +35,34 @@ class _BatchedBase(Generic[T, U, P]):
     """The undecorated batch function."""
 
     def __init__(
-        self, function: BatchFunction, batcher: Batcher | None = None, owner: object = None
+        self, function: BatchFunction | BatchedMethod[Any, Any], owner: object = None
     ) -> None:
+        self._function: BatchFunction
+        self._method: BatchedMethod[Any, Any] | None  # of which this is what binding made
+        if isinstance(function, BatchedMethod):  # both parts are given, as to `types.MethodType`
+            unbound: _BatchedBase[Any, Any, Any] = function.function
+            self.__dict__.update(unbound.__dict__)
+            self._owner, self._method = owner, function
+            self._batcher = unbound._batcher_of(owner)
+            self.__wrapped__ = types.MethodType(self._function.func, owner)
+            return
+        func = function.func
         self._function = function
-        self._batcher = batcher or Batcher(function.parts(bound=owner is not None))
         self._owner = owner  # the instance, or class, of a bound method
+        self._batcher = Batcher(function.parts(bound=owner is not None))
+        self._method = None
+        self._held_as = ""  # the class and the name there, if it was defined in one
         # by identity; the finalizer of each removes it
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
-        self.__doc__ = function.func.__doc__
-        self.__module__ = getattr(function.func, "__module__", __name__)
-        self.__wrapped__ = (
-            function.func if owner is None else types.MethodType(function.func, owner)
-        )
+        self.__doc__ = func.__doc__
+        self.__module__ = getattr(func, "__module__", __name__)
+        # what has no name cannot be known as a coroutine function either
+        self.__name__ = getattr(func, "__name__", function.name)
+        self.__qualname__ = getattr(func, "__qualname__", function.name)
+        self.__wrapped__ = func if owner is None else types.MethodType(func, owner)
         # annotations that are evaluated late may not be there yet
         with contextlib.suppress(Exception):
-            self.__annotations__ = function.func.__annotations__
+            self.__annotations__ = func.__annotations__
 
     @overload
     async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
@@ -188,7 +201,7 @@ class _BatchedBase(Generic[T, U, P]):
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
         """
         options = self._function.options.updated(settings)
-        return type(self)(dataclasses.replace(self._function, options=options), owner=self._owner)
+        return type(self)(dataclasses.replace(self._function, options=options), self._owner)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         if self._function.kind == "static" or self._owner is not None:
@@ -200,11 +213,20 @@ class _BatchedBase(Generic[T, U, P]):
             return cast("Self", self._of_class)
         elif instance is owner:
             raise TypeError(UNDER_CLASSMETHOD.format(self._function.name))
-        return type(self)(self._function, self._batcher_of(instance), instance)
+        return type(self)(self._of_class, instance)
 
     @functools.cached_property
     def _of_class(self) -> BatchedMethod[Any, Any]:
         return BatchedMethod(self)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._held_as = f"{owner.__qualname__}.{name}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BatchedBase) and self._batcher is other._batcher
+
+    def __hash__(self) -> int:
+        return hash(self._batcher)
 
     def _batcher_of(self, instance: object) -> Batcher:
         key = id(instance)
@@ -215,11 +237,11 @@ class _BatchedBase(Generic[T, U, P]):
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
                 raise TypeError(
-                    f"{self._function.name} was looked up on an object of type "
-                    f"{type(instance).__name__}, to which no weak reference "
-                    f"can be made: add '__weakref__' to the __slots__ of {type(instance).__name__} "
-                    "(a dataclass: weakref_slot=True), "
-                    "or, if this is no method of it, wrap the function in staticmethod"
+                    f"{self._function.name} is a method, and got an object of type "
+                    f"{type(instance).__name__} as its instance, to which no weak reference can be "
+                    f"made: add '__weakref__' to the __slots__ of {type(instance).__name__} (a "
+                    "dataclass: weakref_slot=True) or, if this is no method, wrap the function in "
+                    "staticmethod"
                 ) from None
             # Of several threads that come here at once, one wins; the other batchers have started
             # nothing yet.
@@ -227,9 +249,14 @@ class _BatchedBase(Generic[T, U, P]):
         return entry[1]
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        if self._owner is not None:
-            return getattr, (self._owner, self._function.func.__name__)
-        return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
+        func, owner = self._function.func, self._owner
+        if owner is not None:
+            for name in (self._held_as.rpartition(".")[2], self.__name__):
+                if getattr(owner, name, None) == self:
+                    return getattr, (owner, name)
+        elif not isinstance(func, types.MethodType) and hasattr(func, "__qualname__"):
+            return importable_name(self, self._held_as)
+        return type(self), (dataclasses.replace(self._function), owner)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the function itself: `__name__`, `__qualname__`, `__annotations__`, and
@@ -237,6 +264,10 @@ class _BatchedBase(Generic[T, U, P]):
         """
         if name == "_function":  # not initialised yet
             raise AttributeError(name)
+        if name in ("__self__", "__func__"):  # those of a function that is bound are not its own
+            if self._method is None:
+                raise AttributeError(f"{self!r} is not bound to an instance")
+            return self._owner if name == "__self__" else self._method
         try:
             return getattr(self._function.func, name)
         except AttributeError:

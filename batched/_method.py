@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ._requests import MISSING
@@ -19,7 +21,7 @@ class BatchedMethod(Generic[S, F]):
     """
 
     def __init__(self, function: Any) -> None:
-        self._function = function  # the batched function that binds
+        self.function = function  # the batched function that binds
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
         self.__wrapped__ = function.__wrapped__
@@ -34,7 +36,7 @@ class BatchedMethod(Generic[S, F]):
     @overload
     def __get__(self, instance: S, owner: type | None = None) -> F: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Self | F:
-        bound: F = self._function.__get__(instance, owner)
+        bound: F = self.function.__get__(instance, owner)
         return bound
 
     def __call__(self, instance: S = MISSING, /, *args: Any, **kwargs: Any) -> Any:
@@ -42,18 +44,34 @@ class BatchedMethod(Generic[S, F]):
             raise TypeError(
                 f"{self.__qualname__} is a method: call it on an instance, or pass one first"
             )
-        return self._function.__get__(instance, type(instance))(*args, **kwargs)
+        return type(self.function)(self, instance)(*args, **kwargs)
 
     def __reduce__(self) -> str:
-        return self.__qualname__  # type: ignore[no-any-return]  # found by __getattr__
+        return importable_name(self, self.function._held_as)
 
     def __getattr__(self, name: str) -> Any:
         # what it is called, and whether it is a coroutine function
-        if name.startswith("__") and "_function" in self.__dict__:
-            return getattr(self._function, name)
+        if name.startswith("__") and "function" in self.__dict__:
+            return getattr(self.function, name)
         raise AttributeError(
             f"{name!r} belongs to the batched method of an instance, and this is {self!r}"
         )
 
     def __repr__(self) -> str:
         return f"<batched method of a class, {self.__qualname__}>"
+
+
+def importable_name(thing: Any, held_as: str) -> str:
+    """The dotted name by which `thing` is found in its module: that of the function, that of the
+    class attribute that it is `held_as`, or one that it was assigned to.
+    """
+    module = sys.modules.get(thing.__module__)
+    assigned = [name for name, value in vars(module).items() if value is thing] if module else []
+    own: str = thing.__qualname__
+    for name in (own, held_as, *assigned):
+        try:
+            if attrgetter(name)(module) is thing:
+                return name
+        except AttributeError:
+            pass
+    return own  # which pickle refuses, and says why

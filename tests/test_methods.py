@@ -12,11 +12,12 @@ import pickle
 import threading
 import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import batched
-from stage import BOUND, wait_until
+from stage import BOUND, python, wait_until
 
 
 class Model:
@@ -49,12 +50,21 @@ class Model:
     def outer(items: list[int]) -> list[int]:
         return [-item for item in items]
 
+    def negated_batch(self, items: list[int]) -> list[int]:
+        return [-self.factor * item for item in items]
+
+    negated = batched.dynamically(negated_batch)
+
 
 class Derived(Model):
     pass
 
 
 class Overriding(Model):
+    @property
+    def above(self) -> Any:
+        return super().scaled
+
     @batched.dynamically
     def scaled(self, items: list[int], plus: int = 0) -> list[int]:
         return [100 + result for result in super().scaled(items, plus)]
@@ -244,6 +254,117 @@ def test_methods_pickle_by_name() -> None:
     assert pickle.loads(pickle.dumps(Model.scaled)) is Model.scaled
     assert pickle.loads(pickle.dumps(Model.inner)) is Model.inner
     assert pickle.loads(pickle.dumps(model.scaled))(2) == 8
+
+
+def test_a_method_under_another_name_than_its_functions_pickles_as_what_it_is() -> None:
+    twin = pickle.loads(pickle.dumps(Model(4).negated))
+    assert twin(2) == -8
+    assert twin.stats.calls == 1
+    assert pickle.loads(pickle.dumps(Model.negated)) is Model.negated
+
+
+def test_a_pool_of_processes_computes_with_the_method_that_it_was_given() -> None:
+    done = python(
+        """
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        from test_methods import Model
+
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+            assert list(pool.map(Model(4).negated, range(3))) == [0, -4, -8]
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_method_that_its_instance_does_not_have_is_not_pickled_as_another_one() -> None:
+    """What an overriding method calls up to, and one with other settings."""
+    overriding = Overriding(2)
+    for method in (overriding.above, Model(2).scaled.with_options(batch_size=1)):
+        with pytest.raises(pickle.PicklingError, match="not the same object as .*Model.scaled"):
+            pickle.dumps(method)
+
+
+class Holder(Model):
+    def __init__(self, factor: int) -> None:
+        super().__init__(factor)
+        self.bound: Any = self.scaled
+        self.small: Any = self.scaled.with_options(batch_size=1)
+        self.held: Any = batched.dynamically(self.negated_batch)
+
+
+def test_a_copy_of_an_object_that_holds_methods_of_its_own_holds_its_own_ones() -> None:
+    one = Holder(2)
+    twin = copy.deepcopy(one)
+    twin.factor = 3
+    assert [twin.bound(5), twin.small(5), twin.held(5)] == [15, 15, -15]
+    assert [one.bound(5), one.small(5), one.held(5)] == [10, 10, -10]
+    assert (twin.bound.__self__, twin.bound) == (twin, twin.scaled)
+    assert twin.small.options == one.small.options
+    assert twin.held.stats.calls == 1
+
+
+def test_an_object_that_holds_a_batched_method_of_its_own_pickles() -> None:
+    one = Model(2)
+    one.held = batched.dynamically(one.negated_batch)  # type: ignore[attr-defined]  # an attribute more
+    twin: Any = pickle.loads(pickle.dumps(one))
+    twin.factor = 3
+    assert twin.held(5) == -15
+
+
+def test_a_method_equals_itself_each_time_it_is_looked_up_and_no_other() -> None:
+    one, two = Model(2), Model(2)
+    assert one.scaled == one.scaled
+    assert hash(one.scaled) == hash(one.scaled)
+    assert {one.scaled: 1}[one.scaled] == 1
+    assert len({one.scaled, two.scaled, one.negated, one.scaled.with_options(batch_size=1)}) == 4
+    assert Model.named == Model().named != Derived.named
+    assert one.scaled != "scaled"
+    overriding = Overriding(2)
+    assert overriding.above == overriding.above != overriding.scaled
+
+
+def test_a_method_knows_its_instance_and_the_method_of_its_class() -> None:
+    model = Model(2)
+    assert model.scaled.__self__ is model
+    assert model.scaled.__func__ is Model.scaled
+    assert model.scaled.__func__(model, 5) == 10
+    assert Derived.named.__self__ is Derived
+    assert Derived.named.__func__(Derived, 1) == "Derived1"
+    for unbound in (
+        Model.scaled,
+        Model.inner,
+        model.inner,
+        batched.dynamically(model.scaled.__wrapped__),
+    ):
+        assert not hasattr(unbound, "__self__")
+        assert not hasattr(unbound, "__func__")
+
+
+def test_a_weak_method_lives_as_long_as_its_instance() -> None:
+    model = Model(2)
+    weak = weakref.WeakMethod(model.scaled)
+    assert weak() == model.scaled
+    assert weak == weakref.WeakMethod(model.scaled)
+    del model
+    gc.collect()
+    assert weak() is None
+
+
+@pytest.mark.parametrize("target", [Model, Model(2)], ids=["class", "instance"])
+def test_a_mock_in_place_of_a_method_is_of_its_kind(target: Any) -> None:
+    model = Model(2) if target is Model else target
+    with (
+        mock.patch.object(target, "scaled", autospec=True, return_value=7) as plain,
+        mock.patch.object(target, "awaited", autospec=True, return_value=8),
+    ):
+        assert model.scaled(5, plus=1) == 7
+        plain.assert_called_once_with(5, plus=1)
+        assert asyncio.run(_awaited(model.awaited(5))) == 8
+        with pytest.raises(AttributeError):
+            model.scaled.no_such_thing()
+    assert model.scaled(5, plus=1) == 11
 
 
 def test_a_method_looks_like_the_function_it_wraps() -> None:
