@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 from ._collate.arguments import Binder
 from ._collate.collator import Collator
@@ -177,6 +178,8 @@ class BatchFunction:
         if isinstance(func, (staticmethod, classmethod)):
             kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
+        elif not _may_be_method(func):
+            kind = "static"
         if inspect.isclass(func) or not callable(func):
             what = "a list" if options.features is None else "a dict of features"
             raise TypeError(
@@ -318,6 +321,27 @@ def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> N
             f"{name} takes one item ({item}: {annotation}); a batch function takes a list, "
             f"`{item}: list[{annotation}]`, and returns one result per item"
         )
+
+
+def _may_be_method(func: object) -> bool:
+    """Whether a class that has `func` as an attribute can mean a method: it was defined in a class,
+    or takes more than the items by position. Others may be defaults of a dataclass.
+    """
+    if isinstance(func, types.MethodType) or not hasattr(type(func), "__get__"):
+        return False
+    home = getattr(func, "__qualname__", "").rpartition(".")[0]
+    if home and not home.endswith("<locals>"):
+        return True
+    try:
+        parameters = inspect.signature(cast("Callable[..., Any]", func)).parameters.values()
+    except (TypeError, ValueError):  # as in `Binder`
+        return True
+    needed = [
+        each
+        for each in parameters
+        if each.kind <= each.VAR_POSITIONAL and each.default is each.empty
+    ]
+    return len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:

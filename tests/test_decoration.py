@@ -5,6 +5,8 @@ ones look like the function.
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import functools
 import inspect
 import pickle
@@ -445,6 +447,93 @@ def test_coroutine_functions_are_known_as_such() -> None:
 def test_functions_pickle_by_name(fn: Any) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(fn, protocol)) is fn
+
+
+def _tripled(items: list[int]) -> list[int]:
+    return [3 * item for item in items]
+
+
+tripled = batched.dynamically(_tripled)
+small = doubled.with_options(batch_size=2)
+
+
+class Attribute:
+    own = batched.dynamically(staticmethod(_tripled))
+
+
+@pytest.mark.parametrize("fn", [tripled, small, Attribute.own])
+def test_functions_under_another_name_than_their_own_pickle_by_that(fn: Any) -> None:
+    assert pickle.loads(pickle.dumps(fn)) is fn
+    assert copy.deepcopy(fn) is fn
+
+
+@pytest.mark.parametrize("func", [Plain(), functools.partial(_tripled)])
+def test_what_is_called_and_has_no_name_pickles_by_value(func: Any) -> None:
+    fn = batched.dynamically(batch_size=2)(func)
+    twin = pickle.loads(pickle.dumps(fn))
+    assert twin([1, 2, 3]) == fn([1, 2, 3])
+    assert twin.options == fn.options
+
+
+@dataclasses.dataclass
+class Config:
+    embed: Any = doubled
+    other: Any = dataclasses.field(default=doubled)
+
+
+class Attributes:
+    embed = doubled
+    called = batched.dynamically(Plain())
+    partly = batched.dynamically(functools.partial(doubled.__wrapped__, plus=1))
+    builtin: Any = batched.dynamically(sorted)
+    bound = batched.dynamically(Plain().__call__)
+
+
+@pytest.mark.parametrize("owner", [Config(), Config, Attributes(), Attributes])
+def test_a_function_that_is_no_method_stays_one_as_an_attribute_of_a_class(owner: Any) -> None:
+    assert owner.embed is doubled
+    assert owner.embed([1, 2], 1) == [3, 5]
+    assert owner.embed.submit(1).result() == 2
+
+
+def test_the_default_of_a_field_is_the_function_itself() -> None:
+    assert Config().other is Config.other is doubled
+    assert Config() == Config()
+
+
+def test_what_does_not_bind_stays_unbound_as_an_attribute_of_a_class() -> None:
+    for owner in (Attributes, Attributes()):
+        assert owner.called([1]) == owner.bound([1]) == owner.builtin([1]) == [1]
+        assert owner.partly([1]) == [3]
+
+
+def _on_instance(self: Any, items: list[int]) -> list[int]:
+    return [self.factor * item for item in items]
+
+
+def _wrapped(*args: Any) -> Any:
+    return _on_instance(*args)
+
+
+@pytest.mark.parametrize(
+    "func", [_on_instance, _wrapped, lambda self, items: _wrapped(self, items)]
+)
+def test_a_function_that_takes_an_instance_is_a_method_wherever_it_was_defined(func: Any) -> None:
+    class Model:
+        factor = 3
+        method: Any = batched.dynamically(func)
+
+    assert Model().method([1, 2]) == Model.method(Model(), [1, 2]) == [3, 6]
+
+
+def test_an_item_in_place_of_an_instance_is_told_so() -> None:
+    class Model:
+        method: Any = batched.dynamically(_on_instance)
+
+    with pytest.raises(
+        TypeError, match="_on_instance is a method, and got .* type int as its inst"
+    ):
+        Model.method(3)
 
 
 def test_a_function_without_a_name_of_its_own_does_not_pickle() -> None:
