@@ -8,7 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 from ._collate.arguments import Binder
@@ -346,4 +346,6 @@ def _may_be_method(func: object) -> bool:
 
 def _is(check: Callable[[object], bool], func: object) -> bool:
     """Whether `check` says so of `func` or, since an object is what its __call__ is, of that."""
+    while isinstance(func, partial):
+        func = func.func
     return check(func) or check(type(func).__call__)

@@ -100,7 +100,7 @@ def test_a_circle_of_functions_is_told_so(way: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("backend", "options"), LOOPS)
-@pytest.mark.parametrize("way", ["call", "list", "acall", "map"])
+@pytest.mark.parametrize("way", ["call", "list", "acall", "map", "submit"])
 def test_a_circle_of_coroutine_functions_is_told_so(
     backend: str, options: dict[str, Any], way: str
 ) -> None:
@@ -110,6 +110,8 @@ def test_a_circle_of_coroutine_functions_is_told_so(
         if way == "map":
             results = [result async for result in fn.map([item])]
             return results[0]
+        if way == "submit":
+            return await fn.submit(item)
         return await (fn.acall(item) if way == "acall" else fn(item))
 
     @batched.aio.dynamically

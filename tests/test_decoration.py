@@ -443,6 +443,62 @@ def test_coroutine_functions_are_known_as_such() -> None:
     assert not inspect.iscoroutinefunction(doubled)
 
 
+@pytest.mark.parametrize("func", [Coroutine(), functools.partial(awaited.__wrapped__), Plain()])
+def test_coroutine_functions_without_a_name_are_known_as_such(func: Any) -> None:
+    assert inspect.iscoroutinefunction(batched.aio.dynamically(func))
+    assert not inspect.iscoroutinefunction(batched.dynamically(Plain()))
+
+
+def retrying(wrapped: Any) -> Any:
+    """A second attempt, as decorators make it that look what they wrap."""
+    if inspect.iscoroutinefunction(wrapped):
+
+        @functools.wraps(wrapped)
+        async def awaiting(*args: Any) -> Any:
+            try:
+                return await wrapped(*args)
+            except ConnectionError:
+                return await wrapped(*args)
+
+        return awaiting
+
+    @functools.wraps(wrapped)
+    def calling(*args: Any) -> Any:
+        try:
+            return wrapped(*args)
+        except ConnectionError:
+            return wrapped(*args)
+
+    return calling
+
+
+class Flaky:
+    """A batch function that fails every other time."""
+
+    def __init__(self) -> None:
+        self.called = 0
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.called += 1
+        if self.called % 2:
+            raise ConnectionError
+        return items
+
+
+class AsyncFlaky(Flaky):
+    async def __call__(self, items: list[int]) -> list[int]:  # type: ignore[override]  # on purpose
+        return super().__call__(items)
+
+
+@pytest.mark.parametrize("kind", [Flaky, AsyncFlaky])
+def test_a_retrying_decorator_tries_again(kind: type[Flaky]) -> None:
+    for func in (kind(), functools.partial(kind())):
+        again = retrying(batched.aio.dynamically(func))
+        assert asyncio.run(_awaited(again(3))) == 3
+    if kind is Flaky:
+        assert retrying(batched.dynamically(Flaky()))(3) == 3
+
+
 @pytest.mark.parametrize("fn", [doubled, awaited, threaded])
 def test_functions_pickle_by_name(fn: Any) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):

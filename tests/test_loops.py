@@ -12,7 +12,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import anyio.lowlevel
@@ -53,6 +53,9 @@ makers = pytest.mark.parametrize(
         lambda: batched.aio.dynamically(coroutine),
     ],
     ids=["threads", "aio-sync", "aio-coroutine"],
+)
+backends = pytest.mark.parametrize(
+    "backend", [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})], ids=str
 )
 runners = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
@@ -148,6 +151,88 @@ def test_blocking_the_loop_that_must_answer_raises_instead_of_hanging() -> None:
         await fn.aclose()
 
     asyncio.run(main())
+
+
+@backends
+@pytest.mark.parametrize(
+    ("decorator", "func"),
+    [
+        (batched.dynamically, plain),
+        (batched.aio.dynamically, plain),
+        (batched.aio.dynamically, on_any_loop),
+    ],
+    ids=["threads", "aio-sync", "aio-coroutine"],
+)
+def test_a_future_is_awaited_on_any_loop(backend: Any, decorator: Any, func: Any) -> None:
+    fn = decorator(func)
+
+    async def main() -> None:
+        with anyio.fail_after(BOUND):
+            assert await fn.submit(1) == 2
+            future = fn.submit(2)
+            assert [await future, await future] == [4, 4], "also once it is done"
+            with pytest.raises(TypeError):
+                await fn.submit(None)
+            await fn.aclose()
+
+    anyio.run(main, backend=backend[0], backend_options=backend[1])
+
+
+@backends
+def test_a_task_that_gives_up_a_future_takes_the_item_out_of_the_queue(backend: Any) -> None:
+    @batched.aio.dynamically(batch_size=2, flush="window", timeout_ms=1e9)
+    async def held(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> None:
+        future = held.submit(1)
+        with anyio.move_on_after(0.01):
+            await future
+        assert future.cancelled()
+        assert held.stats.queue_size == 0
+        with pytest.raises(CancelledError):
+            await future
+        with anyio.fail_after(BOUND):
+            assert await held([2, 3]) == [2, 3]
+            await held.aclose()
+
+    anyio.run(main, backend=backend[0], backend_options=backend[1])
+
+
+def test_futures_are_gathered_and_have_time_limits_as_coroutines_have() -> None:
+    fn = batched.aio.dynamically(coroutine)
+
+    async def main() -> list[int]:
+        assert await asyncio.wait_for(fn.submit(3), BOUND) == 6
+        return await asyncio.gather(*(fn.submit(i) for i in range(3)))
+
+    assert asyncio.run(main()) == [0, 2, 4]
+
+
+def test_a_future_that_another_loop_answers_is_awaited_as_long_as_that_is_there() -> None:
+    fn = batched.aio.dynamically(coroutine)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def submitted(item: int) -> batched.Future[int]:
+        return fn.submit(item)
+
+    async def main() -> None:
+        future = asyncio.run_coroutine_threadsafe(submitted(4), loop).result(BOUND)
+        assert await asyncio.wait_for(future, BOUND) == 8
+
+    asyncio.run(main())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(BOUND)
+    orphan = loop.run_until_complete(submitted(5))
+    loop.close()
+
+    async def left() -> None:
+        with pytest.raises(batched.BatcherClosed, match="was closed"):
+            await asyncio.wait_for(orphan, BOUND)
+
+    asyncio.run(left())
 
 
 def test_another_thread_may_wait_for_what_a_loop_answers() -> None:

@@ -94,7 +94,8 @@ class Future(concurrent.futures.Future[U]):
     item out of the queue.
 
     `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over;
-    the item still runs.
+    the item still runs. On any event loop, `await future` is its result; a task that is cancelled
+    there cancels it.
     """
 
     _shared: SharedError | None = None  # if others were answered with the same error
@@ -186,6 +187,32 @@ class Future(concurrent.futures.Future[U]):
                 wait.ends()
         return error if self._shared is None else self._shared.restored()
 
+    def __await__(self) -> Generator[Any, None, U]:
+        return self._outcome().__await__()
+
+    async def _outcome(self) -> U:
+        wait = self._begins_to_wait(None)
+        loop = current_loop()
+        try:
+            if not self.done():
+                waker = async_waker(loop)
+                self.add_done_callback(lambda _: wake_all([waker], current_loop()))
+                if self._loop in (None, loop):
+                    await waker
+                else:
+                    while not await glance(waker):
+                        self._look_at_loop()
+        except BaseException:  # nobody waits for it any more
+            self.cancel()
+            raise
+        finally:
+            if wait is not None:
+                wait.ends()
+        try:
+            return self.result()
+        finally:
+            del self  # what it raises holds this frame
+
     def _begins_to_wait(self, timeout: float | None) -> Wait | None:
         """Refuses what would never end."""
         request, server = self._request, self._server
@@ -222,15 +249,19 @@ class Future(concurrent.futures.Future[U]):
         if current_loop() is self._loop:
             raise RuntimeError(
                 "the event loop that would wait for this future here is the one that answers it; "
-                "await asyncio.wrap_future(it)"
+                "await it"
             )
         deadline = math.inf if timeout is None else time.perf_counter() + timeout
         while not self.done() and (left := deadline - time.perf_counter()) > 0:
-            server = self._server
-            if server is not None and is_gone(self._loop):
-                server.forsake("the event loop that was to run it was closed")
+            self._look_at_loop()
             concurrent.futures.wait([self], min(left, POLL_INTERVAL))
         return 0
+
+    def _look_at_loop(self) -> None:
+        """Ends the wait for a loop that is gone."""
+        server = self._server
+        if server is not None and is_gone(self._loop):
+            server.forsake("the event loop that was to run it was closed")
 
 
 Waker = Lock | Future[Any] | AsyncWaker

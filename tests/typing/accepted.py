@@ -195,6 +195,7 @@ async def coroutines() -> None:
     assert_type(await fetch_blocking([1]), list[str])
     assert_type(fetch.map([1]), AsyncGenerator[str, None])
     assert_type(await asyncio.wrap_future(fetch.submit(1)), str)
+    assert_type(await fetch.submit(1), str)
     assert_type(await asyncio.gather(fetch(1), fetch(2)), tuple[str, str])
     async with fetch as opened:
         assert_type(await opened(1), str)
