@@ -9,7 +9,7 @@ import time
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from ._batcher import Batcher, BatchFunction, Parts, Settings
 from ._map import Submitted, async_mapped, mapped
@@ -23,7 +23,14 @@ from .stats import Stats
 if TYPE_CHECKING:
     from typing import Self, Unpack
 
-P = ParamSpec("P")
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P", default=...)
+else:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -33,6 +40,9 @@ class _BatchedBase(Generic[T, U, P]):
 
     __wrapped__: Callable[..., Any]
     """The undecorated batch function."""
+
+    if not TYPE_CHECKING:  # without a count of parameters: P has a default for checkers only
+        __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(
         self, function: BatchFunction | BatchedMethod[Any, Any], owner: object = None
@@ -282,6 +292,11 @@ class _BatchedBase(Generic[T, U, P]):
         if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
             raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
         return min(buffersize or self._batcher.buffersize, self._batcher.most_waiting)
+
+
+for _value in vars(_BatchedBase).values():
+    if isinstance(_value, types.FunctionType):  # messages are to name what is public
+        _value.__qualname__ = f"Batched.{_value.__name__}"
 
 
 def parts_of(decorated: _BatchedBase[Any, Any, Any]) -> Parts:

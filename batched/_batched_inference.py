@@ -5,9 +5,9 @@ take the place of items.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ._batched import AsyncBatched, Batched
+from ._batched import AsyncBatched, Batched, P
 from ._collate.features import Feature
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ._batcher import InferenceSettings
     from ._runtime.wakers import Future
 
-P = ParamSpec("P")
 U = TypeVar("U")
 
 Features = Mapping[str, Feature]

@@ -39,7 +39,9 @@ class BatchedMethod(Generic[S, F]):
         bound: F = self.function.__get__(instance, owner)
         return bound
 
-    def __call__(self, instance: S = MISSING, /, *args: Any, **kwargs: Any) -> Any:
+    # With `instance: S`, pyright would find that a method does not match that of a protocol: it
+    # compares what the class has.
+    def __call__(self, instance: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
         if instance is MISSING:
             raise TypeError(
                 f"{self.__qualname__} is a method: call it on an instance, or pass one first"

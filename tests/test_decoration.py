@@ -12,7 +12,7 @@ import inspect
 import pickle
 import pydoc
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -414,6 +414,32 @@ def test_what_calls_pass_and_get_can_be_imported() -> None:
 
     assert set(get_type_hints(uses)) == {"ids", "given", "return"}
     assert isinstance(uses([], {}), batched.Future)
+
+
+def test_types_are_given_their_parameters_as_checkers_have_them() -> None:
+    def uses(
+        plain: batched.Batched[int, str] | None,
+        awaits: batched.AsyncBatched[int, str, ...],
+        features: batched.BatchedInference[int],
+        awaits_features: batched.AsyncBatchedInference[int],
+    ) -> None: ...
+
+    hints = get_type_hints(uses)
+    assert [get_args(hint) for hint in hints.values()][1:4] == [(int, str, ...), (int,), (int,)]
+    assert get_origin(hints["features"]) is batched.BatchedInference
+    assert isinstance(doubled, batched.Batched)
+
+
+def test_messages_of_python_name_what_is_public() -> None:
+    with pytest.raises(TypeError, match=r"^Batched\.with_options\(\) takes 1 positional argument"):
+        doubled.with_options(3)  # type: ignore[call-arg]  # wrong on purpose
+    calls: list[Any] = [awaited(1), threaded(1), doubled.acall(1)]
+    for call in calls:
+        assert call.__qualname__ == "Batched.acall", "a warning that it was never awaited says this"
+        call.close()
+    for kind in (batched.Batched, batched.AsyncBatched, batched.AsyncBatchedInference):
+        functions = [value for _, value in inspect.getmembers(kind, inspect.isfunction)]
+        assert not [each for each in functions if each.__qualname__.startswith("_")]
 
 
 def test_bare_and_called_forms_are_the_same() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from typing import Any, assert_type
+from typing import Any, Protocol, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,6 +158,38 @@ async def features(ids: NDArray[np.int64], encoder: Encoder) -> None:
     assert_type(encoder.hidden(ids=ids), NDArray[np.float32])
     assert_type(await encoder.hidden_async({"ids": ids}), Features)
     Encoder.hidden(encoder, {"ids": ids})
+
+
+class Embedder(Protocol):
+    """What a class with a batched method is, and one with a plain method of one item."""
+
+    def embed(self, text: str, /) -> Vector: ...
+
+
+class Fetcher(Protocol):
+    async def fetch(self, key: int, /) -> str: ...
+
+
+class Embeds(Protocol):
+    def __call__(self, text: str, /) -> Vector: ...
+
+
+def protocols(model: Model) -> tuple[Embedder, Fetcher, Embeds, Embeds]:
+    return model, model, model.embed, embed
+
+
+def annotated(
+    plain: batched.Batched[str, Vector],
+    awaits: batched.AsyncBatched[int, str],
+    features: batched.BatchedInference[NDArray[np.float32]],
+    awaits_features: batched.AsyncBatchedInference[Features],
+) -> None:
+    assert_type(plain("x", prompt="p"), Vector)
+    assert_type(plain.submit("x"), Future[Vector])
+    assert_type(features({}), NDArray[np.float32])
+
+
+annotated(embed, fetch, hidden, hidden_async)
 
 
 def functions() -> None:
