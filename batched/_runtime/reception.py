@@ -4,6 +4,7 @@ workers do to the state declared here.
 
 from __future__ import annotations
 
+import _thread
 import math
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from .async_backend import current_loop
 from .guard import Guard
 from .shift import Badge, daemon_thread, is_running
 from .timer_thread import timer
-from .wakers import Future, Lock, Waker, wake_all
+from .wakers import Future, Waker, wake_all
 
 AWAKE: Final = -math.inf
 """The alarm while a free worker is awake."""
@@ -94,7 +95,7 @@ class Reception(Guard, ABC):
             QueueFull: there is no room, and no waiting for it.
         """
         if self._lock._is_owned():
-            if isinstance(request.waker, Lock):
+            if isinstance(request.waker, _thread.LockType):
                 self.wait_for(request)  # which refuses
             return self._later(self._submit_late, request, from_event_loop)
         call = False

@@ -37,7 +37,7 @@ class TimerThread:
     def renew(self) -> None:
         """Forgets everything; in a forked process the thread is gone."""
         self._starting = threading.RLock()
-        self._appointments: queue.SimpleQueue[_Appointment] = queue.SimpleQueue()
+        self._appointments: queue.SimpleQueue[_Appointment]
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -48,9 +48,11 @@ class TimerThread:
         """
         with self._starting:
             if self._thread is None:
-                thread = daemon_thread("timer", _run, self._appointments)
+                # not before: gevent replaces this class
+                appointments: queue.SimpleQueue[_Appointment] = queue.SimpleQueue()
+                thread = daemon_thread("timer", _run, appointments)
                 thread.start()
-                self._thread = thread
+                self._appointments, self._thread = appointments, thread
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
         """Has `method`, whose object this does not keep alive, called at `when` on `perf_counter`

@@ -363,8 +363,9 @@ def wake_all(wakers: Iterable[Waker], here: object) -> None:
     """
     away: dict[object, list[AsyncWaker]] = {}
     futures: list[Future[Any]] = []
+    lock = _thread.LockType  # which gevent replaces, also after this module was imported
     for waker in wakers:
-        if isinstance(waker, Lock):
+        if isinstance(waker, lock):
             try:
                 waker.release()
             except RuntimeError:  # woken already
