@@ -9,9 +9,10 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
 from typing import Any
 
 import anyio
@@ -19,7 +20,7 @@ import pytest
 
 import batched
 from batched._runtime import shift
-from stage import BOUND, python, wait_until
+from stage import BOUND, Stage, python, wait_until
 
 LOOPS: list[Any] = [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})]
 
@@ -38,6 +39,24 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "exception": lambda fn, item: raised_or_returned(fn.submit(item)),
     "map": lambda fn, item: next(fn.map([item])),
     "acall": lambda fn, item: asyncio.run(fn.acall(item)),
+}
+
+
+async def listed(fn: Any, item: Any) -> Any:
+    return (await fn([item]))[0]
+
+
+async def mapped(fn: Any, item: Any) -> Any:
+    results = [result async for result in fn.map([item])]
+    return results[0]
+
+
+COROUTINE_WAYS: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
+    "call": lambda fn, item: fn(item),
+    "list call": listed,
+    "submit": lambda fn, item: fn.submit(item),
+    "map": mapped,
+    "acall": lambda fn, item: fn.acall(item),
 }
 
 
@@ -100,27 +119,17 @@ def test_a_circle_of_functions_is_told_so(way: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("backend", "options"), LOOPS)
-@pytest.mark.parametrize("way", ["call", "list", "acall", "map", "submit"])
+@pytest.mark.parametrize("way", COROUTINE_WAYS)
 def test_a_circle_of_coroutine_functions_is_told_so(
     backend: str, options: dict[str, Any], way: str
 ) -> None:
-    async def call(fn: Any, item: int) -> Any:
-        if way == "list":
-            return (await fn([item]))[0]
-        if way == "map":
-            results = [result async for result in fn.map([item])]
-            return results[0]
-        if way == "submit":
-            return await fn.submit(item)
-        return await (fn.acall(item) if way == "acall" else fn(item))
-
     @batched.aio.dynamically
     async def one(items: list[int]) -> list[int]:
-        return [await call(two, item - 1) if item else 1 for item in items]
+        return [await COROUTINE_WAYS[way](two, item - 1) if item else 1 for item in items]
 
     @batched.aio.dynamically
     async def two(items: list[int]) -> list[int]:
-        return [await call(one, item - 1) if item else 2 for item in items]
+        return [await COROUTINE_WAYS[way](one, item - 1) if item else 2 for item in items]
 
     async def main() -> None:
         with anyio.fail_after(BOUND):
@@ -327,29 +336,82 @@ def test_two_functions_that_close_each_other_do_not_hang() -> None:
     assert [future.result() for future in outer] == [1, 2]
 
 
-def test_a_task_that_outlives_its_run_may_wait_for_the_function() -> None:
-    tasks: list[asyncio.Task[int]] = []
-    over: Any = None
-
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        if 1 in items:
-            tasks.append(asyncio.create_task(after()))
-        return items
-
-    async def after() -> int:
-        await over.wait()
-        return await fn(2)
-
+@pytest.mark.parametrize("during", [True, False], ids=["during the run", "after it"])
+@pytest.mark.parametrize("way", COROUTINE_WAYS)
+def test_tasks_that_a_run_has_started_get_the_same_answer_whenever_they_call(
+    way: str, during: bool
+) -> None:
     async def main() -> None:
-        nonlocal over
-        over = asyncio.Event()
-        assert await fn(1) == 1
-        over.set()
-        assert await asyncio.wait_for(tasks[0], BOUND) == 2
-        await fn.aclose()
+        go = asyncio.Event()
+        tasks: list[asyncio.Task[Any]] = []
+
+        @batched.aio.dynamically
+        async def fn(items: list[str]) -> list[str]:
+            if items == ["starts"]:
+                tasks.append(asyncio.create_task(calling("waits")))
+                tasks.append(asyncio.create_task(submitting("submitted")))
+                tasks.append(asyncio.create_task(calling("apart"), context=Context()))
+                if during:
+                    go.set()
+                    await Stage.until(lambda: fn.stats.queue_size >= 2 and tasks[0].done())
+            return items
+
+        async def calling(item: str) -> Any:
+            await go.wait()
+            return await COROUTINE_WAYS[way](fn, item)
+
+        async def submitting(item: str) -> Any:
+            await go.wait()
+            return fn.submit(item)
+
+        async with asyncio.timeout(BOUND):
+            assert await fn("starts") == "starts"
+            go.set()
+            with pytest.raises(RuntimeError, match="may call it in an empty contextvars.Context"):
+                await tasks[0]
+            assert await (await tasks[1]) == "submitted"
+            assert await tasks[2] == "apart"
+            await fn.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("during", [True, False], ids=["during the run", "after it"])
+@pytest.mark.parametrize("way", ["call", "list call", "acall"])  # a future may be done at once
+def test_threads_with_the_context_of_a_run_get_the_same_answer_whenever_they_call(
+    way: str, during: bool
+) -> None:
+    go = threading.Event()
+    started: list[futures.Future[Any]] = []
+
+    def calling(item: str) -> Any:
+        assert go.wait(BOUND)
+        return WAYS[way](fn, item)
+
+    def submitting(item: str) -> Any:
+        assert go.wait(BOUND)
+        return fn.submit(item)
+
+    with ThreadPoolExecutor(3) as pool:
+
+        @batched.dynamically
+        def fn(items: list[str]) -> list[str]:
+            if items == ["starts"]:
+                started.append(pool.submit(copy_context().run, calling, "waits"))
+                started.append(pool.submit(copy_context().run, submitting, "submitted"))
+                started.append(pool.submit(Context().run, calling, "apart"))
+                if during:
+                    go.set()
+                    wait_until(lambda: fn.stats.queue_size >= 2 and started[0].done())
+            return items
+
+        assert fn("starts") == "starts"
+        go.set()
+        with pytest.raises(RuntimeError, match="may call it in an empty contextvars.Context"):
+            started[0].result(BOUND)
+        assert started[1].result(BOUND).result(BOUND) == "submitted"
+        assert started[2].result(BOUND) == "apart"
+        fn.shutdown()
 
 
 def test_two_functions_that_wait_for_what_the_other_has_prefetched_are_told_so() -> None:

@@ -88,6 +88,7 @@ class EventLoopRuntime(Runtime):
                     shift = Shift(self.badge, found)
                     try:
                         outcomes = await self.execution.run_async(found)
+                        shift.answers()
                         self._finish(found, outcomes)
                         self._alarm = AWAKE  # it looks as soon as those callers have had their turn
                         del outcomes  # an error among them holds this frame

@@ -39,30 +39,33 @@ class Badge:
 
 
 class Shift:
-    """One run of a batch function by the runtime with that badge, begun here, and over once `on` is
-    False.
+    """One run of a batch function by the runtime with that badge, or (`thread`) all that a thread
+    does which runs batches for it, besides running the function.
     """
 
-    __slots__ = ("__weakref__", "badge", "batch", "on", "thread", "waits")
+    __slots__ = ("__weakref__", "_before", "badge", "batch", "thread", "waits")
 
     def __init__(self, badge: Badge, batch: Batch) -> None:
         self.badge = badge
-        self.batch: Batch | None = batch
-        self.on = True  # a task that the function started may outlive the run
-        # the only one that can hold it up, once the function has returned
-        self.thread: int | None = None
+        self.batch: Batch | None = batch  # None once the run is over
+        self.thread: int | None = None  # the only one that can hold it up; None: any
         self.waits: dict[Badge, WeakSet[Wait]] = {}  # of its code, by whose answer is waited for
+        self._before = _shift.get()
         batch.begun = True
         _shift.set(self)
 
+    @property
+    def on(self) -> bool:
+        """Whether this code can hold it up: a task that it started may outlive a run."""
+        return self.batch is not None or self.thread == threading.get_ident()
+
     def answers(self) -> None:
-        """The function has returned; what callbacks do, in this thread, is still part of the run,
-        but not what they have others do.
+        """The function has returned: what callbacks do, and what they have others do, is no part of
+        the run.
         """
-        self.thread = threading.get_ident()
+        _shift.set(self._before)
 
     def ends(self) -> None:
-        self.on = False
         self.batch = None  # contexts live long, and results are to be kept by nobody
         if self.waits:
             self.waits = {}
@@ -134,15 +137,18 @@ def daemon_thread(name: str, target: Callable[..., object], *args: object) -> th
     )
 
 
-def enter_worker() -> None:
-    """Notes that this thread runs batches: a finalizer in it must not wait for one either."""
-    none = Shift.__new__(Shift)
-    none.on = False
-    _shift.set(none)
+def enter_worker(badge: Badge) -> None:
+    """Notes that this thread runs batches for the runtime with that badge: callbacks and finalizers
+    in it must not wait for one either.
+    """
+    worker = Shift.__new__(Shift)
+    worker.badge, worker.batch, worker.waits = badge, None, {}
+    worker.thread = threading.get_ident()
+    _shift.set(worker)
 
 
 def is_running() -> bool:
-    """Whether this code is part of a run that is not over."""
+    """Whether this code is part of a run that is not over, or of its callbacks."""
     shift = _shift.get()
     return shift is not None and shift.on
 
@@ -163,17 +169,23 @@ def wait_for(
     """Notes that this code is about to wait for `request` (None: for all calls) of the runtime with
     that badge; None outside any run.
 
+    What a run has started must not wait for its function after the run either, so that the answer
+    does not depend on which of the two is faster.
+
     Raises:
         RuntimeError: it would wait for itself.
     """
     shift = _shift.get()
-    if shift is None or not shift.on or shift.thread not in (None, threading.get_ident()):
-        return None
+    if shift is None or (shift.thread is not None and not shift.on):
+        return None  # the latter is what callbacks have others do
     if shift.badge is badge and not badge.has_begun(request):
         raise RuntimeError(
             f"{badge.name} is called from within its own batch, and would wait for "
-            f"itself; call {badge.name}.__wrapped__"
+            f"itself; call {badge.name}.__wrapped__ (what a batch starts and does not wait for may "
+            "call it in an empty contextvars.Context)"
         )
+    if not shift.on:
+        return None
     wait = Wait(shift, badge, request, room, done)
     with _lock:
         shift.waits.setdefault(badge, WeakSet()).add(wait)

@@ -19,14 +19,14 @@ from typing import Any
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
-from .._core.scheduler import Batch, Request, Scheduler
+from .._core.scheduler import Batch, Scheduler
 from .._execution.execution import Execution, Prepared
 from ..stats import Recorder
 from .async_backend import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
 from .runtime import Look, Runtime, alive
-from .shift import Shift, Wait, daemon_thread, enter_worker
+from .shift import Shift, daemon_thread, enter_worker
 from .wakers import POLL_INTERVAL, async_waker, blocking_waker, log_failure, wake_all
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
@@ -85,17 +85,6 @@ class ThreadRuntime(Runtime):
             drained = async_waker(current_loop())
             self.when_drained(drained)
             await drained
-
-    def wait_for(
-        self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None
-    ) -> Wait | None:
-        wait = super().wait_for(request, room=room, done=done)
-        if wait is None and threading.current_thread() in self._threads:  # between batches
-            raise RuntimeError(
-                f"{self.name} is called by a finalizer in a thread that runs its "
-                "batches, and would wait for itself"
-            )
-        return wait
 
     def _new_bell(self) -> _Bell:
         return _Bell(self, self._scheduler)
@@ -183,7 +172,7 @@ class _Bell:
     runtime alive.
     """
 
-    __slots__ = ("_caller", "_lock", "calls", "runtime", "scheduler", "threads")
+    __slots__ = ("_caller", "_lock", "badge", "calls", "runtime", "scheduler", "threads")
 
     def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
         self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
@@ -192,6 +181,7 @@ class _Bell:
         # who rang last; None: nobody, or the runtime is gone
         self._caller: ThreadRuntime | None = None
         self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # whose worker it is
+        self.badge = runtime.badge
         # the worker and those that call the function for it
         self.threads: list[threading.Thread] = []
         self.calls: queue.SimpleQueue[_Work | None] | None = None  # what they are to call
@@ -225,7 +215,7 @@ class _Bell:
 def _work(bell: _Bell) -> None:
     """What a worker does."""
     try:
-        enter_worker()
+        enter_worker(bell.badge)
         while (runtime := bell.wait()) is not None and runtime.serve(bell):
             del runtime
     except BaseException as error:
@@ -237,6 +227,7 @@ def _work(bell: _Bell) -> None:
 def _call(bell: _Bell) -> None:
     """What a thread does that calls the function for what a worker has prepared."""
     try:
+        enter_worker(bell.badge)
         assert bell.calls is not None
         free_since = 0.0
         while (work := bell.calls.get()) is not None:
