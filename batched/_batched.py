@@ -117,7 +117,8 @@ class _BatchedBase(Generic[T, U, P]):
     @overload
     def submit(self, /, **kwargs: Any) -> Future[U]: ...
     def submit(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Future[U]:
-        """A future of the result for `item`, which is always one item, even if it is a list.
+        """A future of the result for `item`, which is always one item, even if it is a list. On an
+        event loop it can be awaited.
 
         `future.cancel()` takes an item that still waits out of the queue. For a coroutine function
         this needs a running loop, and blocking that loop in `future.result()` raises instead of
