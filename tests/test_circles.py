@@ -259,6 +259,34 @@ def test_a_task_that_outlives_its_run_may_be_waiting_meanwhile() -> None:
     asyncio.run(main())
 
 
+def test_a_task_that_outlives_its_run_may_wait_for_other_functions() -> None:
+    async def main() -> None:
+        over = asyncio.Event()
+        tasks: list[asyncio.Task[int]] = []
+
+        @batched.aio.dynamically
+        async def inner(items: list[int]) -> list[int]:
+            return [await outer(item - 1) if item else item for item in items]
+
+        @batched.aio.dynamically
+        async def outer(items: list[int]) -> list[int]:
+            if not tasks:
+                tasks.append(asyncio.create_task(after()))
+            return items
+
+        async def after() -> int:
+            await over.wait()
+            return await inner(2)
+
+        assert await outer(0) == 0
+        over.set()
+        assert await asyncio.wait_for(tasks[0], BOUND) == 1
+        await inner.aclose()
+        await outer.aclose()
+
+    asyncio.run(main())
+
+
 def test_many_runs_may_wait_for_one_function() -> None:
     @batched.dynamically
     def inner(items: list[int]) -> list[int]:
