@@ -334,7 +334,7 @@ def _may_be_method(func: object) -> bool:
         return True
     try:
         parameters = inspect.signature(cast("Callable[..., Any]", func)).parameters.values()
-    except (TypeError, ValueError):  # as in `Binder`
+    except Exception:  # builtins need not have one; late annotations may not be there yet
         return True
     needed = [
         each

@@ -48,7 +48,7 @@ class Shift:
     def __init__(self, badge: Badge, batch: Batch) -> None:
         self.badge = badge
         self.batch: Batch | None = batch  # None once the run is over
-        self.thread: int | None = None  # the only one that can hold it up; None: any
+        self.thread: threading.Thread | None = None  # the only one that can hold it up; None: any
         self.waits: dict[Badge, WeakSet[Wait]] = {}  # of its code, by whose answer is waited for
         self._before = _shift.get()
         batch.begun = True
@@ -57,7 +57,7 @@ class Shift:
     @property
     def on(self) -> bool:
         """Whether this code can hold it up: a task that it started may outlive a run."""
-        return self.batch is not None or self.thread == threading.get_ident()
+        return self.batch is not None or self.thread is threading.current_thread()
 
     def answers(self) -> None:
         """The function has returned: what callbacks do, and what they have others do, is no part of
@@ -143,7 +143,7 @@ def enter_worker(badge: Badge) -> None:
     """
     worker = Shift.__new__(Shift)
     worker.badge, worker.batch, worker.waits = badge, None, {}
-    worker.thread = threading.get_ident()
+    worker.thread = threading.current_thread()
     _shift.set(worker)
 
 
