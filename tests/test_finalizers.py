@@ -114,6 +114,7 @@ def test_a_finalizer_may_close_and_open_under_the_lock(
             return True
 
     wait_until(is_closed)
+    wait_until(lambda: not fn._batcher.runtime.busy)  # else its worker may be the one to ask
     with monkeypatch.context() as patch:
         came = breaking_in(patch, "_drained", fn.__enter__, of=Reception)
         in_time(lambda: fn.shutdown(wait=False))
