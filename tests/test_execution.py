@@ -14,6 +14,7 @@ import trio
 import batched
 from batched._collate.arguments import Arguments
 from batched._collate.collator import Call
+from batched._collate.items import ItemCollator
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler, Slice
 from batched._execution.attempts import Outcomes
@@ -26,10 +27,11 @@ from batched._runtime.wakers import Future
 from stage import BOUND, wait_until
 
 
-class Parts:
+class Parts(ItemCollator):
     """A collator that fails where it is told to."""
 
     def __init__(self, failing: str = "") -> None:
+        super().__init__("fn")
         self.failing = failing
 
     def collate(self, slices: list[Slice], _: Batch) -> Call:

@@ -284,3 +284,33 @@ def test_a_coroutine_function_has_none(decorate: Callable[..., Any]) -> None:
 def test_a_wrong_setting_is_told(wrong: object) -> None:
     with pytest.raises((TypeError, ValueError), match="prefetch must be"):
         batched.dynamically(prefetch=wrong)  # type: ignore[call-overload]
+
+
+def test_what_was_made_ready_by_one_thread_is_taken_over_by_the_one_that_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, int, Any]] = []
+    here = threading.get_ident
+
+    def hand_over(_: ItemCollator, call: Any) -> int:
+        seen.append(("hand over", here(), call))
+        return 7
+
+    def take_over(_: ItemCollator, *what: Any) -> None:
+        seen.append(("take over", here(), what))
+
+    monkeypatch.setattr(
+        ItemCollator, "enter_thread", lambda _: seen.append(("enter", here(), None))
+    )
+    monkeypatch.setattr(ItemCollator, "hand_over", hand_over)
+    monkeypatch.setattr(ItemCollator, "take_over", take_over)
+    fn = batched.dynamically(prefetch=1)(lambda items: [(item, here()) for item in items])
+    result, caller = fn("x")
+    fn.shutdown()
+    [enter, given, taken] = seen
+    assert result == "x"
+    assert [enter[0], given[0], taken[0]] == ["enter", "hand over", "take over"]
+    assert enter[1] == given[1] != taken[1] == caller
+    assert taken[2] == (given[2], 7)
+    assert batched.dynamically(lambda items: items)("y") == "y", "nothing to hand over without"
+    assert len(seen) == 3

@@ -49,6 +49,20 @@ class Collator(Protocol):
         """
         ...
 
+    def enter_thread(self) -> None:
+        """Prepares this thread for calls that others are to make, which it is to disturb little."""
+        ...
+
+    def hand_over(self, call: Call, /) -> Any:
+        """What tells when all of `call` has arrived; falsy if it has. For another thread, which is
+        to `take_over`.
+        """
+        ...
+
+    def take_over(self, call: Call | None, arrivals: Any, /) -> None:
+        """Has whatever this thread computes next wait for the arrivals of `call`."""
+        ...
+
     def join(self, request: Request, parts: list[Any], /) -> Any:
         """The result of a caller whose request ran in several slices: `parts` are those that
         `split` returned, in the order of their positions in the request.

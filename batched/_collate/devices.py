@@ -36,6 +36,16 @@ class Devices:
             self._output_device = _with_index(self._output_device)
             self._resolved = True
 
+    def enter_stream(self) -> None:
+        """Has this thread use a stream of its own on the device of the function, if that is a
+        GPU.
+        """
+        if self._staging is not None:
+            cuda = sys.modules["torch"].cuda
+            with cuda.device(self._device):  # which `set_stream` makes the current one
+                stream = cuda.Stream()
+            cuda.set_stream(stream)
+
     def allocate(self, spec: FeatureSpec, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """An array for a feature, and the view that it is written through; it goes `to_function`
         next.
@@ -160,6 +170,16 @@ def stream_wait(events: Iterable[Any]) -> None:
     """Makes the current streams of this thread wait, on their devices, for `ready_events`."""
     for device, event in events:
         sys.modules["torch"].cuda.current_stream(device).wait_event(event)
+
+
+def keep_for_stream(tensors: Iterable[Array]) -> None:
+    """Has the memory of those on a GPU not be used again before the current streams of this thread
+    have done with it; another stream has allocated it.
+    """
+    kinds = find_imported("torch", "Tensor")
+    for each in tensors:
+        if isinstance(each, kinds) and each.is_cuda:
+            each.record_stream(sys.modules["torch"].cuda.current_stream(each.device))
 
 
 def synchronize(tensors: Iterable[Array]) -> None:

@@ -14,7 +14,7 @@ from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .arguments import Arguments
 from .collator import Call, Collate, GroupsNeeded, Part
-from .devices import Devices, stream_wait, synchronize
+from .devices import Devices, keep_for_stream, ready_events, stream_wait, synchronize
 from .feature_spec import Array, FeatureSpec, find_imported
 from .features import Features
 from .outputs import Path, copy_array, dotted_path, tree_flatten, tree_unflatten
@@ -92,6 +92,24 @@ class FeatureCollator:
         ]
         synchronize([column[-1] for column in columns])
         return [tree_unflatten(output, iter(part)) for part in zip(*columns, strict=True)]
+
+    def enter_thread(self) -> None:
+        """Has this thread send features on a stream of its own, beside what the GPU computes."""
+        self.devices.enter_stream()
+
+    def hand_over(self, call: Call) -> list[Any]:
+        """Events of the arrival of its features on GPUs."""
+        return ready_events(self._features_of(call))
+
+    def take_over(self, call: Call | None, arrivals: list[Any]) -> None:
+        """Has the current streams wait for these events, and their memory be kept for them."""
+        assert call is not None
+        stream_wait(arrivals)
+        keep_for_stream(self._features_of(call))
+
+    def _features_of(self, call: Call) -> list[Array]:
+        args, kwargs, _ = call
+        return list((kwargs if self._settings.spread_kwargs else args[0]).values())
 
     def join(self, _: Request, parts: list[Any]) -> Any:
         """Tree like each of `parts`, whose arrays are theirs below each other."""

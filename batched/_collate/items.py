@@ -82,6 +82,15 @@ class ItemCollator:
             parts.append(part if error is None else error)
         return parts
 
+    def enter_thread(self) -> None:
+        pass
+
+    def hand_over(self, _: Call) -> None:
+        """Nothing is on its way."""
+
+    def take_over(self, call: Call | None, arrivals: Any) -> None:
+        pass
+
     def join(self, request: Request, parts: list[list[Any]]) -> list[Any]:
         """The results of a list call, in the order of its items."""
         results = list(chain.from_iterable(parts))

@@ -10,8 +10,10 @@ from .._core.exceptions import trim_traceback
 from .._core.scheduler import Batch
 from .attempts import Attempts, CallOutcome, ErrorTest, Outcomes, attempts
 
-Prepared = tuple[Attempts, Call | None]
-"""Attempts at a batch, and the first call to be made, if that is known already."""
+Prepared = tuple[Attempts, Call | None, Any]
+"""Attempts at a batch, the first call to be made, if that is known already, and what tells when its
+features have arrived.
+"""
 
 
 def never(_: BaseException) -> bool:
@@ -57,15 +59,19 @@ class Execution:
         """`batch` collated, for `run` to go on with. Never raises."""
         steps = attempts(batch, self.collator, self._splits, self._isolates)
         try:
-            return steps, next(steps)
+            call = next(steps)
         except StopIteration as end:
-            return _end(end.value), None
+            return _end(end.value), None, None
+        return steps, call, self.collator.hand_over(call)
 
     def run(self, batch: Batch, prepared: Prepared | None = None) -> Outcomes:
         """Outcomes of `batch`, by calling the function here. Never raises."""
         if prepared is None:
-            prepared = attempts(batch, self.collator, self._splits, self._isolates), None
-        steps, call = prepared
+            steps, call = attempts(batch, self.collator, self._splits, self._isolates), None
+        else:
+            steps, call, arrivals = prepared
+            if arrivals:
+                self.collator.take_over(call, arrivals)
         func, owner = self._func, batch.slices[0][0].owner  # a batch has one owner
         outcome: CallOutcome | None = None
         try:

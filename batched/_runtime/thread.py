@@ -216,6 +216,9 @@ def _work(bell: _Bell) -> None:
     """What a worker does."""
     try:
         enter_worker(bell.badge)
+        if bell.calls is not None and (runtime := bell.runtime()) is not None:
+            runtime.execution.collator.enter_thread()
+            del runtime
         while (runtime := bell.wait()) is not None and runtime.serve(bell):
             del runtime
     except BaseException as error:

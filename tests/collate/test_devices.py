@@ -4,6 +4,8 @@ torch of these tests is a fake that records what is asked of it.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -56,6 +58,26 @@ class Tensor:
     def to(self, device: Any, **_: Any) -> Tensor:
         return Tensor(device, len(self))
 
+    def record_stream(self, stream: Any) -> None:
+        sys.modules["torch"].log.append(("keep for", stream))
+
+
+class Stream:
+    """A stream, which is known by its name."""
+
+    def __init__(self, name: str, log: list[Any]) -> None:
+        self.name = name
+        self.log = log
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == (other.name if isinstance(other, Stream) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def wait_event(self, _: Any) -> None:
+        self.log.append((self.name, "waits"))
+
 
 class FakeTorch(ModuleType):
     """Records of streams in `log`; the current device is one of each thread's own."""
@@ -67,14 +89,23 @@ class FakeTorch(ModuleType):
         self.device = Device
         self.strided = "strided"
         self.current = threading.local()
+        self.numbers = itertools.count(1)
         self.cuda = SimpleNamespace(
             Event=lambda **_: SimpleNamespace(
                 record=lambda stream: self.log.append(("record", stream)),
                 synchronize=lambda: self.log.append("wait"),
             ),
-            current_stream=lambda device: f"stream of {device}",
+            current_stream=self.current_stream,
+            device=lambda device: contextlib.nullcontext(),
+            Stream=lambda: f"stream {next(self.numbers)}",
+            set_stream=lambda stream: setattr(self.current, "stream", stream),
             current_device=lambda: getattr(self.current, "index", 0),
         )
+
+    def current_stream(self, device: Any) -> Any:
+        """The stream of this thread, which shows as its name."""
+        name = getattr(self.current, "stream", f"stream of {device}")
+        return Stream(name, self.log)
 
     def cat(self, tensors: list[Tensor]) -> Tensor:
         self.log.append("cat")
@@ -104,6 +135,35 @@ def test_the_parts_of_a_call_that_are_joined_are_waited_for_before_the_caller_ge
     )
     assert len(joined["y"]) == 3
     assert torch.log == ["cat", ("record", "stream of cuda:1"), "wait"]
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_features_made_ready_by_another_thread_are_waited_for_and_kept_by_the_stream_that_calls(
+    torch: FakeTorch, elsewhere: Callable[[Callable[[], Any]], Any], spread: bool
+) -> None:
+    collator = FeatureCollator("fn", FeatureSettings(spread_kwargs=spread), set())
+    collator.devices = Devices("cuda:1", None)
+    features = {"x": Tensor("cuda:1"), "ids": Tensor("cpu")}
+    call: Any = ((), features, None) if spread else ((features,), {}, None)
+
+    def make_ready() -> Any:
+        collator.enter_thread()
+        return collator.hand_over(call)
+
+    arrivals = elsewhere(make_ready)
+    assert torch.log == [("record", "stream 1")], "a stream of its own"
+    collator.take_over(call, arrivals)
+    assert torch.log[1:] == [
+        ("stream of cuda:1", "waits"),
+        ("keep for", "stream of cuda:1"),
+    ]
+
+
+def test_features_on_the_cpu_are_nothing_to_wait_for(torch: FakeTorch) -> None:
+    collator = FeatureCollator("fn", FeatureSettings(), set())
+    collator.enter_thread()
+    assert torch.current_stream("cpu") == "stream of cpu"
+    assert not collator.hand_over((({"x": Tensor("cpu")},), {}, None))
 
 
 def test_parts_on_the_cpu_are_joined_without_a_wait(torch: FakeTorch) -> None:
