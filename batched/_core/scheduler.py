@@ -184,7 +184,7 @@ class Scheduler:
         if self._news or self._undecided:
             self._learn(now)
         leader = self._choose_leader(now)
-        if leader is None:
+        if leader is None or not self._may_begin(leader):
             return None
         batch = self._form(leader, now)
         # leading spends it; what still waits earns with this very batch
@@ -202,6 +202,9 @@ class Scheduler:
         """
         if not self.has_room:
             return NEVER
+        if self._free < 1:
+            leader = self._choose_leader(AT_ONCE)
+            return AT_ONCE if leader is not None and self._may_begin(leader) else NEVER
         return min(map(self.ready_at, self._groups.values()), default=NEVER)
 
     def return_time(self, now: float) -> float:
@@ -235,10 +238,8 @@ class Scheduler:
 
     def ready_at(self, group: Group | None) -> float:
         """Moment from which `group` may leave; None (a request was blocked): any may, at once."""
-        rule, free = self._rule, self._free
-        if free < 1 and self.has_room:  # what is not full runs no sooner for being made ready now
-            return AT_ONCE if group is None or self._is_full(group) else NEVER
-        if not rule.holds or free > rule.most_free:
+        rule = self._rule
+        if not rule.holds or self._free > rule.most_free:
             return AT_ONCE
         if group is None or group.begun or self.draining or self._is_full(group):
             return AT_ONCE
@@ -315,7 +316,7 @@ class Scheduler:
                 heappop(heap)
             elif queue[0].number != number:
                 heapreplace(heap, (queue[0].number, queue))
-            elif self.ready_at(queue[0].queued_in) <= now:
+            elif self._free < 1 or self.ready_at(queue[0].queued_in) <= now:
                 return queue[0]
             else:
                 return self._oldest_of_many(heap, now)
@@ -330,9 +331,17 @@ class Scheduler:
             if self.ready_at(group) <= now:
                 if oldest is None or request.number < oldest.number:
                     oldest = request
-            elif self._free > 0:  # counted from now on: none is held for ever behind others
+            else:  # counted from now on: none is held for ever behind others
                 group.held_since = min(group.held_since, self._free_since)
         return oldest
+
+    def _may_begin(self, leader: Request) -> bool:
+        """Whether its batch may be formed now: ahead of the workers only if it is full, for else it
+        would run no sooner for that, and only be smaller.
+        """
+        group = leader.queued_in
+        assert group is not None
+        return self._free > 0 or self._is_full(group)
 
     def _is_due(self, large: Request) -> bool:
         """Whether the oldest large call has earned a batch, or as much of one as it still needs."""
@@ -386,6 +395,13 @@ class Scheduler:
             self._oldest_large = None
         if not group.waiting:
             del self._groups[group.key]
-            if not self._groups:
-                self._small.clear()
-                self._large.clear()
+            for heap in self._small, self._large:
+                if len(heap) > 2 * len(self._groups):
+                    _drop_empty(heap)
+
+
+def _drop_empty(heap: list[tuple[int, Queue]]) -> None:
+    """Drops the queues of a heap in which nothing waits."""
+    for _, queue in heap:
+        queue.listed = bool(queue)
+    heap[:] = sorted([entry for entry in heap if entry[1]])

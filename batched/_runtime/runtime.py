@@ -127,7 +127,7 @@ class Runtime(Reception):
         uncounted = bell.scheduler is not scheduler
         batch = None if uncounted else scheduler.take(now)
         if batch is not None or uncounted:
-            more = scheduler.has_room and scheduler.next_deadline() < NEVER
+            more = scheduler.has_room and scheduler.waiting > 0
             self._alarm = AWAKE if more else NEVER
             # it may have answered callers since
             return batch, more, self._drained() if uncounted else []

@@ -998,6 +998,38 @@ def test_what_blocks_others_is_made_ready_though_it_fills_no_batch() -> None:
     assert taken(made, 1.0).size == 2
 
 
+@pytest.mark.parametrize("waits", [1, 9])
+def test_nobody_is_left_waiting_behind_batches_that_are_made_ready(waits: int) -> None:
+    """A small call and a large one of another group, beside callers who always fill a batch."""
+    made = scheduler(batch_size=4, flush="eager", prefetch=1, small_batch_threshold=8)
+    submitted(made, call(4), call(4))
+    running = [taken(made), taken(made)]
+    late = call(waits, "other")
+    submitted(made, late)
+    batches = 0
+    while late.dispatched < late.size:
+        submitted(made, *[call() for _ in range(8)])
+        made.finished(running.pop(0), 1.0)
+        while (batch := made.take(1.0)) is not None:
+            running.append(batch)
+            batches += 1
+        assert made.next_deadline() > 1.0, "it takes whatever it says may leave"
+    assert batches <= 4 * 9 / 4 + 4
+
+
+def test_cancelled_groups_are_not_kept() -> None:
+    made = scheduler(flush="eager")
+    submitted(made, call(4))
+    taken(made)  # the only worker is busy
+    submitted(made, call(group="waits"))
+    for number in range(100):
+        gone = call(group=number)
+        submitted(made, gone)
+        made.cancel(gone)
+    assert len(made._small) <= 3
+    assert len(list(made)) == 1
+
+
 def test_a_window_holds_whatever_workers_are_free() -> None:
     made = scheduler(flush="window", timeout_ms=1000, max_concurrent_batches=2)
     assert departure(made, call(), 5.0) == 6.0
