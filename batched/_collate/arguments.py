@@ -3,14 +3,18 @@
 Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`; a
 list, dict or set counts as what it holds, in its order if it has one. What has no equality that
 answers yes or no (a function, a model, a tensor) counts as itself. An argument left out equals its
-default passed explicitly. Containers are copied when a call comes in, and again for each batch, so
-that nobody sees what another caller or the function writes to them.
+default passed explicitly, but for a list, dict or set, which the function may have changed.
+Containers are copied when a call comes in, and again for each batch, so that nobody sees what
+another caller or the function writes to them. Other objects are passed as they are: whoever changes
+one while calls with equal ones wait changes it for those, too.
 """
 
 from __future__ import annotations
 
+import enum
 import inspect
 import reprlib
+import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable
@@ -37,6 +41,9 @@ Binding = tuple[list[Hashable], list[tuple[int, str]]]
 """Where the arguments of all calls of one shape go: the key of the defaults, with room for what is
 passed; and for each that is passed, positional ones first, its place in there and its name.
 """
+
+_HEAP_TYPE: Final = 1 << 9
+"""Flag of classes that were made while a program ran, Py_TPFLAGS_HEAPTYPE."""
 
 PLAIN: Final = {str, bytes, int, bool, type(None)}
 CONTAINERS: Final = (list, tuple, set, frozenset, dict)
@@ -235,9 +242,12 @@ def _default_key(parameter: inspect.Parameter) -> Hashable:
     default alone.
     """
     try:
-        return _freeze(parameter.default)
+        # one that the function may have changed equals nothing that is passed
+        if type(parameter.default) not in (list, dict, set):
+            return _freeze(parameter.default)
     except TypeError:
-        return (inspect.Parameter, id(parameter.default))
+        pass
+    return (inspect.Parameter, id(parameter.default))
 
 
 def _freeze(value: Any) -> Hashable:
@@ -276,11 +286,14 @@ hash and repr of a large one take milliseconds.
 def _freeze_comparable(kind: Any, value: Any) -> Hashable:
     """Key of an object that has an equality of its own."""
     key = _comparable.get(id(value))
-    if key is not None and key[1]() is value:
+    known = key is not None and key[1]() is value
+    if key is not None and known and not _may_change(kind):
         return key
-    hash(value)
     # equal is not alike: 0j and -0j, one moment in two time zones
     look = 0 if kind.__repr__ is object.__repr__ else hash(repr(value))
+    if key is not None and known:
+        return kind, key[1], look
+    hash(value)
     try:
         reference = weakref.ref(value, partial(_comparable.pop, id(value)))
     except TypeError:  # numbers, dates
@@ -288,6 +301,11 @@ def _freeze_comparable(kind: Any, value: Any) -> Hashable:
     hash(reference)  # which it keeps
     key = _comparable[id(value)] = kind, reference, look
     return key
+
+
+def _may_change(kind: Any) -> bool:
+    """Whether attributes of objects of that class can be set, as far as that can be told."""
+    return kind.__setattr__ is object.__setattr__ and bool(kind.__flags__ & _HEAP_TYPE)
 
 
 def _copy_containers(value: Any) -> Any:
@@ -311,7 +329,11 @@ def _is_small(value: Any) -> bool:
         return len(value) <= MAX_KEPT and all(map(_is_small, value))
     if kind is dict:
         return len(value) <= MAX_KEPT and all(map(_is_small, chain.from_iterable(value.items())))
-    return value is None or kind in (int, float, bool, complex)
+    if issubclass(kind, (enum.Enum, type)):
+        return True
+    if kind.__flags__ & _HEAP_TYPE or hasattr(kind, "__dlpack__"):
+        return value is None or kind in (int, float, bool, complex)
+    return sys.getsizeof(value, MAX_KEPT + 1) <= MAX_KEPT  # numbers, dates, dtypes
 
 
 def _is_namedtuple(kind: type) -> bool:

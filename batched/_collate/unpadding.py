@@ -131,12 +131,14 @@ class _Evidence:
         if not self.axes or not callers:
             return None
         own, alone = list(zip(*callers, strict=True)), list(zip(*callers.values(), strict=True))
-        least = map(min, zip(padded, *self.runs, strict=True))
-        below = [
-            widths.index(min(widths))
-            for widths, seen in zip(alone, least, strict=True)
-            if min(widths) < seen
-        ]
+        seen = [padded, *self.runs]
+        below: list[int] = []
+        if not any(all(map(le, run, map(min, alone))) for run in seen):  # shorter than all callers
+            below = [
+                position
+                for position, widths in enumerate(callers.values())
+                if not any(all(map(le, run, widths)) for run in seen)
+            ]
         position = next(chain(below, *[axis.find_undecided(own, alone) for axis in axes]), None)
         return None if position is None else list(callers)[position]
 
