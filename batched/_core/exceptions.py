@@ -52,17 +52,21 @@ class SharedError(Exception):
         return self._error
 
 
-def copy_exception(error: BaseException) -> BaseException:
+def copy_exception(
+    error: BaseException, copies: dict[int, BaseException] | None = None
+) -> BaseException:
     """An exception that nothing tells from `error`, made without its `__init__`; `error` itself if
-    there can be no other.
+    there can be no other. So are its parts, its cause and its context, each of them once: `copies`
+    has those that were made, by identity.
     """
+    copies = {} if copies is None else copies
     try:
-        return _copy(error)
+        return copies.get(id(error)) or _copy(error, copies)
     except BaseException:  # of a compiled class, or of a metaclass
         return error
 
 
-def _copy(error: BaseException) -> BaseException:
+def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException:
     kind = type(error)
     base: Any = kind
     while base.__flags__ & _HEAP_TYPE:
@@ -71,7 +75,7 @@ def _copy(error: BaseException) -> BaseException:
     args: tuple[Any, ...] = ()
     if base is BaseExceptionGroup:  # callers may raise what is in it
         parts = _GROUP["exceptions"].__get__(error)
-        args = _GROUP["message"].__get__(error), [copy_exception(part) for part in parts]
+        args = _GROUP["message"].__get__(error), [copy_exception(part, copies) for part in parts]
     members = [_STATE["args"]]
     try:
         twin: BaseException = make(kind, *args)
@@ -88,8 +92,11 @@ def _copy(error: BaseException) -> BaseException:
             if type(member) in (GetSetDescriptorType, MemberDescriptorType)
             and member.__name__ not in ("__dict__", "__weakref__")
         ]
+    copies[id(error)] = twin
     for member in (*members, *_OF_A_RAISE):
         value = _read(member, error)
+        if member in (CAUSE, CONTEXT) and value is not None:
+            value = copy_exception(value, copies)
         if value is not _read(member, twin):
             member.__set__(twin, value)
     attributes = dict(_DICT.__get__(error))

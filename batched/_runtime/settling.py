@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from .._core.exceptions import TRACEBACK, SharedError, copy_exception, trim_traceback
+from .._core.exceptions import SharedError, copy_exception, trim_traceback
 from .._core.scheduler import Request, Scheduler
 from .._execution.attempts import Outcomes
 from ..errors import BatchFunctionError
@@ -63,11 +62,9 @@ def complete(ended: list[Request], join: Join, name: str) -> int:
         if request.error is not None:
             failed.append(request)
     if failed:
-        sharers = Counter([id(request.error) for request in failed])
         for request in failed:
             assert request.error is not None
-            alone = sharers[id(request.error)] == 1
-            request.error = exception_for_caller(name, request.error, alone=alone)
+            request.error = exception_for_caller(name, request.error)
     return len(failed)
 
 
@@ -76,9 +73,10 @@ def complete(ended: list[Request], join: Join, name: str) -> int:
 _MISLEADING = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 
 
-def exception_for_caller(name: str, error: BaseException, *, alone: bool) -> BaseException:
-    """The exception for one caller of the batch function `name`: `error` itself if it was raised
-    and the caller is `alone`, else one that nothing tells from it, or a `SharedError`.
+def exception_for_caller(name: str, error: BaseException) -> BaseException:
+    """The exception for one caller of the batch function `name`: one that nothing tells from
+    `error`, or a `SharedError`. Whoever is alone gets one of its own, too: the function may keep
+    `error`, and raise or return it again.
 
     Where raising its type would mean something else to callers, they get a `BatchFunctionError`
     caused by it.
@@ -88,11 +86,8 @@ def exception_for_caller(name: str, error: BaseException, *, alone: bool) -> Bas
         error = error.__cause__  # type: ignore[assignment]  # by the line above
     if issubclass(type(error), _MISLEADING) or not issubclass(type(error), Exception):
         wrapped = BatchFunctionError(f"{name} raised {_describe(error)}")
-        wrapped.__cause__ = error
+        wrapped.__cause__ = copy_exception(error)
         return wrapped
-    # one that was returned may be returned again, to others
-    if alone and TRACEBACK.__get__(error) is not None:
-        return error
     twin = copy_exception(error)
     return twin if twin is not error else SharedError(error)
 

@@ -26,12 +26,17 @@ def failing(error: BaseException) -> Any:
     return compute
 
 
-async def test_a_lone_caller_gets_the_original_exception(stage: Stage) -> None:
+async def test_a_lone_caller_gets_an_exception_of_its_own(stage: Stage) -> None:
+    """The function keeps the one that it raised, and may raise it again."""
     error = Refused("no")
     stage.decorate(failing(error))
-    with pytest.raises(Refused) as raised:
-        await stage.call("bad")
-    assert raised.value is error
+    for _ in range(2):
+        with pytest.raises(Refused) as raised:
+            await stage.call("bad")
+        assert raised.value is not error
+        assert raised.value.args == error.args
+        raised.value.add_note("seen by one caller only")
+        assert not hasattr(error, "__notes__")
     assert await stage.call("good") == "good"
 
 
@@ -71,7 +76,9 @@ async def test_what_must_not_be_raised_into_a_caller_is_wrapped_and_the_next_cal
     stage.decorate(failing(error))
     with pytest.raises(batched.BatchFunctionError) as raised:
         await stage.call("bad")
-    assert raised.value.__cause__ is error
+    cause = raised.value.__cause__
+    assert cause is not None
+    assert (type(cause), cause.args) == (type(error), error.args)
     assert await stage.call("good") == "good"
 
 

@@ -43,8 +43,9 @@ def test_nothing_tells_a_copy_from_the_original(function: Callable[[], None]) ->
                 getattr(error, each) for each in members
             ]
     assert twin.__traceback__ is error.__traceback__
-    assert twin.__cause__ is error.__cause__
-    assert twin.__context__ is error.__context__
+    for mine, other in ((twin.__cause__, error.__cause__), (twin.__context__, error.__context__)):
+        assert (mine is None) is (other is None)
+        assert mine is None or mine is not other
     assert twin.__suppress_context__ is error.__suppress_context__
     assert traceback.format_exception(twin) == traceback.format_exception(error)
 
@@ -113,3 +114,15 @@ def test_an_error_that_is_shared_comes_back_as_it_was() -> None:
                 raise shared.restored() from (other if attempt else None)
         assert again.value is error
     assert traceback.format_exception(shared.restored()) == before
+
+
+def test_cause_and_context_are_copied_once_each_also_in_a_circle() -> None:
+    root, error = KeyError("root"), ValueError("v")
+    error.__cause__ = error.__context__ = root
+    root.__context__ = error
+    twin: Any = copy_exception(error)
+    assert twin.__cause__ is twin.__context__ is not root
+    assert twin.__cause__.args == ("root",)
+    assert twin.__cause__.__context__ is twin
+    twin.__cause__.add_note("of one caller")
+    assert not hasattr(root, "__notes__")
