@@ -29,8 +29,13 @@ CHECKED_TYPES: Final = 64
 """Most other types of items that a parser remembers not to be refused."""
 
 COLLECTIONS: Final = {
+    ("builtins", "dict_keys"): "series",
+    ("builtins", "dict_values"): "series",
+    ("builtins", "range"): "series",
+    ("collections", "deque"): "series",
     ("numpy", "ndarray"): "array",
     ("pandas", "DataFrame"): "frame",
+    ("pandas", "ExtensionArray"): "series",  # what `.values` of a text column is
     ("pandas", "Index"): "series",
     ("pandas", "Series"): "series",
     ("polars", "DataFrame"): "frame",

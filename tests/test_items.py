@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import io
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ class _Table:
 # tables are told by the names of their classes and of the library, which need not be installed
 Series = type("Series", (_Table,), {"__module__": "pandas.core.series"})
 GeoSeries = type("GeoSeries", (Series,), {"__module__": "geopandas.geoseries"})
+ExtensionArray = type("ExtensionArray", (_Table,), {"__module__": "pandas.core.arrays.base"})
+Strings = type("StringArray", (ExtensionArray,), {"__module__": "pandas.core.arrays.string_"})
 Index = type("Index", (_Table,), {"__module__": "pandas"})
 DataFrame = type("DataFrame", (_Table,), {"__module__": "polars.dataframe.frame"})
 Namesake = type("Series", (_Table,), {"__module__": "television"})
@@ -54,6 +57,11 @@ MANY: list[Callable[[], Any]] = [
     lambda: map(str, (1, 2)),
     lambda: iter(["one"]),
     asynchronously,
+    lambda: range(2),
+    lambda: collections.deque(["one"]),
+    lambda: {"one": 1}.keys(),
+    lambda: {1: "one"}.values(),
+    Strings,
 ]
 
 

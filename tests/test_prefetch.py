@@ -314,3 +314,27 @@ def test_what_was_made_ready_by_one_thread_is_taken_over_by_the_one_that_calls(
     assert taken[2] == (given[2], 7)
     assert batched.dynamically(lambda items: items)("y") == "y", "nothing to hand over without"
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("step", ["hand_over", "take_over"])
+def test_a_device_that_fails_between_two_threads_fails_that_batch_only(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    failing = [True]
+
+    def hand_over(_: ItemCollator, call: Any) -> bool:
+        if failing and step == "hand_over":
+            raise SystemError(failing.pop())
+        return True
+
+    def take_over(_: ItemCollator, *what: Any) -> None:
+        if failing and step == "take_over":
+            raise SystemError(failing.pop())
+
+    monkeypatch.setattr(ItemCollator, "hand_over", hand_over)
+    monkeypatch.setattr(ItemCollator, "take_over", take_over)
+    fn = batched.dynamically(prefetch=1)(lambda items: items)
+    with pytest.raises(SystemError):
+        fn("x")
+    assert fn("x") == "x"
+    fn.shutdown()

@@ -32,6 +32,12 @@ def _end(outcomes: Outcomes) -> Attempts:
     yield
 
 
+def _all_failed(batch: Batch, error: BaseException) -> Outcomes:
+    """Outcomes of a batch for which the function could not be called."""
+    batch.fitted = False
+    return batch.slices, [trim_traceback(error)] * len(batch.slices), [0] * len(batch.slices)
+
+
 class Execution:
     """A batch function, its collator, and the errors for which it is called again.
 
@@ -60,9 +66,11 @@ class Execution:
         steps = attempts(batch, self.collator, self._splits, self._isolates)
         try:
             call = next(steps)
+            return steps, call, self.collator.hand_over(call)
         except StopIteration as end:
             return _end(end.value), None, None
-        return steps, call, self.collator.hand_over(call)
+        except BaseException as error:  # of the device
+            return _end(_all_failed(batch, error)), None, None
 
     def run(self, batch: Batch, prepared: Prepared | None = None) -> Outcomes:
         """Outcomes of `batch`, by calling the function here. Never raises."""
@@ -70,8 +78,11 @@ class Execution:
             steps, call = attempts(batch, self.collator, self._splits, self._isolates), None
         else:
             steps, call, arrivals = prepared
-            if arrivals:
-                self.collator.take_over(call, arrivals)
+            try:
+                if arrivals:
+                    self.collator.take_over(call, arrivals)
+            except BaseException as error:  # of the device
+                return _all_failed(batch, error)
         func, owner = self._func, batch.slices[0][0].owner  # a batch has one owner
         outcome: CallOutcome | None = None
         try:
