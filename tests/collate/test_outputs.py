@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import gc
 import weakref
@@ -180,6 +181,31 @@ def test_a_batch_runs_whole_where_ones_of_different_length_have_told_before(
     results = two.results(tokens(3), tokens(5))
     assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
     assert two.seen[-1]["ids"].shape == (2, 5)
+
+
+def test_a_run_that_is_shorter_in_one_feature_only_tells_nothing(together: Make) -> None:
+    def ids(question: int, document: int) -> dict[str, Any]:
+        return {
+            "q": numpy.ones((1, question), dtype=int),
+            "d": numpy.ones((1, document), dtype=int),
+        }
+
+    joined = together(lambda features: numpy.concatenate([features["q"], features["d"]], axis=1))
+    joined.results(ids(3, 5))
+    joined.results(ids(5, 3))  # which is as long
+    results = joined.results(ids(3, 5), ids(3, 4))
+    assert [result.shape for result in results] == [(1, 8), (1, 7)]
+
+
+def test_evidence_is_kept_for_extra_arguments_of_any_kind(together: Make) -> None:
+    class Pool(enum.Enum):
+        MEAN = 1
+
+    for argument in (Pool.MEAN, numpy.float16, numpy.dtype("float16"), None):
+        many = together(lambda features, pool=None: hidden(features))
+        for _ in range(6):
+            many.results(tokens(3), tokens(5), extra=({"pool": argument},) * 2)
+        assert len(many.seen) <= 10, argument
 
 
 def test_few_batches_run_in_parts_however_many_lengths_there_are(together: Make) -> None:
