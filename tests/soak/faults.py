@@ -198,8 +198,13 @@ def _explains(mark: Any, error: BaseException) -> bool:
             and mark in str(error)
         )
     if isinstance(mark, MISLEADING) or not isinstance(mark, Exception):
-        return type(error) is batched.BatchFunctionError and error.__cause__ is mark
-    return type(error) is type(mark) and vars(error).get("mark") is vars(mark)["mark"]
+        return type(error) is batched.BatchFunctionError and _is_copy(error.__cause__, mark)
+    return _is_copy(error, mark)
+
+
+def _is_copy(error: BaseException | None, mark: Any) -> bool:
+    """Whether `error` is `mark`, or made to be told from it by nothing."""
+    return type(error) is type(mark) and vars(error).get("mark") is vars(mark).get("mark")
 
 
 class Unhashable:
