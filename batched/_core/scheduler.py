@@ -47,6 +47,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
+from operator import attrgetter
 from typing import Final
 
 from .batch_formation import form_batch
@@ -324,16 +325,15 @@ class Scheduler:
 
     def _oldest_of_many(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
         """As `_oldest`, where the group of the very oldest is held."""
-        oldest: Request | None = None
+        ready: list[Request] = []
         for request in [queue[0] for _, queue in heap if queue]:
             group = request.queued_in
             assert group is not None
             if self.ready_at(group) <= now:
-                if oldest is None or request.number < oldest.number:
-                    oldest = request
+                ready.append(request)
             else:  # counted from now on: none is held for ever behind others
                 group.held_since = min(group.held_since, self._free_since)
-        return oldest
+        return min(ready, key=attrgetter("number"), default=None)
 
     def _may_begin(self, leader: Request) -> bool:
         """Whether its batch may be formed now: ahead of the workers only if it is full, for else it
