@@ -106,19 +106,32 @@ class ItemCollator:
                 f"{self._name} returned {type(output).__name__}; it must return a list, tuple, "
                 "array or tensor with one entry per item"
             )
+        if isinstance(output, tuple):
+            self._refuse_several(output)
+        if getattr(output, "ndim", 1) == 0:
+            raise BatchFunctionError(
+                f"{self._name} returned a single value; it must return one per item"
+            )
+        return list(output)
+
+    def _refuse_several(self, output: tuple[Any, ...]) -> None:
+        """Raises a BatchFunctionError if `output` is several outputs in place of results."""
         kind = type(output)
-        if isinstance(output, tuple) and (hasattr(kind, "_make") or hasattr(kind, "n_fields")):
+        if hasattr(kind, "_make") or hasattr(kind, "n_fields"):
             fields = ", ".join(getattr(kind, "__match_args__", ()))
             raise BatchFunctionError(
                 f"{self._name} returned {kind.__name__}, a named tuple of {len(output)} fields "
                 f"({fields}), not one entry per item; return list(zip(*output)), or the field that "
                 "is the result"
             )
-        if getattr(output, "ndim", 1) == 0:
+        columns = (list, *find_imported("numpy", "ndarray"), *find_imported("torch", "Tensor"))
+        kinds = {kind for kind in set(map(type, output)) if issubclass(kind, columns)}
+        if kinds and any(getattr(each, "ndim", 1) for each in output if type(each) in kinds):
             raise BatchFunctionError(
-                f"{self._name} returned a single value; it must return one per item"
+                f"{self._name} returned a tuple of lists, arrays or tensors, which is several "
+                "outputs, not one entry per item; return list(zip(*output)), or list(output) if it "
+                "has one entry per item"
             )
-        return list(output)
 
 
 def _first_error(request: Request, start: int, part: list[Any]) -> BaseException | None:

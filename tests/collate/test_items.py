@@ -268,6 +268,29 @@ def test_heads_are_never_dealt_out_as_rows_whatever_the_number_of_items(
         items.split(output, calls(*sizes), None)
 
 
+@pytest.mark.parametrize("sizes", [(2,), (1, 1), (1,), (3,)])
+@pytest.mark.parametrize("library", ["", "numpy", pytest.param("torch", marks=pytest.mark.model)])
+def test_several_outputs_are_never_dealt_out_as_rows_whatever_the_number_of_items(
+    items: ItemCollator, library: str, sizes: tuple[int, ...]
+) -> None:
+    make: Any = pytest.importorskip(library).ones if library else lambda size: [1.0] * size
+    for output in ((make(sum(sizes)), make(sum(sizes))), (None, make(3))):
+        with pytest.raises(BatchFunctionError) as caught:
+            items.split(output, calls(*sizes), None)
+        assert str(caught.value) == (
+            "shop.embed returned a tuple of lists, arrays or tensors, which is several outputs, "
+            "not one entry per item; return list(zip(*output)), or list(output) if it has one "
+            "entry per item"
+        )
+
+
+@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.model)])
+def test_a_tuple_of_single_values_is_rows(items: ItemCollator, library: str) -> None:
+    row = pytest.importorskip(library).ones(3).sum()
+    rows = [row for part in parts_of(items, (row, row), 1, 1) for row in part]
+    assert rows == [3.0, 3.0]
+
+
 def test_a_coroutine_is_an_error_that_says_what_to_do(items: ItemCollator) -> None:
     async def embed() -> list[int]:
         return [1]
@@ -419,7 +442,6 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "array": lambda buffer: buffer,
     "part of an array": lambda buffer: buffer[:],
     "list of views": list,
-    "tuple of views": tuple,
     "list of arrays": lambda buffer: [row + 0 for row in buffer],
 }
 """Outputs that a function may write to again, made of an array or tensor of three rows."""
