@@ -249,7 +249,9 @@ class BatchFunction:
             collator = ItemCollator(name)
         else:
             collator = FeatureCollator(name, options.features, self.told)
-            parser = FeatureParser(name, options.features, options.length, collator.devices)
+            parser = FeatureParser(
+                name, options.features, options.length, collator.devices, self.told
+            )
             spread = options.features.spread_kwargs
             requests = FeatureRequestParser(name, binder, home, parser, spread=spread)
         execution = Execution(

@@ -79,6 +79,8 @@ class ItemRequestParser:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
         self._bare = binder.bare
+        short = name.rpartition(".")[2]
+        binder.hint = f"; many items are passed as one list, {short}([...])"
         self._home = home  # the class that defines the function, if one does
         self._length = length
         self._single = set(SINGLE)  # types of which an instance is one item
@@ -188,6 +190,9 @@ class FeatureRequestParser:
             )
         try:
             features = self._parser.parse(item)
+            arguments = self._binder.bind(
+                args, kwargs, tuple([spec.name for spec in features.specs]) if self._spread else ()
+            )
         except CollationError as error:
             if isinstance(item, _Keywords) and item:
                 raise CollationError(
@@ -195,9 +200,13 @@ class FeatureRequestParser:
                     "a mapping of features)"
                 ) from None
             raise
-        arguments = self._binder.bind(
-            args, kwargs, tuple([spec.name for spec in features.specs]) if self._spread else ()
-        )
+        except TypeError as error:
+            missing = str(error).partition("missing a required ")[2]
+            if self._spread or not any(repr(name) in missing for name in item):
+                raise
+            raise TypeError(
+                f"{error}; it gets one dict of features, or, with spread_kwargs=True, each by name"
+            ) from None
         lengths = [features.longest] * features.rows
         return Request(
             features,

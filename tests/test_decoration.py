@@ -630,6 +630,15 @@ def test_a_name_is_used_in_messages_and_for_threads() -> None:
     assert repr(fn) == "<batched embedder>"
 
 
+def test_many_items_as_arguments_are_told_to_be_a_list() -> None:
+    said = r"doubled: too many positional arguments; many items are passed as one list, doubled\(\["
+    call: Any = doubled
+    with pytest.raises(TypeError, match=said):
+        call(1, 2, 3)
+    with pytest.raises(TypeError, match=r"'minus'$"):
+        call(1, minus=2)
+
+
 def test_extra_arguments_with_defaults_and_without_share_a_batch_only_if_equal() -> None:
     assert doubled([1, 2], 1) == doubled([1, 2], plus=1) == [3, 5]
 

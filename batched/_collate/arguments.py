@@ -95,6 +95,8 @@ class Binder:
         """
         self._func = func
         self._name = name  # of the batch function, for error messages
+        self.hint = ""
+        """Advice for a call with too many positional arguments, from who parses the calls."""
         self._leading = (_PLACEHOLDER,) * leading
         try:
             self._signature: inspect.Signature | None = inspect.signature(func)
@@ -215,7 +217,8 @@ class Binder:
                 )
             bound = self._signature.bind(*self._leading, *numbers, **spread, **names)
         except TypeError as error:
-            raise TypeError(f"{self._name}: {error}") from None
+            hint = self.hint if "too many positional" in str(error) else ""
+            raise TypeError(f"{self._name}: {error}{hint}") from None
         gathered = bound.arguments.pop(self._var_keyword, {})  # which have no order
         surplus = bound.arguments.pop(self._var_positional, ())
         order = list(self._defaults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Hashable, Mapping
@@ -25,6 +26,8 @@ IMAGE_AXES: Final = 2
 """Least number of axes behind the length of rows that are taken for images: channels, height and
 width, in any order. These are never as long as tokens but by accident.
 """
+
+logger = logging.getLogger("batched")
 
 if TYPE_CHECKING:
     import numpy
@@ -70,12 +73,14 @@ class FeatureParser:
         settings: FeatureSettings,
         length: Callable[[Any], Any] | None,
         devices: Devices | None = None,
+        told: set[str] | None = None,
     ) -> None:
         self._name = name  # of the batch function, for error messages
         self._pad_tokens = settings.pad_token
         self._settings = settings
         self._length = length  # of one row, a dict of features without their first axis
         self._devices = devices  # of the function, until its first call
+        self._told = set() if told is None else told  # warnings that have been given
         self._specs: dict[Hashable, FeatureSpec] = {}  # by what they have in common
 
     def parse(self, given: Mapping[str, Any]) -> Features:
@@ -85,12 +90,13 @@ class FeatureParser:
             CollationError: they are none, of an unknown type, or have no rows or different numbers
                 of them.
         """
+        if not given:
+            raise CollationError(f"{self._name} needs at least one feature, got an empty mapping")
         devices = self._devices
         if devices is not None:
             devices.resolve()
             self._devices = None
-        if not given:
-            raise CollationError(f"{self._name} needs at least one feature, got an empty mapping")
+            self._warn_of_unknown(given)
         parsed: list[tuple[FeatureSpec, Array, Array, int]] = []
         padding: list[list[int]] = []
         fixed = False  # whether rows of some feature are never padded
@@ -116,6 +122,18 @@ class FeatureParser:
             found.padding = [sum(positions) for positions in zip(*padding, strict=True)]
         found.longest = self._measure(found)
         return found
+
+    def _warn_of_unknown(self, given: Mapping[str, Any]) -> None:
+        """Warns if `pad_token` names what is not among the features of the first call."""
+        unknown = [name for name in self._pad_tokens if name not in given]
+        if unknown and "pad_token" not in self._told:
+            self._told.add("pad_token")
+            logger.warning(
+                "%s: pad_token names %s, which the first call does not pass: its features are %s",
+                self._name,
+                ", ".join(unknown),
+                ", ".join(map(str, given)),
+            )
 
     def _inspect(self, name: str, array: Any) -> tuple[FeatureSpec, Array, Array, int]:
         """Spec of `array`, the plain array without the graph of its gradients, a view of it, and
@@ -144,8 +162,9 @@ class FeatureParser:
             )
         if not array.ndim:
             raise CollationError(
-                f"{self._name}: {name} must have one row per item on its first "
-                f"axis, got a single value of {array.dtype}"
+                f"{self._name}: {name} must have one row per item on its first axis, got a single "
+                f"value of {array.dtype}; a value for all rows goes next to the features, "
+                f"(features, {name}=...)"
             )
         shape = array.shape
         rank = len(shape)

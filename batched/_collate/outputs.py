@@ -136,7 +136,11 @@ def _iter_leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
         if is_unawaited(output):
             raise BatchFunctionError(f"{describe(path)} is {UNAWAITED}")
         kind = type(output).__name__
-        hint = "; call the model with use_cache=False" if kind.endswith("Cache") else ""
+        hint = ""
+        if kind.endswith("Cache"):
+            hint = "; call the model with use_cache=False"
+        elif path and isinstance(path[-1], int):
+            hint = "; a list is several outputs, not rows: return an array or tensor, no tolist()"
         raise BatchFunctionError(
             f"{describe(path)} is of type {kind}, which cannot be split into rows{hint}"
         )

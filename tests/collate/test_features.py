@@ -477,6 +477,24 @@ def test_token_ids_that_are_padded_without_a_mask_are_warned_of_once_and_by_name
     )
 
 
+def test_a_pad_token_for_a_feature_that_is_not_there_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Model:
+        @batched.inference.dynamically(pad_token={"input_id": 7, "mask": 0})
+        def total(self, features: dict[str, Any]) -> Any:
+            return features["input_ids"].sum(1)
+
+    one, two = Model(), Model()
+    for model in (one, two, one):
+        assert model.total(input_ids=numpy.ones((1, 2), int), mask=numpy.ones((1, 2))) == [2]
+    (warning,) = caplog.records
+    assert warning.getMessage().endswith(
+        "Model.total: pad_token names input_id, which the first call does not pass: its features "
+        "are input_ids, mask"
+    )
+
+
 def test_of_a_method_all_instances_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     class Model:
         @batched.inference.dynamically(pad_to_multiple_of=4)
@@ -1101,6 +1119,37 @@ def test_what_is_as_long_as_tokens_is_rounded_up_with_them(together: Make, besid
     assert one.seen[0]["ids"].shape == (1, 8)
     assert one.seen[0][beside].shape == (1, 8, *shape[2:])
     assert one.seen[0]["image"].shape == (1, 5, 4, 4)
+
+
+def test_a_function_of_features_by_name_without_spread_kwargs_is_told_so() -> None:
+    def total(ids: Any, mask: Any, scale: float = 1.0) -> Any:
+        return (ids * mask).sum(1) * scale
+
+    call = {"ids": numpy.ones((1, 2), int), "mask": numpy.ones((1, 2), int)}
+    fn: Any = batched.inference.dynamically(name="total")(total)
+    with pytest.raises(
+        TypeError,
+        match="^total: missing a required argument: 'mask'; .*spread_kwargs=True, each by",
+    ):
+        fn(**call)
+    with pytest.raises(TypeError, match="'twice'$"):
+        fn(call, mask=1, twice=2)
+    spread: Any = batched.inference.dynamically(spread_kwargs=True)(total)
+    with pytest.raises(TypeError, match="'mask'$"):
+        spread({"ids": call["ids"]})
+    assert spread(call) == [2]
+    spread.shutdown()
+
+
+def test_a_value_for_all_rows_is_told_where_to_go() -> None:
+    fn = batched.inference.dynamically(lambda features, scale: features["x"] * scale)
+    with pytest.raises(
+        CollationError,
+        match=r"got a single value of float64; .* next to the features, .*scale=\.\.\.",
+    ):
+        fn({"x": numpy.ones((1, 2)), "scale": numpy.array(2.0)})
+    assert fn({"x": numpy.ones((1, 2))}, scale=2.0).tolist() == [[2.0, 2.0]]
+    fn.shutdown()
 
 
 def test_an_argument_among_features_by_keyword_is_told_where_to_go() -> None:
