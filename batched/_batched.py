@@ -247,11 +247,17 @@ class _BatchedBase(Generic[T, U, P]):
             try:
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
+                kind, home = type(instance), self._held_as.rpartition(".")[0]
+                if home and home not in {each.__qualname__ for each in kind.__mro__}:
+                    do = f": call it on an instance of {home.rpartition('.')[2]}"
+                else:
+                    do = (
+                        ", to which no weak reference can be made: add '__weakref__' to the "
+                        f"__slots__ of {kind.__name__} (a dataclass: weakref_slot=True)"
+                    )
                 raise TypeError(
-                    f"{self._function.name} is a method, and got an object of type "
-                    f"{type(instance).__name__} as its instance, to which no weak reference can be "
-                    f"made: add '__weakref__' to the __slots__ of {type(instance).__name__} (a "
-                    "dataclass: weakref_slot=True) or, if this is no method, wrap the function in "
+                    f"{self._function.name} is a method, and got an object of type {kind.__name__} "
+                    f"as its instance{do} or, if this is no method, wrap the function in "
                     "staticmethod"
                 ) from None
             # Of several threads that come here at once, one wins; the other batchers have started
@@ -289,7 +295,13 @@ class _BatchedBase(Generic[T, U, P]):
     def __repr__(self) -> str:
         return f"<batched {self._function.name}>"
 
-    def _ahead(self, buffersize: int | None) -> int:
+    def _ahead(self, buffersize: int | None, others: Mapping[str, Any]) -> int:
+        if others:
+            more = ", ".join(f"{name}=..." for name in others)
+            raise TypeError(
+                f"map takes buffersize, timeout and return_exceptions, got {', '.join(others)}; "
+                f"for further arguments use [{self.__name__}.submit(x, {more}) for x in xs]"
+            )
         if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
             raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
         return min(buffersize or self._batcher.buffersize, self._batcher.most_waiting)
@@ -370,6 +382,7 @@ class Batched(_BatchedBase[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
+        **others: Any,
     ) -> Generator[Any, None, None]:
         """The results for `items`, in their order, computed a bounded way ahead of the one that is
         asked for.
@@ -388,7 +401,7 @@ class Batched(_BatchedBase[T, U, P]):
         return mapped(
             lambda item: self._submit(item, (), {}),
             items,
-            self._ahead(buffersize),
+            self._ahead(buffersize, others),
             _deadline(timeout),
             return_exceptions,
             self._batcher.may_expire,
@@ -430,6 +443,7 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
+        **others: Any,
     ) -> AsyncGenerator[Any, None]:
         """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop
         early, `aclose()` it.
@@ -437,7 +451,7 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         return async_mapped(
             self._submit_here,
             items,
-            self._ahead(buffersize),
+            self._ahead(buffersize, others),
             _deadline(timeout),
             return_exceptions,
             self._batcher.may_expire,

@@ -191,4 +191,7 @@ def _left(deadline: float | None) -> float | None:
 
 
 def _late() -> TimeoutError:
-    return TimeoutError("map: a result was not there in time")
+    return TimeoutError(
+        "map: a result was not there within `timeout`, which is in seconds, for all results "
+        "together, from the call of map on"
+    )

@@ -239,6 +239,17 @@ def test_slots_without_weakref_say_what_to_do() -> None:
     assert Fine().method(1) == 1
 
 
+def test_a_method_called_on_its_class_says_that_it_needs_an_instance() -> None:
+    for item in (3, "x", [3]):
+        with pytest.raises(
+            TypeError,
+            match=rf"^Model\.scaled is a method, and got an object of type {type(item).__name__} "
+            "as its instance: call it on an instance of Model or, if this is no method, wrap the "
+            "function in staticmethod$",
+        ):
+            Model.scaled(item)
+
+
 def test_other_settings_on_a_method_are_for_that_instance() -> None:
     one, two = Model(2), Model(3)
     other = one.scaled.with_options(batch_size=1)

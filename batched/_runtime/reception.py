@@ -252,8 +252,9 @@ class Reception(Guard, ABC):
             expiry = self._expiry = self._scheduler.next_expiry()
             for request in ended:
                 request.error = QueueTimeout(
-                    f"{self.name}: the call had waited for "
-                    f"{self.policy.queue_timeout_ms} ms (queue_timeout_ms)"
+                    f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms "
+                    "(queue_timeout_ms), and nothing of it had begun to run; let calls wait for "
+                    "longer, or fewer of them (max_queue_size)"
                 )
                 self.recorder.timed_out()
             futures = any(isinstance(request.waker, Future) for request in ended)

@@ -134,7 +134,11 @@ async def test_a_call_that_waits_too_long_ends_and_is_never_computed(stage: Numb
         for number in late:
             assert isinstance(callers.answers[number], batched.QueueTimeout)
             assert isinstance(callers.answers[number], TimeoutError)
-            assert "had waited for 20.0 ms (queue_timeout_ms)" in str(callers.answers[number])
+            assert str(callers.answers[number]) == (
+                f"{fn.__qualname__}: the call had waited for 20.0 ms (queue_timeout_ms), and "
+                "nothing of it had begun to run; let calls wait for longer, or fewer of them "
+                "(max_queue_size)"
+            )
         future = fn.submit(stage.one(5))
         await stage.until(future.done)
         assert isinstance(future.exception(), batched.QueueTimeout)

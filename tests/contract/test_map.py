@@ -113,7 +113,7 @@ async def test_closing_it_cancels_what_waits(stage: Stage) -> None:
 
 async def test_a_result_that_is_late_is_a_timeout(stage: Stage) -> None:
     stage.decorate(gated=True)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="timeout.*in seconds, for all results together"):
         await collect(stage, [1], timeout=0.01)
     with pytest.raises(TimeoutError):
         await collect(stage, [1], timeout=0.01, return_exceptions=True)
@@ -157,6 +157,12 @@ async def test_an_item_that_waits_for_others_for_too_long_expires_in_its_place(
 async def test_a_timeout_that_is_long_enough_changes_nothing(stage: Stage) -> None:
     stage.decorate()
     assert await collect(stage, range(3), timeout=60) == [("done", i) for i in range(3)]
+
+
+async def test_further_arguments_are_refused_at_once_and_told_where_to_go(stage: Stage) -> None:
+    stage.decorate()
+    with pytest.raises(TypeError, match=r"got tag; .*\[.*\.submit\(x, tag=\.\.\.\) for x in xs\]"):
+        stage.fn.map([1], tag="t")
 
 
 @pytest.mark.parametrize("buffersize", [0, -1, 1.5, "4"])
