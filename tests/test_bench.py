@@ -495,34 +495,39 @@ def loaded(callers: int, calls: int) -> measuring.Load:
     return made
 
 
+LARGER = (
+    "In a batch of 32 an item takes 1.12 ms, alone 5.00 ms; larger batches gain less than 10% more."
+)
+FASTER = (
+    "With batch_size=8 and 2 callers it is 250 items a second, 2.5x as many as directly one by one."
+)
+UNBATCHED = "Unbatched coroutines can run side by side, too: compare with that."
+NO_GAIN = "Batching gains nothing here: an item takes 2.00 ms alone and no less in any batch."
+NEVER_FASTER = (
+    "Through batched, calls are never faster than directly one by one: at best 0.9x, 90 items a "
+    "second with 1 caller."
+)
+
+
 @pytest.mark.parametrize(
-    ("calls", "sentence"),
+    ("calls", "batches", "coroutine", "sentence"),
     [
-        (
-            {1: 90, 2: 250, 4: 240},
-            (
-                "With batch_size=8 and 2 callers it is 250 items a second, 2.5x "
-                "as many as directly one by one."
-            ),
-        ),
-        (
-            {1: 90, 2: 80},
-            (
-                "Through batched, calls are never faster than directly one by one: at best 0.9x, "
-                "90 "
-                "items a second with 1 caller."
-            ),
-        ),
+        ({1: 90, 2: 250, 4: 240}, "FLAT", False, f"{LARGER}\n{FASTER}"),
+        ({1: 90, 2: 250}, "FLAT", True, f"{LARGER}\n{FASTER} {UNBATCHED}"),
+        ({1: 90, 2: 80}, "FLAT", True, NEVER_FASTER),
+        ({1: 90, 2: 80}, "LINEAR", False, f"{NO_GAIN}\n{NEVER_FASTER}"),
     ],
 )
 def test_what_batching_is_worth_is_told(
-    calls: dict[int, int], sentence: str, functions: None
+    calls: dict[int, int], batches: str, coroutine: bool, sentence: str, functions: None
 ) -> None:
     from batched._bench.command import Findings, summarize
 
     loads = [loaded(callers, number) for callers, number in calls.items()]
     alone = measuring.Timing(1, [0.01])
-    assert summarize(Findings([alone], fit(FLAT), advise(FLAT), 8, loads)) == sentence
+    measured = {"FLAT": FLAT, "LINEAR": LINEAR}[batches]
+    found = Findings([alone], fit(measured), advise(measured), 8, loads)
+    assert summarize(found, coroutine=coroutine) == sentence
 
 
 def times(**milliseconds: float) -> list[BatchTime]:
@@ -604,10 +609,7 @@ def test_a_fit_says_how_good_it_is(off: float, sentence: str) -> None:
         (
             FLAT,
             32,
-            (
-                "In a batch of 32 an item takes 1.12 ms, alone 5.00 ms; larger batches gain "
-                "less than 10% more."
-            ),
+            LARGER,
         ),
         (
             SLOWER,
@@ -628,7 +630,7 @@ def test_a_fit_says_how_good_it_is(off: float, sentence: str) -> None:
         (
             LINEAR,
             1,
-            "Batching gains nothing here: an item takes 2.00 ms alone and no less in any batch.",
+            NO_GAIN,
         ),
         (
             WORSE,

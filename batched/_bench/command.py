@@ -85,7 +85,7 @@ def bench(reference: str, sample: Path, *, plan: Plan, output: Path, began: floa
             {"one by one": found.timings[0], **loads},
         )
     )
-    console.print(f"{found.advice.reason}\n{summarize(found)}")
+    console.print(summarize(found, coroutine=target.batched._function.coroutine))
     console.print(target.suggestion(found.advice.batch_size if found.gain > 1 else 1), style="bold")
     figure = draw(found.timings, found.fit, found.advice, found.loads, found.batch_size, title)
     save(figure, output, console, began)
@@ -111,14 +111,18 @@ async def measure(target: Target, plan: Plan, progress: Progress) -> Findings:
     return Findings(timings, fit(medians), advice, batch_size, loads)
 
 
-def summarize(found: Findings) -> str:
-    """Sentence about what batching is worth under load."""
+def summarize(found: Findings, *, coroutine: bool) -> str:
+    """Sentences about the recommended size, and what batching is worth under load."""
     rate, callers = f"{found.best.rate:,.0f} items a second", _plural(found.best.callers, "caller")
     if found.gain <= 1:
         best = f"at best {format_ratio(found.gain)}, {rate} with {callers}"
-        return f"Through batched, calls are never faster than directly one by one: {best}."
+        worth = f"Through batched, calls are never faster than directly one by one: {best}."
+        # of a size at which a batch gains something, but less than calls cost
+        return worth if found.advice.batch_size > 1 else f"{found.advice.reason}\n{worth}"
     more = f"{format_ratio(found.gain)} as many as directly one by one"
-    return f"With batch_size={found.batch_size} and {callers} it is {rate}, {more}."
+    beside = " Unbatched coroutines can run side by side, too: compare with that." * coroutine
+    worth = f"With batch_size={found.batch_size} and {callers} it is {rate}, {more}.{beside}"
+    return f"{found.advice.reason}\n{worth}"
 
 
 def batch_table(found: Findings) -> Table:
