@@ -295,13 +295,7 @@ class _BatchedBase(Generic[T, U, P]):
     def __repr__(self) -> str:
         return f"<batched {self._function.name}>"
 
-    def _ahead(self, buffersize: int | None, others: Mapping[str, Any]) -> int:
-        if others:
-            more = ", ".join(f"{name}=..." for name in others)
-            raise TypeError(
-                f"map takes buffersize, timeout and return_exceptions, got {', '.join(others)}; "
-                f"for further arguments use [{self.__name__}.submit(x, {more}) for x in xs]"
-            )
+    def _ahead(self, buffersize: int | None) -> int:
         if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
             raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
         return min(buffersize or self._batcher.buffersize, self._batcher.most_waiting)
@@ -382,7 +376,6 @@ class Batched(_BatchedBase[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
-        **others: Any,
     ) -> Generator[Any, None, None]:
         """The results for `items`, in their order, computed a bounded way ahead of the one that is
         asked for.
@@ -401,7 +394,7 @@ class Batched(_BatchedBase[T, U, P]):
         return mapped(
             lambda item: self._submit(item, (), {}),
             items,
-            self._ahead(buffersize, others),
+            self._ahead(buffersize),
             _deadline(timeout),
             return_exceptions,
             self._batcher.may_expire,
@@ -443,7 +436,6 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
-        **others: Any,
     ) -> AsyncGenerator[Any, None]:
         """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop
         early, `aclose()` it.
@@ -451,7 +443,7 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         return async_mapped(
             self._submit_here,
             items,
-            self._ahead(buffersize, others),
+            self._ahead(buffersize),
             _deadline(timeout),
             return_exceptions,
             self._batcher.may_expire,

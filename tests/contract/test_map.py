@@ -159,12 +159,6 @@ async def test_a_timeout_that_is_long_enough_changes_nothing(stage: Stage) -> No
     assert await collect(stage, range(3), timeout=60) == [("done", i) for i in range(3)]
 
 
-async def test_further_arguments_are_refused_at_once_and_told_where_to_go(stage: Stage) -> None:
-    stage.decorate()
-    with pytest.raises(TypeError, match=r"got tag; .*\[.*\.submit\(x, tag=\.\.\.\) for x in xs\]"):
-        stage.fn.map([1], tag="t")
-
-
 @pytest.mark.parametrize("buffersize", [0, -1, 1.5, "4"])
 async def test_a_wrong_buffersize_is_refused_at_once(stage: Stage, buffersize: Any) -> None:
     stage.decorate()
