@@ -30,8 +30,7 @@ Calls = Sequence[dict[str, torch.Tensor]]
 Step = Callable[[], object]
 
 SEEN = 8
-"""Lone calls before the one that is measured."""
-unpadding.LIFETIME = sys.maxsize  # type: ignore[misc]  # what was learned stays known here
+"""Calls of one row each, from which the collator learns what to cut before it is measured."""
 
 
 def rows(*, ragged: bool, names: Sequence[str] = ("input_ids",)) -> Calls:
@@ -73,8 +72,7 @@ def split(calls: Calls, hidden: int) -> Step:
     def output(rows: int, width: int) -> torch.Tensor:
         return torch.ones(rows, width, hidden)
 
-    # so many lengths seen, the shortest first: it knows which axis to cut
-    for one in sorted(slices, key=lambda each: each[0].items.widths)[:SEEN]:
+    for one in sorted(slices, key=lambda each: each[0].items.widths)[:SEEN]:  # the shortest first
         alone = collator.collate([one], Batch([one], 1, "full", 0.0))
         collator.split(output(*alone[0][0]["input_ids"].shape), [one], alone[2])
     whole = output(*shape)
@@ -146,6 +144,7 @@ def measured(rounds: int) -> Result:
 
 def main() -> None:
     arguments = options(__doc__ or "")
+    unpadding.LIFETIME = sys.maxsize  # type: ignore[misc]  # what was learned is not forgotten
     conclude(lambda: measured(7 if arguments.quick else 21), arguments)
 
 

@@ -18,6 +18,7 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from batched._core.policy import BatchPolicy
 from report import Figure, Result, conclude, parser
@@ -125,12 +126,22 @@ class OpenRow:
         return found
 
 
+class Ratios(NamedTuple):
+    """One policy beside another, as multiples of what the other gives."""
+
+    throughput: float
+    mean: float
+    """Of the latencies of the last kind of callers."""
+    p99: float
+    """Of the same."""
+
+
 @dataclass(frozen=True)
 class Beside:
     """One policy beside another that it must not fall behind, for the same callers."""
 
     family: str
-    """What is asked."""
+    """Question that the row is about; see `BOUNDS`."""
     model: Model
     kinds: tuple[Crowd, ...]
     judged: BatchPolicy
@@ -146,10 +157,8 @@ class Beside:
             f"{f', {workers} workers' if workers > 1 else ''}"
         )
 
-    def ratios(self, calls: int | None = None) -> tuple[float, float, float]:
-        """Throughput, mean latency and its 99th percentile, as multiples of the other policy's; the
-        latencies are of the last kind of callers.
-        """
+    def ratios(self, calls: int | None = None) -> Ratios:
+        """The judged policy beside the other one, after that many calls."""
         callers = sum(kind.callers for kind in self.kinds)
         workers = self.judged.max_concurrent_batches
         at_random = any(kind.calls_at_random for kind in self.kinds)
@@ -162,12 +171,27 @@ class Beside:
             crowds(policy, self.model, self.kinds, SEED, calls)
             for policy in (self.judged, self.other)
         )
-        [one, two] = (sorted(found.latencies[-1]) for found in (judged, other))
-        return (
+        mine, others = (sorted(run.latencies[-1]) for run in (judged, other))
+        return Ratios(
             judged.throughput / other.throughput,
-            statistics.fmean(one) / statistics.fmean(two),
-            one[int(0.99 * len(one))] / two[int(0.99 * len(two))],
+            statistics.fmean(mine) / statistics.fmean(others),
+            mine[int(0.99 * len(mine))] / others[int(0.99 * len(others))],
         )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bound that one of the ratios keeps in all rows of a family."""
+
+    family: str
+    measure: Literal["throughput", "mean", "p99"]
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def value(self, ratios: Ratios) -> float:
+        """The one that is bound."""
+        value: float = getattr(ratios, self.measure)
+        return value
 
 
 def _crowd(crowd: Crowd) -> str:
@@ -216,7 +240,7 @@ def show(
     print()
 
 
-def show_beside(beside: dict[Beside, tuple[float, float, float]]) -> None:
+def show_beside(beside: dict[Beside, Ratios]) -> None:
     """Prints a line for each row."""
     width = max(len(str(row)) for row in beside)
     for family in dict.fromkeys(row.family for row in beside):
@@ -227,37 +251,28 @@ def show_beside(beside: dict[Beside, tuple[float, float, float]]) -> None:
         print()
 
 
-def figures_beside(beside: dict[Beside, tuple[float, float, float]]) -> list[Figure]:
-    """What each family is held to."""
-
-    def worst(
-        family: str, which: int, *, at_least: float | None = None, at_most: float | None = None
-    ) -> Figure:
-        found = [ratios[which] for row, ratios in beside.items() if row.family == family]
-        what = ("throughput", "mean latency", "p99 latency")[which]
-        name = f"{family}, {what}, worst of {len(found)} rows"
-        unit = "of none" if family.startswith(AHEAD) else "of eager"
-        pick = max if at_least is None else min
-        return Figure(name, [pick(found)], unit, at_least=at_least, at_most=at_most)
-
-    return [
-        worst(WORKERS, 0, at_least=0.90),
-        worst(WORKERS_AT_RANDOM, 1, at_most=1.04),
-        worst(CROWDED, 0, at_least=0.98),
-        worst(CROWDED, 2, at_most=1.10),
-        worst(SLOW_BESIDE_FAST, 1, at_most=1.25),
-        worst(RARE_BESIDE_LOOP, 1, at_most=1.25),
-        worst(AHEAD, 0, at_least=0.98),
-        worst(AHEAD_AT_RANDOM, 1, at_most=1.02),
-        worst(AHEAD_FULL.format(0.2), 0, at_least=1.05),
-        worst(AHEAD_FULL.format(1.0), 0, at_least=1.30),
-    ]
+def figures_beside(beside: dict[Beside, Ratios]) -> list[Figure]:
+    """The worst row of each family."""
+    worst = []
+    for bound in BOUNDS:
+        found = [bound.value(each) for row, each in beside.items() if row.family == bound.family]
+        measure = bound.measure if bound.measure == "throughput" else f"{bound.measure} latency"
+        worst.append(
+            Figure(
+                f"{bound.family}, {measure}, worst of {len(found)} rows",
+                [max(found) if bound.at_least is None else min(found)],
+                "of none" if bound.family.startswith(AHEAD) else "of eager",
+                at_least=bound.at_least,
+                at_most=bound.at_most,
+            )
+        )
+    return worst
 
 
 def figures(
     closed: dict[ClosedRow, dict[str, float]], opened: dict[OpenRow, dict[str, tuple[float, float]]]
 ) -> list[Figure]:
-    """What `"auto"` is held to."""
+    """The worst rows of `"auto"`."""
     share = [shares(throughput)["auto"] for throughput in closed.values()]
     ratio = {row: ratios(latency)["auto"] for row, latency in opened.items()}
     bursts = [mean for row, (mean, _) in ratio.items() if row.merging_pays]
@@ -289,7 +304,7 @@ CLOSED_ROWS = [
     ClosedRow(model, callers, way) for model in MODELS for callers in CALLERS for way in WAYS
 ]
 FLAT_THEN_LINEAR = Model(5.0, 0.4, flat=48)
-"""What a GPU takes, which is not full with few items."""
+"""Time on a GPU, which is not full with few items."""
 LONG, EVEN, SHORT, _ = MODELS
 AUTO, EAGER = RULES["auto"], RULES["eager"]
 
@@ -306,6 +321,18 @@ RARE_BESIDE_LOOP = "rare calls beside a loop of 64"
 AHEAD = "prefetch beside none"
 AHEAD_AT_RANDOM = "prefetch beside none, calls at random"
 AHEAD_FULL = "prefetch beside none, full batches collated in {:g} ms"
+BOUNDS = [
+    Bound(WORKERS, "throughput", at_least=0.90),
+    Bound(WORKERS_AT_RANDOM, "mean", at_most=1.04),
+    Bound(CROWDED, "throughput", at_least=0.98),
+    Bound(CROWDED, "p99", at_most=1.10),
+    Bound(SLOW_BESIDE_FAST, "mean", at_most=1.25),
+    Bound(RARE_BESIDE_LOOP, "mean", at_most=1.25),
+    Bound(AHEAD, "throughput", at_least=0.98),
+    Bound(AHEAD_AT_RANDOM, "mean", at_most=1.02),
+    Bound(AHEAD_FULL.format(0.2), "throughput", at_least=1.05),
+    Bound(AHEAD_FULL.format(1.0), "throughput", at_least=1.30),
+]
 BESIDE_ROWS = [
     *(
         Beside(family, model, kinds, *(replace(r, max_concurrent_batches=w) for r in (AUTO, EAGER)))

@@ -100,45 +100,45 @@ def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> 
     """
     scheduler = Scheduler(policy)
     deviation = deviations(seed)
-    numbers = itertools.count()
+    begun = itertools.count()
     now = 0.0
     # threads that may call the function, each with the moment from which it was free
     free = deque([0.0] * policy.max_concurrent_batches)
     running: list[tuple[float, int, Batch]] = []  # a heap, by when they end
-    made: deque[Batch] = deque()  # ready to run, for lack of a thread
-    making: Batch | None = None  # by the thread that collates ahead
-    is_made = math.inf  # when it is ready
+    ready: deque[Batch] = deque()  # collated ahead, for lack of a free thread
+    collating: Batch | None = None  # by the thread that collates ahead
+    ready_at = math.inf  # when that batch will be ready
 
     def run(batch: Batch, collation: float) -> None:
         batch.started = max(batch.started, free.popleft())
         ends = now + (collation + model.duration(batch.size, next(deviation))) / 1e3
-        heapq.heappush(running, (ends, next(numbers), batch))
+        heapq.heappush(running, (ends, next(begun), batch))
 
     while True:
-        while making is None and (batch := scheduler.take(now)) is not None:
+        while collating is None and (batch := scheduler.take(now)) is not None:
             if policy.prefetch:
-                making, is_made = batch, now + model.collation / 1e3
+                collating, ready_at = batch, now + model.collation / 1e3
             else:
                 run(batch, model.collation)
         arrives = calls[0][0] if calls else math.inf
-        ends = min(running[0][0] if running else math.inf, is_made)
-        leaves = math.inf if making else scheduler.next_deadline()
+        ends = min(running[0][0] if running else math.inf, ready_at)
+        leaves = math.inf if collating else scheduler.next_deadline()
         now = max(now, min(arrives, ends, leaves))
         if now == math.inf:
             return
         if arrives < ends and arrives <= leaves:
             moment, caller = heapq.heappop(calls)
             scheduler.submit(Request([caller], 1, "g", waker=None), moment)
-        elif making is not None and is_made <= now:
-            made.append(making)
-            making, is_made = None, math.inf
+        elif collating is not None and ready_at <= now:
+            ready.append(collating)
+            collating, ready_at = None, math.inf
         elif running and running[0][0] <= now:
             _, _, batch = heapq.heappop(running)
             free.append(now)
             scheduler.finished(batch, now)
             yield batch
-        while free and made:
-            run(made.popleft(), 0.0)
+        while free and ready:
+            run(ready.popleft(), 0.0)
 
 
 @dataclass(frozen=True)
@@ -146,15 +146,16 @@ class Crowd:
     """Callers of one kind."""
 
     callers: int
-    """Who call again after their answers."""
+    """Number of those who call again after their answers."""
     way: Way
+    """Their way of coming back."""
     calls_at_random: float = 0.0
     """Calls per millisecond that come besides, whether others have been answered or not."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run has come to, over its second half."""
+class Run:
+    """Throughput and latencies over the second half of a run."""
 
     throughput: float
     """Calls per millisecond, all callers together."""
@@ -164,7 +165,7 @@ class Found:
 
 def crowds(
     policy: BatchPolicy, model: Model, kinds: tuple[Crowd, ...], seed: int, calls: int
-) -> Found:
+) -> Run:
     """A run of that many calls, all crowds together.
 
     Each caller has dice of its own, so its n-th think time is the same under every policy.
@@ -199,7 +200,7 @@ def crowds(
         elif done >= calls / 2:
             since = batch.ended
         if done >= calls:
-            return Found(counted / (batch.ended - since) / 1e3, latencies)
+            return Run(counted / (batch.ended - since) / 1e3, latencies)
         come_back([caller for caller in who if caller >= 0], batch.ended)
     raise AssertionError("a closed loop never runs dry")
 
