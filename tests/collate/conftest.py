@@ -1,4 +1,4 @@
-"""The fixture of tests in which calls of features share batches."""
+"""Calls of features that share batches, and the libraries that arrays are of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 import pytest
 
 from feature_stage import Together, unchanged
+
+
+@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.model)])
+def library(request: pytest.FixtureRequest) -> Any:
+    """numpy, then torch: for what both have under one name."""
+    return pytest.importorskip(request.param)
 
 
 @pytest.fixture

@@ -418,8 +418,6 @@ def test_rows_of_an_array_are_copies_when_calls_share_a_batch(
     ]
     assert all(row.base is None and row.nbytes == 80 for row in rows)
     assert [row.tolist() for row in rows] == output.tolist()
-    output[:] = -1
-    assert rows[1].tolist() == [10.0 + number for number in range(10)]
 
 
 def test_a_caller_that_keeps_a_row_does_not_keep_the_output_of_the_batch(
@@ -447,13 +445,12 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 """Outputs that a function may write to again, made of an array or tensor of three rows."""
 
 
-@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.model)])
 @pytest.mark.parametrize("sizes", [(3,), (1, 1, 1), (2, 1)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_caller_never_sees_memory_that_the_function_uses_again(
-    items: ItemCollator, library: str, sizes: tuple[int, ...], layout: str
+    items: ItemCollator, library: Any, sizes: tuple[int, ...], layout: str
 ) -> None:
-    buffer = pytest.importorskip(library).ones((3, 2))
+    buffer = library.ones((3, 2))
     output = LAYOUTS[layout](buffer)
     rows = [row for part in parts_of(items, output, *sizes) for row in part]
     for row in output:
@@ -461,12 +458,10 @@ def test_a_caller_never_sees_memory_that_the_function_uses_again(
     assert [row.tolist() for row in rows] == [[1.0, 1.0]] * 3
 
 
-@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.model)])
 @pytest.mark.parametrize("company", [False, True])
 def test_a_function_that_returns_its_items_gives_nobody_memory_of_a_caller(
-    library: str, company: bool
+    library: Any, company: bool
 ) -> None:
-    module = pytest.importorskip(library)
     running, go = threading.Event(), threading.Event()
 
     def same(xs: list[Any]) -> list[Any]:
@@ -477,7 +472,7 @@ def test_a_function_that_returns_its_items_gives_nobody_memory_of_a_caller(
     with batched.dynamically(same) as fn:
         first = fn.submit(None)
         assert running.wait(BOUND)
-        given = [module.ones(2) for _ in range(1 + company)]
+        given = [library.ones(2) for _ in range(1 + company)]
         waiting = [fn.submit(item) for item in given]
         go.set()
         assert first.result(BOUND) is None
@@ -520,9 +515,10 @@ def test_views_are_copied_among_results_of_other_types(items: ItemCollator) -> N
     )
 
 
-def test_callers_that_share_a_batch_do_not_see_what_another_writes(items: ItemCollator) -> None:
-    numpy = pytest.importorskip("numpy")
-    (first,), (second,) = parts_of(items, numpy.broadcast_to(numpy.zeros(3), (2, 3)), 1, 1)
+def test_callers_that_share_a_batch_do_not_see_what_another_writes(
+    items: ItemCollator, library: Any
+) -> None:
+    (first,), (second,) = parts_of(items, library.broadcast_to(library.zeros(3), (2, 3)), 1, 1)
     first[:] = 7
     assert second.tolist() == [0.0, 0.0, 0.0]
 
@@ -577,8 +573,6 @@ def test_rows_of_a_tensor_own_their_storage_when_calls_share_a_batch(
     ]
     assert all(row.untyped_storage().nbytes() == row.nbytes == 40 for row in rows)
     assert [row.tolist() for row in rows] == output.tolist()
-    output.fill_(-1)
-    assert rows[1].tolist() == [10.0 + number for number in range(10)]
 
 
 @pytest.mark.model
@@ -588,16 +582,6 @@ def test_columns_and_flat_tensors_own_their_storage_too(items: ItemCollator) -> 
         rows = [row for part in parts_of(items, output, 1, 1) for row in part]
         assert all(row.untyped_storage().nbytes() == row.nbytes for row in rows)
         assert [row.tolist() for row in rows] == output.tolist()
-
-
-@pytest.mark.model
-def test_callers_that_share_a_batch_do_not_see_what_another_writes_into_a_tensor(
-    items: ItemCollator,
-) -> None:
-    torch = pytest.importorskip("torch")
-    (first,), (second,) = parts_of(items, torch.zeros(3).expand(2, 3), 1, 1)
-    first[:] = 7
-    assert second.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.model
