@@ -1,17 +1,22 @@
-"""A uvicorn in a process of its own, and what it says."""
+"""A uvicorn in a process of its own, what it says, and waits for it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
 
 BOUND = 60.0
 """Seconds after which a wait counts as a hang; a server may load a model first."""
@@ -112,3 +117,21 @@ def running(app: str, *arguments: str, **environment: str) -> Iterator[Server]:
             yield server
         finally:
             server.kill()
+
+
+async def until(look: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
+    """The state of a server, as `look` asks it, once `condition` holds for it."""
+    state: T | None = None
+    try:
+        with anyio.fail_after(BOUND):
+            # a server that is polled
+            while not condition(state := await look()):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"it did not happen in time: {state}") from None
+    return state
+
+
+async def all_done(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    _, pending = await asyncio.wait(tasks, timeout=BOUND)
+    assert not pending

@@ -10,10 +10,9 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-import anyio
 import pytest
 
-from server.serving import BOUND, Server, running
+from server.serving import Server, all_done, running, until
 
 for package in ("fastapi", "httpx", "uvicorn"):
     pytest.importorskip(package)
@@ -66,15 +65,7 @@ class Client:
 
     async def until(self, condition: Callable[[State], bool]) -> State:
         """The server's state once `condition` holds for it."""
-        state = State()
-        try:
-            with anyio.fail_after(BOUND):
-                # a server that is polled
-                while not condition(state := await self.state()):  # noqa: ASYNC110
-                    await anyio.sleep(0.005)
-        except TimeoutError:
-            raise AssertionError(f"it did not happen in time: {state}") from None
-        return state
+        return await until(self.state, condition)
 
 
 @pytest.fixture(params=range(len(EXAMPLES)), ids=EXAMPLES)
@@ -93,16 +84,15 @@ def using(
     asyncio.run(run())
 
 
-async def all_done(tasks: list[asyncio.Task[Any]]) -> list[Any]:
-    _, pending = await asyncio.wait(tasks, timeout=BOUND)
-    assert not pending
+async def answers(tasks: list[asyncio.Task[Any]]) -> list[Any]:
+    await all_done(tasks)
     return [task.result() for task in tasks]
 
 
 async def leave(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks, timeout=BOUND)
+    await all_done(tasks)
 
 
 def test_an_example_serves_once_it_is_warm_and_a_404_is_a_404(server: Server) -> None:
@@ -121,12 +111,12 @@ def test_a_full_queue_is_a_503_with_retry_after_and_no_traceback(server: Server)
         await client.hold()
         await client.state("/-/fill")
         await client.until(lambda state: state["queue_size"] == QUEUE)
-        for answer in await all_done(client.ask(CLIENTS)):
+        for answer in await answers(client.ask(CLIENTS)):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert answer.json() == {"detail": "The server is busy; try again in a second."}
         client.release()
         await client.until(lambda state: state["queue_size"] == state["in_flight"] == 0)
-        assert [answer.status_code for answer in await all_done(client.ask(1))] == [200]
+        assert [answer.status_code for answer in await answers(client.ask(1))] == [200]
 
     using(server, main)
     assert server.complaints == []
@@ -144,7 +134,7 @@ async def some_leave(client: Client) -> None:
     await leave(leaving)
     await client.until(lambda state: state["cancelled"] == CLIENTS)
     client.release()
-    assert [answer.status_code for answer in await all_done(staying)] == [200] * CLIENTS
+    assert [answer.status_code for answer in await answers(staying)] == [200] * CLIENTS
     after = await client.until(lambda state: state["in_flight"] == 0)
     held = before["in_flight"]
     assert after["total_processed"] == before["total_processed"] + held + CLIENTS

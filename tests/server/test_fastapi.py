@@ -9,14 +9,13 @@ import collections
 import json
 import random
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import anyio
 import pytest
 
-from server.serving import BOUND, Server, running
+from server.serving import Server, all_done, running, until
 
 fastapi: Any = pytest.importorskip("fastapi")
 httpx: Any = pytest.importorskip("httpx")
@@ -95,15 +94,7 @@ class Client:
 
     async def until(self, condition: Callable[[State], bool]) -> State:
         """The server's state once `condition` holds for it."""
-        state: State = {}
-        try:
-            with anyio.fail_after(BOUND):
-                # a server that is polled
-                while not condition(state := await self.state()):  # noqa: ASYNC110
-                    await anyio.sleep(0.005)
-        except TimeoutError:
-            raise AssertionError(f"it did not happen in time: {state}") from None
-        return state
+        return await until(self.state, condition)
 
     async def gate(self, wanted: str) -> None:
         """Has the gate "open" or "closed"."""
@@ -117,11 +108,6 @@ def using(server: Server, main: Callable[[Client], Coroutine[Any, Any, None]]) -
             await main(Client(server, http))
 
     asyncio.run(run())
-
-
-async def all_done(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    _, pending = await asyncio.wait(tasks, timeout=BOUND)
-    assert not pending
 
 
 def serving() -> AbstractContextManager[Server]:
