@@ -91,7 +91,7 @@ class Chosen:
         self.add([item for item in reversed(candidates) if item[0].length(item[1]) > length])
 
 
-class AlikeMachine(RuleBasedStateMachine):
+class PackByLengthMachine(RuleBasedStateMachine):
     @initialize(policy=policies, memory=st.sampled_from([math.inf, math.inf, 300, 100, 30]))
     def begin(self, policy: BatchPolicy, memory: float) -> None:
         self.policy = policy
@@ -369,5 +369,5 @@ class AlikeMachine(RuleBasedStateMachine):
         assert all(request.queued_in is None for request in (call.request for call in self.calls))
 
 
-TestAlike = AlikeMachine.TestCase
-TestAlike.settings = SETTINGS
+TestPackByLength = PackByLengthMachine.TestCase
+TestPackByLength.settings = SETTINGS
