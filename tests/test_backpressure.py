@@ -160,6 +160,7 @@ def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -
         with pytest.raises(Interrupted):
             fn.submit("late")
     finally:
+        interrupted.set()
         thread.join(BOUND)
         signal.signal(signal.SIGUSR1, old)
     assert (fn.stats.blocked, fn.stats.cancelled) == (0, 1)

@@ -36,12 +36,23 @@ def inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     CALLER.set("the first one")
 
 
+class Noted:
+    """A function that notes the context in which it is called."""
+
+    def __init__(self) -> None:
+        self.callers: list[str | None] = []
+        self.called = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.callers.append(CALLER.get(None))
+        self.called.set()
+
+
 def test_threads_inherit_contexts_here() -> None:
-    seen: list[str | None] = []
-    thread = threading.Thread(target=lambda: seen.append(CALLER.get(None)))
-    thread.start()
-    thread.join(BOUND)
-    assert seen == ["the first one"]
+    noted = Noted()
+    threading.Thread(target=noted).start()
+    assert noted.called.wait(BOUND)
+    assert noted.callers == ["the first one"]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -57,53 +68,34 @@ def test_a_function_sees_no_context_of_the_caller_who_came_first(prefetch: int) 
 
 
 def test_callbacks_of_futures_that_wait_too_long_see_no_context_of_a_caller() -> None:
-    gate, seen, called = Gate(), list[str | None](), threading.Event()
-
-    def callback(_: object) -> None:
-        seen.append(CALLER.get(None))
-        called.set()
-
+    gate, noted = Gate(), Noted()
     fn: Any = batched.dynamically(batch_size=1, queue_timeout_ms=1)(gate)
     with fn:
         first = fn.submit(1)
         assert gate.entered.wait(BOUND)
         late = fn.submit(2)
-        late.add_done_callback(callback)
+        late.add_done_callback(noted)
         with pytest.raises(batched.QueueTimeout):
             late.result(BOUND)
-        assert called.wait(BOUND)
+        assert noted.called.wait(BOUND)
         gate.opened.set()
         assert first.result(BOUND) == 1
-    assert seen == [None]
+    assert noted.callers == [None]
 
 
 def test_the_timer_and_what_it_starts_see_no_context_of_whoever_needed_it_first() -> None:
-    seen: list[str | None] = []
-    called = threading.Event()
-
-    def act() -> None:
-        seen.append(CALLER.get(None))
-        called.set()
-
-    timer = TimerThread()
+    noted, timer = Noted(), TimerThread()
     timer.start()
-    timer.call_soon(act)
-    assert called.wait(BOUND)
-    assert seen == [None]
+    timer.call_soon(noted)
+    assert noted.called.wait(BOUND)
+    assert noted.callers == [None]
 
 
 def test_what_a_finalizer_put_off_sees_no_context_of_it() -> None:
-    fn: Any = batched.dynamically(Gate())
-    fn.__wrapped__.opened.set()
-    seen: list[str | None] = []
-    called = threading.Event()
-
-    def act() -> None:
-        seen.append(CALLER.get(None))
-        called.set()
-
+    noted = Noted()
+    fn: Any = batched.dynamically(lambda items: items)
     with fn:
         assert fn(1) == 1
-        fn._batcher.runtime._soon(act)
-        assert called.wait(BOUND)
-    assert seen == [None]
+        fn._batcher.runtime._soon(noted)
+        assert noted.called.wait(BOUND)
+    assert noted.callers == [None]

@@ -259,16 +259,6 @@ def test_a_request_is_ended_once() -> None:
     assert runtime.recorder.snapshot(0, 0, 0).cancelled == 0
 
 
-def test_each_caller_gets_an_exception_of_its_own() -> None:
-    with pytest.raises(ValueError) as caught:
-        raise ValueError("a", 1)
-    error = caught.value
-    twin = exception_for_caller("fn", error)
-    assert twin is not error
-    assert twin is not exception_for_caller("fn", error)
-    assert (type(twin), twin.args, twin.__cause__) == (ValueError, ("a", 1), None)
-
-
 def test_a_cancellation_is_told_as_a_failure() -> None:
     for error in (
         asyncio.CancelledError(),

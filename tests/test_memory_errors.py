@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import batched
 from batched._core.exceptions import trim_traceback
 from batched._execution.memory import drop_locals, free_cache, is_out_of_memory
 from feature_stage import Together
+from stage import BOUND, Gate
 
 FITS = 8
 """Rows that the functions of these tests have memory for."""
@@ -255,23 +255,21 @@ def test_the_plain_variant_splits_batches_too_if_asked() -> None:
 
 
 def test_the_plain_variant_raises_if_not_asked() -> None:
-    running, go = threading.Event(), threading.Event()
+    gate = Gate()
 
     @batched.dynamically
     def fn(items: list[int]) -> list[int]:
-        running.set()
-        assert go.wait(20)
         if len(items) > 1:
             raise MemoryError
-        return items
+        return gate(items)
 
     with fn:
         first = fn.submit(0)
-        assert running.wait(20)
+        assert gate.entered.wait(BOUND)
         futures = [fn.submit(number) for number in range(3)]
-        go.set()
-        assert first.result(20) == 0
-        assert [type(future.exception(20)) for future in futures] == [MemoryError] * 3
+        gate.opened.set()
+        assert first.result(BOUND) == 0
+        assert [type(future.exception(BOUND)) for future in futures] == [MemoryError] * 3
 
 
 # ---------------------------------------------------------------- how it is recognised
@@ -455,7 +453,7 @@ def test_an_item_that_alone_runs_out_of_memory_keeps_none_of_it_and_its_caller_s
     coroutine: bool,
 ) -> None:
     alive: list[weakref.ref[Work]] = []
-    running, go = threading.Event(), threading.Event()
+    gate = Gate()
 
     def allocate(items: list[int]) -> None:
         work = Work()
@@ -464,8 +462,7 @@ def test_an_item_that_alone_runs_out_of_memory_keeps_none_of_it_and_its_caller_s
             raise MemoryError
 
     def compute(items: list[int]) -> list[int]:
-        running.set()
-        assert go.wait(20)
+        gate(items)
         assert [reference() is None for reference in alive] == [True] * len(alive)
         allocate(items)
         return items
@@ -485,12 +482,12 @@ def test_an_item_that_alone_runs_out_of_memory_keeps_none_of_it_and_its_caller_s
             error, *results = asyncio.run(answers(fn))
         else:
             fn = batched.dynamically(on_oom="split")(compute)
-            futures = [fn.submit(9)]
-            assert running.wait(20)
-            futures += [fn.submit(number) for number in range(4)]
-            go.set()
-            error = futures[1].exception(20)
-            results = [future.result(20) for future in futures[2:]]
+            fn.submit("busy")
+            assert gate.entered.wait(BOUND)
+            futures = [fn.submit(number) for number in range(4)]
+            gate.opened.set()
+            error = futures[0].exception(BOUND)
+            results = [future.result(BOUND) for future in futures[1:]]
             fn.shutdown()
     finally:
         gc.enable()

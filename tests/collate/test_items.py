@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import sys
-import threading
 import types
 import weakref
 from collections import deque
@@ -22,7 +21,7 @@ from batched._collate.arguments import Arguments
 from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request, Slice
 from batched.errors import BatchFunctionError, BatchSizeMismatch
-from stage import BOUND
+from stage import BOUND, Gate
 
 NOTHING = Arguments((), {})
 
@@ -462,19 +461,13 @@ def test_a_caller_never_sees_memory_that_the_function_uses_again(
 def test_a_function_that_returns_its_items_gives_nobody_memory_of_a_caller(
     library: Any, company: bool
 ) -> None:
-    running, go = threading.Event(), threading.Event()
-
-    def same(xs: list[Any]) -> list[Any]:
-        running.set()
-        assert go.wait(BOUND)
-        return xs
-
-    with batched.dynamically(same) as fn:
+    gate = Gate()
+    with batched.dynamically(gate) as fn:
         first = fn.submit(None)
-        assert running.wait(BOUND)
+        assert gate.entered.wait(BOUND)
         given = [library.ones(2) for _ in range(1 + company)]
         waiting = [fn.submit(item) for item in given]
-        go.set()
+        gate.opened.set()
         assert first.result(BOUND) is None
         results = [each.result(BOUND) for each in waiting]
     for item in given:
