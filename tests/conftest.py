@@ -2,17 +2,21 @@
 asyncio, uvloop and trio.
 
 One that asks for `numbers` runs for plain items and, in four of these scenarios, for features
-besides, and so for all four decorators.
+besides, and so for all four decorators. One that asks for `together` makes calls of features that
+share batches.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
+from batched._core.capacity import Capacity
+from feature_stage import Make, Together, unchanged
 from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
 
@@ -72,3 +76,20 @@ async def numbers(
     stage: NumberStage = request.param(scenario)
     yield stage
     await stage.close()
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes batched functions of features, and closes them in the end. The times of batches decide
+    nothing: none is cut short where its padding seems to cost more than another batch.
+    """
+    monkeypatch.setattr(Capacity, "batch_in_cells", math.inf)
+    made: list[Together] = []
+
+    def make(compute: Callable[..., Any] = unchanged, **settings: Any) -> Together:
+        made.append(Together(compute, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -150,3 +150,7 @@ class Together:
     def close(self) -> None:
         self._go.set()
         self.fn.shutdown()
+
+
+Make = Callable[..., Together]
+"""The fixture `together`."""

@@ -19,7 +19,7 @@ import pytest
 import batched
 from batched._core.exceptions import trim_traceback
 from batched._execution.memory import drop_locals, free_cache, is_out_of_memory
-from feature_stage import Together
+from feature_stage import Make, Together
 from stage import BOUND, Gate
 
 FITS = 8
@@ -43,22 +43,6 @@ ERRORS: list[Any] = [
     ),
     pytest.param(torch_error, id="torch", marks=pytest.mark.model),
 ]
-
-
-@pytest.fixture
-def together() -> Iterator[Callable[..., Together]]:
-    made: list[Together] = []
-
-    def make(compute: Callable[..., Any], **settings: Any) -> Together:
-        made.append(Together(compute, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-Make = Callable[..., Together]
 
 
 def too_large(error: Raise, most: int = FITS) -> Callable[..., Any]:

@@ -17,9 +17,7 @@ import pytest
 import batched
 from batched._collate.feature_spec import CACHE_LIMIT
 from batched.errors import CollationError
-from feature_stage import Together
-
-Make = Callable[..., Together]
+from feature_stage import Make
 
 NUMPY_DTYPES = [
     "float16",
