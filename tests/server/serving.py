@@ -120,16 +120,17 @@ def running(app: str, *arguments: str, **environment: str) -> Iterator[Server]:
 
 
 async def until(look: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
-    """The state of a server, as `look` asks it, once `condition` holds for it."""
+    """The state of a server that is polled, as `look` asks it, once `condition` holds for it."""
     state: T | None = None
     try:
         with anyio.fail_after(BOUND):
-            # a server that is polled
-            while not condition(state := await look()):  # noqa: ASYNC110
+            while True:
+                state = await look()
+                if condition(state):
+                    return state
                 await anyio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"it did not happen in time: {state}") from None
-    return state
 
 
 async def all_done(tasks: Iterable[asyncio.Task[Any]]) -> None:
