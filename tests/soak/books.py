@@ -78,8 +78,7 @@ class Books:
         self.faults = faults
         self.turns = 0  # odd while the batcher is closed, or being closed or opened
         self.cancels = False  # whether it was ever closed in a way that cancels what waits
-        # most items that may have run again because an output could not be split
-        self.run_apart = 0.0
+        self.runs_apart = False  # an item may run once more where an output cannot be split
         self.exact = True  # whether the statistics must agree with these books to the last call
         self.queue_timeout = math.inf  # after which calls that wait may be given up (s)
         self.refuses = False  # whether a full queue refuses calls
@@ -90,6 +89,12 @@ class Books:
         self.gone: list[int] = []
         self.blamed: list[tuple[str, str]] = []  # verdict and detail
         self._numbers = itertools.count(1)
+
+    @property
+    def most_again(self) -> int:
+        """Most runs of items that had run before, which the statistics do not count."""
+        apart = len(set(self.faults.ran)) if self.runs_apart else 0
+        return len(self.faults.again) + apart
 
     def begin(self, size: int = 1, *, tag: Any = 0, listed: bool = False, length: int = 0) -> Call:
         call = Call(next(self._numbers), size, tag, listed, self.turns, time.perf_counter(), length)
@@ -189,9 +194,10 @@ class Books:
 
     def _check_runs(self) -> None:
         runs = Counter(self.faults.ran)
-        twice = runs - Counter(dict.fromkeys(runs, 1)) - Counter(self.faults.again)
-        if sum(twice.values()) > self.run_apart:
-            self.blame("duplicated", f"items computed twice: {dict(twice)!r:.200}")
+        may_run = Counter(dict.fromkeys(runs, 1 + self.runs_apart))
+        more = runs - may_run - Counter(self.faults.again)
+        if more:
+            self.blame("duplicated", f"items computed too often: {dict(more)!r:.200}")
         computed = [item for item in self.gone if item in runs]
         if computed:
             self.blame(
@@ -205,7 +211,7 @@ class Books:
         overdue = ended[FULL] + ended[LATE]
         unanswered = ended["cancelled"] + ended["cancelled at shutdown"] + ended["closed"] + overdue
         good = stats.calls - stats.errors - stats.cancelled - stats.timed_out
-        wanted: dict[str, tuple[float, float, float]] = {
+        wanted = {
             "queue_size": (stats.queue_size, 0, 0),
             "in_flight": (stats.in_flight, 0, 0),
             "blocked": (stats.blocked, 0, 0),
@@ -216,14 +222,8 @@ class Books:
             wanted["timed_out"] = stats.timed_out, ended[LATE], ended[LATE] + unknown
             wanted["answered"] = good, ended["answered"], ended["answered"] + unknown
             wanted["unanswered"] = begun - good - stats.errors, unanswered, unanswered + unknown
-            extra = len(self.faults.again) + self.run_apart
-            wanted["items"] = (
-                stats.total_processed,
-                len(self.faults.ran) - extra,
-                len(self.faults.ran),
-            )
-            if not extra:
-                wanted["items"] = stats.total_processed, len(self.faults.ran), len(self.faults.ran)
+            ran = len(self.faults.ran)
+            wanted["items"] = stats.total_processed, ran - self.most_again, ran
             if self.observed is not None:
                 wanted["batches observed"] = (
                     len(self.observed),

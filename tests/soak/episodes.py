@@ -227,8 +227,8 @@ def _is_recorded(subject: Subject) -> bool:
     callers.
     """
     stats, observed = subject.fn.stats, subject.books.observed
-    extra = len(subject.faults.again) + subject.books.run_apart
-    return stats.total_processed >= len(subject.faults.ran) - extra and (
+    recorded = len(subject.faults.ran) - subject.books.most_again
+    return stats.total_processed >= recorded and (
         observed is None or len(observed) >= stats.total_batches
     )
 

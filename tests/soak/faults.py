@@ -203,7 +203,7 @@ def _explains(mark: Any, error: BaseException) -> bool:
 
 
 def _is_copy(error: BaseException | None, mark: Any) -> bool:
-    """Whether `error` is `mark`, or made to be told from it by nothing."""
+    """Whether `error` is `mark` or a copy of it."""
     return type(error) is type(mark) and vars(error).get("mark") is vars(mark).get("mark")
 
 
@@ -218,6 +218,9 @@ class Unhashable:
         self.faults.injected.append(HASH)
         self.error = Injected(HASH)
         raise self.error
+
+    def __eq__(self, other: object) -> bool:  # else it counts as itself, and nobody hashes it
+        return self is other
 
 
 class Incomparable:

@@ -63,8 +63,7 @@ class Subject:
         self.books = Books(self.faults)
         self.books.queue_timeout = self.settings.get("queue_timeout_ms", math.inf) / 1e3
         self.books.refuses = self.settings.get("on_full") == "raise"
-        if self.features and self.settings.get("unpad", "auto") == "auto":
-            self.books.run_apart = math.inf
+        self.books.runs_apart = self.features and self.settings.get("unpad", "auto") == "auto"
         self.delay = rng.choice([0.0, 0.0, 0.0005, 0.003])  # of some batches (s)
         self.gate = threading.Event()  # what a batch with an item of `held` waits for
         self.held: set[int] = set()
