@@ -63,6 +63,14 @@ class Gate:
         return items
 
 
+LOOPS: list[tuple[str, dict[str, Any]]] = [
+    ("asyncio", {}),
+    ("asyncio", {"use_uvloop": True}),
+    ("trio", {}),
+]
+"""Backends of `anyio.run`, each with its options."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Who calls, what kind of function, on which loop."""

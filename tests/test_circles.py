@@ -20,9 +20,7 @@ import pytest
 
 import batched
 from batched._runtime import shift
-from stage import BOUND, Stage, python, wait_until
-
-LOOPS: list[Any] = [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})]
+from stage import BOUND, LOOPS, Stage, python, wait_until
 
 
 def raised_or_returned(future: Any) -> Any:

@@ -23,7 +23,7 @@ import uvloop
 import batched
 from batched._runtime import wakers
 from batched._runtime.async_backend import current_loop
-from stage import BOUND, wait_until
+from stage import BOUND, LOOPS, wait_until
 
 
 def plain(items: list[int]) -> list[int]:
@@ -54,9 +54,7 @@ makers = pytest.mark.parametrize(
     ],
     ids=["threads", "aio-sync", "aio-coroutine"],
 )
-backends = pytest.mark.parametrize(
-    "backend", [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})], ids=str
-)
+backends = pytest.mark.parametrize(("backend", "options"), LOOPS)
 runners = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
@@ -163,7 +161,9 @@ def test_blocking_the_loop_that_must_answer_raises_instead_of_hanging() -> None:
     ],
     ids=["threads", "aio-sync", "aio-coroutine"],
 )
-def test_a_future_is_awaited_on_any_loop(backend: Any, decorator: Any, func: Any) -> None:
+def test_a_future_is_awaited_on_any_loop(
+    backend: str, options: dict[str, Any], decorator: Any, func: Any
+) -> None:
     fn = decorator(func)
 
     async def main() -> None:
@@ -175,11 +175,13 @@ def test_a_future_is_awaited_on_any_loop(backend: Any, decorator: Any, func: Any
                 await fn.submit(None)
             await fn.aclose()
 
-    anyio.run(main, backend=backend[0], backend_options=backend[1])
+    anyio.run(main, backend=backend, backend_options=options)
 
 
 @backends
-def test_a_task_that_gives_up_a_future_takes_the_item_out_of_the_queue(backend: Any) -> None:
+def test_a_task_that_gives_up_a_future_takes_the_item_out_of_the_queue(
+    backend: str, options: dict[str, Any]
+) -> None:
     @batched.aio.dynamically(batch_size=2, flush="window", timeout_ms=1e9)
     async def held(items: list[int]) -> list[int]:
         return items
@@ -196,7 +198,7 @@ def test_a_task_that_gives_up_a_future_takes_the_item_out_of_the_queue(backend: 
             assert await held([2, 3]) == [2, 3]
             await held.aclose()
 
-    anyio.run(main, backend=backend[0], backend_options=backend[1])
+    anyio.run(main, backend=backend, backend_options=options)
 
 
 def test_futures_are_gathered_and_have_time_limits_as_coroutines_have() -> None:

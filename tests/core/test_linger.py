@@ -197,7 +197,7 @@ def test_the_gains_are_those_of_the_formula() -> None:
 
 
 def test_only_what_was_seen_is_counted() -> None:
-    """The next chance came after 0.1 ms, so nothing is known of longer waits."""
+    """The next decision point came after 0.1 ms, so nothing is known of longer waits."""
     rule = Hindsight(timeout=1.0, batch_size=8)
     rule.finished(1, 0.0, 0.010, 0)
     rule.note_outstanding(4)
