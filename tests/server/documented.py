@@ -17,6 +17,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from batched.asgi import _Exchange
+
 BOUND = 120.0
 """Seconds after which the batch function stops waiting at the gate."""
 PAGE = Path(__file__).parents[2] / "docs/servers.md"
@@ -49,7 +51,7 @@ def state() -> dict[str, int]:
         "pid": os.getpid(),
         **{name: stats[name] for name in counted},
         "tasks": len(asyncio.all_tasks()),
-        "exchanges": sum(type(it).__name__ == "_Exchange" for it in gc.get_objects()),
+        "exchanges": sum(type(it) is _Exchange for it in gc.get_objects()),
     }
 
 

@@ -190,11 +190,11 @@ async def test_a_background_task_is_finished_though_its_client_is_gone() -> None
 @pytest.mark.parametrize("place", ["around", "inside"])
 async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
     """Starlette's, which runs what is inside it in a task, and fails where that answers nothing."""
-    left, seen = anyio.Event(), anyio.Event()
+    began, ended = anyio.Event(), anyio.Event()
     errors: list[Exception] = []
 
     async def wait(request: Request) -> Any:
-        left.set()
+        began.set()
         await anyio.sleep_forever()
         raise AssertionError
 
@@ -208,7 +208,7 @@ async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
             errors.append(error)
             raise
         finally:
-            seen.set()
+            ended.set()
 
     other, ours = (
         middleware.Middleware(base.BaseHTTPMiddleware, dispatch=dispatch),
@@ -219,8 +219,8 @@ async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
     async with served(app) as client:
         waiting = asyncio.create_task(client.get("/wait"))
         with anyio.fail_after(BOUND):
-            await left.wait()
+            await began.wait()
             waiting.cancel()
-            await seen.wait()
+            await ended.wait()
         assert errors == []
         assert (await client.get("/full")).status_code == 503
