@@ -19,6 +19,14 @@ def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
     return Scheduler(BatchPolicy(batch_size=batch_size, **settings))
 
 
+def windowed(batch_size: int = 4, timeout_ms: float = 1000, **settings: Any) -> Scheduler:
+    return scheduler(batch_size, flush="window", timeout_ms=timeout_ms, **settings)
+
+
+def requests_of(batch: Batch) -> list[Request]:
+    return [request for request, _, _ in batch.slices]
+
+
 def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
     """When what `request` waits with may leave, after it was submitted."""
     of.submit(request, now)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Hashable
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from batched._core.capacity import PATIENCE
 from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE
 from batched._core.scheduler import Batch, Request, Scheduler
-from scheduling import all_ran, departure, ran, scheduler, submitted, taken
+from scheduling import all_ran, departure, ran, scheduler, submitted, taken, windowed
 
 
 def call(*lengths: int, group: Hashable = "g") -> Request:
@@ -418,12 +417,8 @@ def test_the_oldest_small_call_always_leads_its_batch() -> None:
 # ---------------------------------------------------------------- when a batch leaves
 
 
-def windowed(batch_size: int = 8, **settings: Any) -> Scheduler:
-    return scheduler(batch_size, flush="window", timeout_ms=1000, **settings)
-
-
 def test_a_batch_is_full_when_one_more_item_would_not_fit_the_token_budget() -> None:
-    held = windowed(max_batch_tokens=49)
+    held = windowed(8, max_batch_tokens=49)
     for _ in range(3):
         assert departure(held, call(10), 0.0) == 1.0
     assert departure(held, call(10), 0.0) == AT_ONCE
@@ -432,14 +427,14 @@ def test_a_batch_is_full_when_one_more_item_would_not_fit_the_token_budget() -> 
 
 
 def test_a_long_item_fills_a_batch_sooner() -> None:
-    held = windowed(max_batch_tokens=40)
+    held = windowed(8, max_batch_tokens=40)
     held.submit(call(10), 0.0)
     assert departure(held, call(13, 2), 0.0) == AT_ONCE
     assert (ran(held).reason, held.waiting) == ("full", 0)
 
 
 def test_an_item_larger_than_the_token_budget_leaves_at_once_and_alone() -> None:
-    held = windowed(max_batch_tokens=40)
+    held = windowed(8, max_batch_tokens=40)
     assert departure(held, call(10), 0.0) == 1.0
     giant = call(41)
     assert departure(held, giant, 0.25) == AT_ONCE
@@ -447,7 +442,7 @@ def test_an_item_larger_than_the_token_budget_leaves_at_once_and_alone() -> None
 
 
 def test_a_group_is_held_again_when_its_longest_item_has_gone() -> None:
-    held = windowed(max_batch_tokens=40)
+    held = windowed(8, max_batch_tokens=40)
     giant = call(30)
     held.submit(call(10), 0.25)
     held.submit(giant, 0.5)
@@ -461,7 +456,7 @@ def test_a_group_is_held_again_when_its_longest_item_has_gone() -> None:
 
 
 def test_what_is_left_by_a_batch_counts_with_its_own_longest_item() -> None:
-    held = windowed(max_batch_tokens=40)
+    held = windowed(8, max_batch_tokens=40)
     submitted(held, *map(call, [20, 10, 19, 12, 10]))
     assert lengths(ran(held)) == [20, 19]
     assert held.next_deadline() == AT_ONCE  # three of at most 12 fill it
@@ -481,7 +476,7 @@ def test_after_a_memory_error_batches_are_smaller(with_lengths: bool) -> None:
 
 
 def test_after_a_memory_error_a_smaller_batch_is_full() -> None:
-    held = windowed()
+    held = windowed(8)
     submitted(held, Request([0] * 8, 8, "g", waker=None))
     ran(held, too_big=[(8, 0)])
     for count in range(1, 5):

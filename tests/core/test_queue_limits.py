@@ -9,8 +9,8 @@ import math
 import pytest
 
 from batched._core.linger import AT_ONCE, NEVER
-from batched._core.scheduler import Batch, Request, Scheduler
-from scheduling import call, departure, ran, scheduler
+from batched._core.scheduler import Request, Scheduler
+from scheduling import call, departure, ran, requests_of, scheduler
 
 
 def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
@@ -18,10 +18,6 @@ def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
     for request in requests:
         to.submit(request, now)
     return requests
-
-
-def requests_of(batch: Batch) -> list[Request]:
-    return [request for request, _, _ in batch.slices]
 
 
 # ---------------------------------------------------------------- room in the queue

@@ -8,28 +8,30 @@ import math
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from batched._core.linger import AT_ONCE, NEVER, Hindsight
 from batched._core.policy import Flush
 from batched._core.scheduler import Batch, Request, Scheduler
-from scheduling import all_ran, call, departure, ran, scheduler, submitted, taken
+from scheduling import (
+    all_ran,
+    call,
+    departure,
+    ran,
+    requests_of,
+    scheduler,
+    submitted,
+    taken,
+    windowed,
+)
 
 FLUSHES: tuple[Flush, ...] = ("auto", "eager", "window")
 
 
-def windowed(batch_size: int = 4, timeout_ms: float = 1000, **settings: Any) -> Scheduler:
-    return scheduler(batch_size, flush="window", timeout_ms=timeout_ms, **settings)
-
-
 def contents(batch: Batch) -> list[tuple[Request, int, int]]:
     return [(request, start, stop) for request, start, stop in batch.slices]
-
-
-def requests_of(batch: Batch) -> list[Request]:
-    return [request for request, _, _ in batch.slices]
 
 
 # ---------------------------------------------------------------- nothing to do
@@ -969,84 +971,84 @@ def test_what_has_left_behind_a_call_that_waits_is_let_go() -> None:
 
 
 def test_a_batch_that_is_not_full_is_not_made_ready_while_all_workers_are_busy() -> None:
-    made = scheduler(batch_size=2, flush="eager", prefetch=1)
-    submitted(made, call())
-    first = taken(made)
-    submitted(made, call())
-    assert made.take(1.0) is None
-    assert made.next_deadline() == NEVER
-    made.finished(first, 2.0)
-    assert made.next_deadline() <= 2.0
-    assert taken(made, 2.0).size == 1
+    queue = scheduler(batch_size=2, flush="eager", prefetch=1)
+    submitted(queue, call())
+    first = taken(queue)
+    submitted(queue, call())
+    assert queue.take(1.0) is None
+    assert queue.next_deadline() == NEVER
+    queue.finished(first, 2.0)
+    assert queue.next_deadline() <= 2.0
+    assert taken(queue, 2.0).size == 1
 
 
 def test_a_full_batch_is_made_ready_while_all_workers_are_busy() -> None:
-    made = scheduler(batch_size=2, flush="eager", prefetch=1)
-    submitted(made, call())
-    taken(made)
-    submitted(made, call(), call(), call(), call())
-    assert taken(made, 1.0).size == 2
-    assert made.take(1.0) is None, "there is one ready already"
+    queue = scheduler(batch_size=2, flush="eager", prefetch=1)
+    submitted(queue, call())
+    taken(queue)
+    submitted(queue, call(), call(), call(), call())
+    assert taken(queue, 1.0).size == 2
+    assert queue.take(1.0) is None, "there is one ready already"
 
 
 def test_what_blocks_others_is_made_ready_though_it_fills_no_batch() -> None:
     """Nothing can join it: the queue is full."""
-    made = scheduler(batch_size=4, flush="eager", prefetch=1, max_queue_size=2)
-    submitted(made, call(2))
-    taken(made)
-    submitted(made, call(2), call(1))
-    assert taken(made, 1.0).size == 2
+    queue = scheduler(batch_size=4, flush="eager", prefetch=1, max_queue_size=2)
+    submitted(queue, call(2))
+    taken(queue)
+    submitted(queue, call(2), call(1))
+    assert taken(queue, 1.0).size == 2
 
 
 @pytest.mark.parametrize("waits", [1, 9])
 def test_nobody_is_left_waiting_behind_batches_that_are_made_ready(waits: int) -> None:
     """A small call and a large one of another group, beside callers who always fill a batch."""
-    made = scheduler(batch_size=4, flush="eager", prefetch=1, small_batch_threshold=8)
-    submitted(made, call(4), call(4))
-    running = [taken(made), taken(made)]
+    queue = scheduler(batch_size=4, flush="eager", prefetch=1, small_batch_threshold=8)
+    submitted(queue, call(4), call(4))
+    running = [taken(queue), taken(queue)]
     late = call(waits, "other")
-    submitted(made, late)
+    submitted(queue, late)
     batches = 0
     while late.dispatched < late.size:
-        submitted(made, *[call() for _ in range(8)])
-        made.finished(running.pop(0), 1.0)
-        while (batch := made.take(1.0)) is not None:
+        submitted(queue, *[call() for _ in range(8)])
+        queue.finished(running.pop(0), 1.0)
+        while (batch := queue.take(1.0)) is not None:
             running.append(batch)
             batches += 1
-        assert made.next_deadline() > 1.0, "it takes whatever it says may leave"
+        assert queue.next_deadline() > 1.0, "it takes whatever it says may leave"
     assert batches <= 4 * 9 / 4 + 4
 
 
 def test_cancelled_groups_are_not_kept() -> None:
-    made = scheduler(flush="eager")
-    submitted(made, call(4))
-    taken(made)  # the only worker is busy
-    submitted(made, call(group="waits"))
+    queue = scheduler(flush="eager")
+    submitted(queue, call(4))
+    taken(queue)  # the only worker is busy
+    submitted(queue, call(group="waits"))
     for number in range(100):
         gone = call(group=number)
-        submitted(made, gone)
-        made.cancel(gone)
-    assert len(made._small) <= 3
-    assert len(list(made)) == 1
+        submitted(queue, gone)
+        queue.cancel(gone)
+    assert len(queue._small) <= 3
+    assert len(list(queue)) == 1
 
 
 def test_a_window_holds_whatever_workers_are_free() -> None:
-    made = scheduler(flush="window", timeout_ms=1000, max_concurrent_batches=2)
-    assert departure(made, call(), 5.0) == 6.0
+    queue = scheduler(flush="window", timeout_ms=1000, max_concurrent_batches=2)
+    assert departure(queue, call(), 5.0) == 6.0
 
 
 def test_only_what_would_take_the_last_free_worker_is_held() -> None:
-    made = scheduler(batch_size=4, timeout_ms=1000, max_concurrent_batches=2)
-    rule = made._rule
+    queue = scheduler(batch_size=4, timeout_ms=1000, max_concurrent_batches=2)
+    rule = queue._rule
     assert isinstance(rule, Hindsight)
     rule._linger, rule.holds, rule.expected = 0.5, True, 4
-    assert departure(made, call(), 1.0) == AT_ONCE, "two workers are free"
-    first = taken(made, 1.0)
+    assert departure(queue, call(), 1.0) == AT_ONCE, "two workers are free"
+    first = taken(queue, 1.0)
     assert first.reason == "eager"
-    assert departure(made, call(), 2.0) == 2.5
-    assert made.take(2.0) is None
-    made.finished(first, 2.25)
-    assert made.take(2.25) is not None
+    assert departure(queue, call(), 2.0) == 2.5
+    assert queue.take(2.0) is None
+    queue.finished(first, 2.25)
+    assert queue.take(2.25) is not None
 
 
 def test_nobody_is_held_where_those_left_behind_would_wait_too_long() -> None:
@@ -1082,9 +1084,9 @@ def test_taking_a_batch_takes_no_longer_the_more_wait(
     """Counted in calls of functions; the first batches put what waits in order."""
 
     def count(waiting: int) -> int:
-        made = scheduler(batch_size=8, flush=flush)
+        queue = scheduler(batch_size=8, flush=flush)
         for number in range(waiting):
-            made.submit(request_of(number), 0.0)
+            queue.submit(request_of(number), 0.0)
         calls = 0
 
         def noted(_frame: object, event: str, _argument: object) -> None:
@@ -1092,10 +1094,10 @@ def test_taking_a_batch_takes_no_longer_the_more_wait(
             calls += event == "call"
 
         for now in range(1, 6):
-            made.finished(taken(made, float(now)), now + 0.5)
+            queue.finished(taken(queue, float(now)), now + 0.5)
         sys.setprofile(noted)
         try:
-            made.take(7.0)
+            queue.take(7.0)
         finally:
             sys.setprofile(None)
         return calls
@@ -1104,10 +1106,10 @@ def test_taking_a_batch_takes_no_longer_the_more_wait(
 
 
 def test_a_group_that_empties_and_fills_again_is_listed_once() -> None:
-    made = scheduler(batch_size=1, flush="eager", small_batch_threshold=1)
-    submitted(made, call(500))  # so that the group never empties
+    queue = scheduler(batch_size=1, flush="eager", small_batch_threshold=1)
+    submitted(queue, call(500))  # so that the group never empties
     for now in range(100):
-        submitted(made, call(), now=float(now))
-        ran(made, float(now))
-    assert len(made._small) <= 1
-    assert len(made._large) == 1
+        submitted(queue, call(), now=float(now))
+        ran(queue, float(now))
+    assert len(queue._small) <= 1
+    assert len(queue._large) == 1
