@@ -5,7 +5,6 @@ torch of these tests is a fake that records what is asked of it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -80,7 +79,9 @@ class Stream:
 
 
 class FakeTorch(ModuleType):
-    """Records of streams in `log`; the current device is one of each thread's own."""
+    """Records of streams in `log`; the current device is one of each thread's own. A new stream is
+    of the device that is the current one.
+    """
 
     def __init__(self) -> None:
         super().__init__("torch")
@@ -89,18 +90,22 @@ class FakeTorch(ModuleType):
         self.device = Device
         self.strided = "strided"
         self.current = threading.local()
-        self.numbers = itertools.count(1)
         self.cuda = SimpleNamespace(
             Event=lambda **_: SimpleNamespace(
                 record=lambda stream: self.log.append(("record", stream)),
                 synchronize=lambda: self.log.append("wait"),
             ),
             current_stream=self.current_stream,
-            device=lambda device: contextlib.nullcontext(),
-            Stream=lambda: f"stream {next(self.numbers)}",
+            device=self.on_device,
+            Stream=lambda: f"new stream of {self.current.device}",
             set_stream=lambda stream: setattr(self.current, "stream", stream),
             current_device=lambda: getattr(self.current, "index", 0),
         )
+
+    @contextlib.contextmanager
+    def on_device(self, device: Any) -> Iterator[None]:
+        self.current.device = device
+        yield
 
     def current_stream(self, device: Any) -> Any:
         """The stream of this thread, which shows as its name."""
@@ -151,7 +156,7 @@ def test_features_made_ready_by_another_thread_are_waited_for_and_kept_by_the_st
         return collator.hand_over(call)
 
     arrivals = elsewhere(make_ready)
-    assert torch.log == [("record", "stream 1")], "a stream of its own"
+    assert torch.log == [("record", "new stream of cuda:1")]
     collator.take_over(call, arrivals)
     assert torch.log[1:] == [
         ("stream of cuda:1", "waits"),

@@ -464,6 +464,14 @@ def test_lone_odd_calls_do_not_keep_others_from_running_together(together: Make)
     assert [batch["ids"].shape for batch in two.seen[-3:]] == [(2, 7)] * 3
 
 
+def test_once_a_run_agrees_with_an_odd_one_callers_share_runs_again(together: Make) -> None:
+    two = together(lambda features: features["ids"][:, :16])
+    for width in (3, 20, 30):
+        two.results(tokens(width))
+    assert [result.shape for result in two.results(tokens(20), tokens(30))] == [(1, 16), (1, 16)]
+    assert two.seen[-1]["ids"].shape == (2, 30)
+
+
 def test_what_has_been_learned_is_not_kept_for_ever(
     together: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
