@@ -298,6 +298,16 @@ def test_equal_objects_that_do_not_show_their_content_share_a_batch() -> None:
     assert not same(Config(1), Config(2))
 
 
+def test_an_object_without_an_equality_counts_as_itself_and_is_not_looked_at() -> None:
+    class Model:
+        def __repr__(self) -> str:
+            raise AssertionError("it may be large")
+
+    one, other = Model(), Model()
+    assert same(one, one)
+    assert not same(one, other)
+
+
 def test_an_object_that_looks_another_way_does_not_share_a_batch_with_its_equal() -> None:
     one, other = Talkative(1), Talkative(1)
     assert same(one, other)

@@ -1041,14 +1041,14 @@ def test_only_what_would_take_the_last_free_worker_is_held() -> None:
     queue = scheduler(batch_size=4, timeout_ms=1000, max_concurrent_batches=2)
     rule = queue._rule
     assert isinstance(rule, Hindsight)
-    rule._linger, rule.holds, rule.expected = 0.5, True, 4
+    rule._linger, rule.holds, rule.expected, rule.reason = 0.5, True, 4, "settled"
     assert departure(queue, call(), 1.0) == AT_ONCE, "two workers are free"
     first = taken(queue, 1.0)
     assert first.reason == "eager"
     assert departure(queue, call(), 2.0) == 2.5
     assert queue.take(2.0) is None
     queue.finished(first, 2.25)
-    assert queue.take(2.25) is not None
+    assert taken(queue, 2.25).reason == "eager"
 
 
 def test_nobody_is_held_where_those_left_behind_would_wait_too_long() -> None:
