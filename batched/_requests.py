@@ -29,6 +29,8 @@ CHECKED_TYPES: Final = 64
 """Most other types of items that a parser remembers not to be refused."""
 
 COLLECTIONS: Final = {
+    ("array", "array"): "series",
+    ("builtins", "dict_items"): "series",
     ("builtins", "dict_keys"): "series",
     ("builtins", "dict_values"): "series",
     ("builtins", "range"): "series",

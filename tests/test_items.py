@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import collections
 import io
@@ -60,6 +61,8 @@ MANY: list[Callable[[], Any]] = [
     lambda: range(2),
     lambda: collections.deque(["one"]),
     lambda: {"one": 1}.keys(),
+    lambda: {"one": 1}.items(),
+    lambda: array.array("i", [1, 2]),
     lambda: {1: "one"}.values(),
     Strings,
 ]

@@ -61,7 +61,8 @@ def copy_exception(
     """
     copies = {} if copies is None else copies
     try:
-        return copies.get(id(error)) or _copy(error, copies)
+        known = copies.get(id(error))
+        return _copy(error, copies) if known is None else known
     except BaseException:  # of a compiled class, or of a metaclass
         return error
 

@@ -2,8 +2,8 @@
 
 The rules, in the order in which they are applied:
 
-1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once, and
-   `prefetch` more are ready.
+1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once.
+   `prefetch` more, each of them full, are made ready ahead.
 2. Requests that may share a batch form a group. A group may leave when it fills a batch, when a
    call of it has already begun, when the scheduler drains, or when the linger rule lets it go. A
    held group never keeps a worker from another group. How many items fill a batch depends on the

@@ -126,3 +126,16 @@ def test_cause_and_context_are_copied_once_each_also_in_a_circle() -> None:
     assert twin.__cause__.__context__ is twin
     twin.__cause__.add_note("of one caller")
     assert not hasattr(root, "__notes__")
+
+
+def test_an_exception_that_has_no_truth_is_copied_once() -> None:
+    class Neither(Exception):
+        def __bool__(self) -> bool:
+            raise ValueError("neither true nor false")
+
+    error, cause = KeyError(), Neither()
+    error.__cause__ = error.__context__ = cause
+    twin = copy_exception(error)
+    assert twin is not error
+    assert type(twin.__cause__) is Neither
+    assert twin.__cause__ is twin.__context__ is not cause
