@@ -7,7 +7,8 @@ BatchedError
 ├── CollationError(ValueError)         features that make no batch
 ├── QueueFull(RuntimeError)            no room in the queue, and the call was not to wait for it
 ├── QueueTimeout(TimeoutError)         the call waited too long, and nothing of it was run
-└── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
+├── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
+└── ResultError(ValueError)            the result of an offline run cannot be written there
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "CollationError",
     "QueueFull",
     "QueueTimeout",
+    "ResultError",
 ]
 
 
@@ -83,3 +85,9 @@ class QueueTimeout(BatchedError, TimeoutError):
 
 class BatcherClosed(BatchedError, RuntimeError):
     """The batcher was shut down, so it takes no more calls; entering `with fn:` opens it again."""
+
+
+class ResultError(BatchedError, ValueError):
+    """The destination of an offline run is none: its folder is missing, full or read-only, a file
+    that no run made is there, or the format is unknown.
+    """

@@ -1,0 +1,1 @@
+"""The same batch function over a dataset."""
