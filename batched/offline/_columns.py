@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -123,7 +123,7 @@ class Columns:
             arrays = list(map(_to_arrow, self._transpose(plain), types))
         return arrays, types
 
-    def _transpose(self, rows: dict[int, Sequence[Any]]) -> list[Sequence[Any]]:
+    def _transpose(self, rows: Mapping[int, Sequence[Any]]) -> list[Sequence[Any]]:
         return list(zip(*rows.values(), strict=True)) or [()] * len(self.names)
 
     def _read_row(

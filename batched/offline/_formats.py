@@ -74,7 +74,7 @@ class Parquet:
         self._open()
 
     def _open(self) -> None:
-        self._file = pq.ParquetWriter(next(self._paths), self._schema, **self._settings)
+        self._file: Any = pq.ParquetWriter(next(self._paths), self._schema, **self._settings)
         self._file_rows = self._file_bytes = 0
         self._group: list[Any] = []
         self._group_rows = self._group_bytes = 0
@@ -251,7 +251,7 @@ def _data_bytes(array: Any) -> int:
     """Bytes of the values: by what they are, not by the buffers that happen to hold them."""
     kind, types = array.type, pa.types
     if _is_text(kind):
-        return pc.sum(pc.binary_length(array)).as_py() or 0
+        return pc.call_function("binary_length", [array]).sum().as_py() or 0
     if types.is_struct(kind):
         return sum(map(_data_bytes, array.flatten()))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):

@@ -329,22 +329,21 @@ def _read_decimal(value: Decimal) -> tuple[Any, Type]:
 
 
 def as_dict(value: Any) -> dict[Any, Any] | None:
+    """Names and values of a mapping, a dataclass or a model of pydantic; None of others."""
     if isinstance(value, Mapping):
         return dict(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    if hasattr(type(value), "model_dump"):  # pydantic
-        dumped: dict[Any, Any] = value.model_dump()
-        return dumped
-    return None
+    dump = getattr(type(value), "model_dump", None)  # of pydantic
+    return None if dump is None else dict(dump(value))
 
 
 def to_python(array: Any) -> list[Any]:
     """Values of an Arrow array as the table above has them."""
     if array.null_count:
         valid = array.is_valid().to_pylist()
-        values = iter(to_python(array.drop_null()))
-        return [next(values) if there else None for there in valid]
+        present = iter(to_python(array.drop_null()))
+        return [next(present) if there else None for there in valid]
     kind = array.type
     rows: list[Any]
     if pa.types.is_struct(kind) and kind.num_fields:

@@ -274,7 +274,7 @@ def test_the_bytes_do_not_depend_on_windows(dest: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(_formats, "GROUP_BYTES", 8_000)
     everything = list(rows(500))
     table = table_of(everything)
-    limits = {"overwrite": True, "part_rows": 210, "part_bytes": 40_000}
+    limits: dict[str, Any] = {"overwrite": True, "part_rows": 210, "part_bytes": 40_000}
     write(dest, table, **limits)
     first = content(dest)
     rng = np.random.default_rng(1)
