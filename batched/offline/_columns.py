@@ -22,6 +22,7 @@ from batched.offline._values import (
     arrow_type,
     as_dict,
     common_type,
+    describe,
     read,
     show,
     to_python,
@@ -36,7 +37,7 @@ class Columns:
         """`state` is what `state()` returned in an earlier run."""
         self.names = list(names)
         stored = json.loads(state) if state else {}
-        self._types = tuple(_as_type(stored.get(name, "null")) for name in self.names)
+        self._types = tuple(_as_type(stored.get(name, "unseen")) for name in self.names)
 
     def state(self) -> str:
         """JSON from which these columns can be made again."""
@@ -136,9 +137,9 @@ class Columns:
                 widened.append(unify(so_far, kind))
             except Conflict as error:
                 where, held, new = error.args
-                inside = f" in {where!r}, and {arrow_type(new)} in" if where else ", and"
+                inside = f" in {where!r}, and {describe(new)} in" if where else ", and"
                 raise Unfit(
-                    f"column {name!r} holds {arrow_type(held)} so far{inside} this row's result "
+                    f"column {name!r} holds {describe(held)} so far{inside} this row's result "
                     f"{'' if where else 'is '}{show(value)}"
                 ) from None
             except Exception as error:

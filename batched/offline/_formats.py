@@ -172,7 +172,7 @@ def _json_value(value: Any) -> Any:
         return format(value, "f")
     if isinstance(value, timedelta):
         return value.total_seconds()
-    raise TypeError
+    raise TypeError(f"a {type(value).__name__} has no form as text")
 
 
 def csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:

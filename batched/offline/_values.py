@@ -5,7 +5,8 @@
 2. Types are widened only where nothing is lost: null to anything, integers to float while all of
    them lie within 2**53 (where a double is exact), decimals to more digits, structs to more fields,
    vectors of one length to those of any, arrays to lists where there are lists, too, and all of
-   this inside lists and structs.
+   this inside lists and structs. A `fixed_size_list` has neither missing rows nor a parent: pyarrow
+   up to 20 at least cannot read these from Parquet.
 3. What comes back is decided by the Arrow type alone:
 
    | result | column | comes back as |
@@ -16,7 +17,8 @@
    | Decimal, at most 38 digits | decimal128 | Decimal, equal to what went in |
    | mapping, dataclass, pydantic model | struct | dict; fields that it lacked are None |
    | list, tuple | list | list; integers among floats are floats |
-   | array or tensor of one dimension | fixed_size_list; large_list if of many lengths | array |
+   | vector: array or tensor of one dimension | fixed_size_list | array |
+   | vectors of many lengths, beside None, in a dict or list | large_list | array |
    | scalar, or array of no dimension | as that of Python | scalar of Python |
 
    Arrays keep their dtype, but float16 and bfloat16 become float32; they are lists where the
@@ -45,6 +47,7 @@ Type = str | tuple[Any, ...]
 """
 
 FLAT: dict[str, Any] = {
+    "unseen": pa.null(),  # not even None
     "null": pa.null(),
     "bool": pa.bool_(),
     "int53": pa.int64(),  # every one so far is exact as a double
@@ -97,17 +100,26 @@ def arrow_type(kind: Type) -> Any:
             return pa.list_(pa.from_numpy_dtype(dtype), length)
         case ("array", dtype):
             return pa.large_list(pa.from_numpy_dtype(dtype))
-        case (_, whole, places):
+        case _:
+            _, whole, places = kind
             return pa.decimal128(whole + places, places)
+
+
+def describe(kind: Type) -> str:
+    """The type as messages have it."""
+    return f"arrays of {kind[1]}" if kind[0] in ("vector", "array") else str(arrow_type(kind))
 
 
 @lru_cache(1024)
 def unify(a: Type, b: Type, where: str = "") -> Type:
     """The narrowest type that takes values of both without loss."""
-    if a == b or b == "null":
+    if a == b or b == "unseen":
         return a
-    if a == "null":
+    if a == "unseen":
         return b
+    if "null" in (a, b):
+        other = b if a == "null" else a
+        return ("array", other[1]) if other[0] == "vector" else other
     both = {a if isinstance(a, str) else a[0], b if isinstance(b, str) else b[0]}
     if both == {"int53", "int64"}:
         return "int64"
@@ -155,10 +167,9 @@ def common_type(values: Sequence[Any]) -> Type:
     """The type of values that are alike, found quickly; `Unfit` where each must be read."""
     kinds = set(map(type, values))
     if NoneType in kinds:
-        values = [value for value in values if value is not None]
-        kinds.discard(NoneType)
+        return unify("null", common_type([value for value in values if value is not None]))
     if not kinds:
-        return "null"
+        return "unseen"
     kind = kinds.pop()
     if not kinds:
         if kind is str:
@@ -226,7 +237,7 @@ def _read_list(value: Sequence[Any], depth: int) -> tuple[Any, Type]:
         return value, ("list", "float")
     if kinds == {int}:
         return value, ("list", unify(_int(min(value)), _int(max(value))))
-    common: Type = "null"
+    common: Type = "unseen"
     plain = []
     for item in value:
         element, kind = read(item, depth + 1)
@@ -234,7 +245,7 @@ def _read_list(value: Sequence[Any], depth: int) -> tuple[Any, Type]:
             common = unify(common, kind)
         except Conflict as error:
             _, held, new = error.args
-            types = f"{arrow_type(held)} and {arrow_type(new)}"
+            types = f"{describe(held)} and {describe(new)}"
             raise Unfit(f"a list must hold values of one type, and this has {types}") from None
         plain.append(element)
     return plain, ("list", common)
@@ -252,8 +263,9 @@ def _read_array(value: Any, depth: int) -> tuple[Any, Type]:
         raise Unfit(f"arrays of dtype {dtype} cannot be stored; return numbers of up to 64 bits")
     if dtype == np.float16 or not dtype.isnative:
         value = value.astype(np.float32 if dtype == np.float16 else dtype.newbyteorder("="))
-    kind = ("vector", value.dtype.name, len(value)) if len(value) else ("array", value.dtype.name)
-    return value, kind
+    if depth or not len(value):
+        return value, ("array", value.dtype.name)
+    return value, ("vector", value.dtype.name, len(value))
 
 
 def _read_other(value: Any, depth: int) -> tuple[Any, Type]:

@@ -411,6 +411,23 @@ def test_times_in_nanoseconds_and_in_other_zones_are_kept(tmp_path: Path) -> Non
     ]
 
 
+def test_columns_of_a_source_may_have_types_that_no_step_returns(tmp_path: Path) -> None:
+    pairs = pa.array([["a", "b"], None], pa.list_(pa.string(), 2))
+    tensor = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int8(), [2]), pa.array([[1, 2], None], pa.list_(pa.int8(), 2))
+    )
+    write(f"{tmp_path}/r.jsonl", pa.table({"a": pairs, "b": tensor}))
+    lines = (tmp_path / "r.jsonl").read_text().splitlines()
+    assert lines == ['{"a":["a","b"],"b":[1,2]}', '{"a":null,"b":null}']
+
+
+def test_a_value_that_is_no_json_is_an_error(tmp_path: Path) -> None:
+    writer = open_result(tmp_path / "r.jsonl").writer(pa.schema([("a", pa.null())]))
+    with pytest.raises(TypeError, match="object"):
+        writer.write({"a": [object()]})
+    writer.abort()
+
+
 def test_rows_of_unequal_columns_are_an_error(dest: str) -> None:
     writer = open_result(dest).writer(TABLE.schema)
     with pytest.raises(ValueError, match=r".+"):
