@@ -58,7 +58,7 @@ class Columns:
             columns = self._transpose(rows)
             types = tuple(map(unify, self._types, map(common_type, columns)))
             arrays = list(map(_to_arrow, columns, types))
-        except (ValueError, TypeError, pa.ArrowException):
+        except Exception:
             arrays, types = self._encode_each(rows, reasons)
         self._types = types
         return pa.RecordBatch.from_arrays(arrays, names=self.names), reasons
@@ -83,7 +83,10 @@ class Columns:
         reasons: dict[int, str] = {}
         names = set(self.names)
         for place, result in enumerate(results):
-            row = result if type(result) is dict else as_dict(result)
+            try:
+                row = result if type(result) is dict else as_dict(result)
+            except Exception:  # of a mapping that cannot be read
+                row = None
             if row is not None and row.keys() == names:
                 rows[place] = [row[name] for name in self.names]
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -18,7 +18,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
-from hypothesis import given  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from batched.offline._chunks import from_bytes, to_bytes  # noqa: E402
@@ -440,6 +440,12 @@ def test_several_outputs_are_a_dict_with_all_names() -> None:
         "place",
     }
 
+    class Broken(UserDict[str, Any]):
+        def __iter__(self) -> Any:
+            raise RuntimeError
+
+    assert "and this row's is Broken " in columns.encode([Broken(label="x")])[1][0]
+
     @dataclass
     class Answer:
         label: str
@@ -487,6 +493,7 @@ def lossless(went_in: Any, back: Any) -> bool:
     return bool(went_in == back) or went_in != went_in
 
 
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(st.lists(VALUES, max_size=5), max_size=4))
 def test_whatever_comes_is_stored_without_loss_or_refused(batches: list[list[Any]]) -> None:
     columns = Columns(["out"])
