@@ -8,10 +8,17 @@ BatchedError
 ├── QueueFull(RuntimeError)            no room in the queue, and the call was not to wait for it
 ├── QueueTimeout(TimeoutError)         the call waited too long, and nothing of it was run
 ├── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
+├── SourceError(ValueError)            rows, keys or columns that `batched.offline` cannot read, or
+│                                      that changed while it did
+├── RunLocked(RuntimeError)            another run has the progress file
+├── RunMismatch(ValueError)            the progress file is of steps that meant something else
+├── RunStopped(RuntimeError)           too many rows or batches failed for a run to go on
 └── ResultError(ValueError)            the result of an offline run cannot be written there
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = [
     "BatchFunctionError",
@@ -22,6 +29,10 @@ __all__ = [
     "QueueFull",
     "QueueTimeout",
     "ResultError",
+    "RunLocked",
+    "RunMismatch",
+    "RunStopped",
+    "SourceError",
 ]
 
 
@@ -85,6 +96,34 @@ class QueueTimeout(BatchedError, TimeoutError):
 
 class BatcherClosed(BatchedError, RuntimeError):
     """The batcher was shut down, so it takes no more calls; entering `with fn:` opens it again."""
+
+
+class SourceError(BatchedError, ValueError):
+    """The source of an offline run is not as it must be: a row, a key or a column is bad or
+    missing, a file cannot be read, or one changed during the run. What was committed before is
+    kept.
+    """
+
+
+class RunLocked(BatchedError, RuntimeError):
+    """Another run has the progress file, or took it over from this one; this run writes nothing to
+    it.
+    """
+
+
+class RunMismatch(BatchedError, ValueError):
+    """The progress file was written by steps that meant something else: another function, other
+    parameters, other columns. Nothing of it was changed.
+    """
+
+
+class RunStopped(BatchedError, RuntimeError):
+    """The run ended early: more rows failed than `max_failed` allows, or one batch after another
+    failed whole. What was committed is kept, and running again goes on from there.
+    """
+
+    report: Any = None
+    """The `offline.Report` of the run up to then."""
 
 
 class ResultError(BatchedError, ValueError):

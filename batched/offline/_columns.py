@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from batched.offline._values import (
+from ._values import (
     Conflict,
     Type,
     Unfit,

@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batched.offline._values import to_python
+from ._values import to_python
 
 BLOCK_ROWS = 1_024
 """Rows after which a row group may end."""

@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from batched.errors import ResultError
-from batched.offline._formats import Lines, Parquet, csv_lines, json_lines
+from ..errors import ResultError
+from ._formats import Lines, Parquet, csv_lines, json_lines
 
 Stamp = dict[str, list[int]]
 """Size in bytes and time of change in ns of the file, or of each file of the folder, by name."""
