@@ -13,7 +13,9 @@ BatchedError
 ├── RunLocked(RuntimeError)            another run has the progress file
 ├── RunMismatch(ValueError)            the progress file is of steps that meant something else
 ├── RunStopped(RuntimeError)           too many rows or batches failed for a run to go on
-└── ResultError(ValueError)            the result of an offline run cannot be written there
+├── ResultError(ValueError)            the result of an offline run cannot be written there
+├── TimeLimitExceeded(RuntimeError)    offline: a call of the function took longer than `timeout_s`
+└── WorkerDied(RuntimeError)           offline: the process that ran the function ended
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ __all__ = [
     "RunMismatch",
     "RunStopped",
     "SourceError",
+    "TimeLimitExceeded",
+    "WorkerDied",
 ]
 
 
@@ -130,3 +134,11 @@ class ResultError(BatchedError, ValueError):
     """The destination of an offline run is none: its folder is missing, full or read-only, a file
     that no run made is there, or the format is unknown.
     """
+
+
+class TimeLimitExceeded(BatchedError, RuntimeError):
+    """A call of the function of a step took longer than `timeout_s`, and was ended."""
+
+
+class WorkerDied(BatchedError, RuntimeError):
+    """The process that ran the function of a step ended: it crashed, exited or was killed."""

@@ -8,18 +8,21 @@ has no queue, waker, lock or clock: drivers stand around it. Its rules:
    until they fit or are one item; no part with an item as long or longer is tried with more items
    than such a half.
 3. What fails with an error that `isolates` is cut in halves, too, until the items that fail stand
-   alone. So one bad item in 64 takes 13 calls.
+   alone. So one bad item in 64 takes 13 calls. Both halves are tried before either is cut: by the
+   third call it is known whether any of the batch succeeds.
 4. What cannot be split among its slices is run in groups that the collator names. A group that it
    can collate in several ways is run in the next one if it fails.
 5. Any other error is the outcome of all slices of that attempt. A call of which a slice has failed
-   fails as a whole: the rest of it is not tried any more, unless its items were sorted by length
-   and the error to tell is the one of the item that stood first.
+   fails as a whole, with the error of its item that stood first: what stood after the slice is not
+   tried any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from itertools import compress
+from operator import itemgetter, not_
 from typing import Any
 
 from .._collate.collator import Call, Collate, Collator, GroupsNeeded, Part
@@ -41,14 +44,19 @@ Outcomes = tuple[list[Slice], Sequence[Any], Sequence[int]]
 
 Attempts = Generator[Call, CallOutcome, Outcomes]
 
+_first = itemgetter(0)
+
 
 def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: ErrorTest) -> Attempts:
     """Yields each call to be made for `batch`, and is sent its outcome."""
     slices, tried = batch.slices, 0  # what comes next, and the calls that it was in
     ways: Sequence[Collate] = (collator.collate,)  # to collate it, each for when one has failed
-    todo: list[tuple[list[Slice], int, Sequence[Collate]]] = []  # what comes after it
+    # what comes after it, last first; True for what has failed, and is to be cut
+    todo: list[tuple[list[Slice], int, Sequence[Collate], bool]] = []
+    tries = 0  # from here on in `todo`, nothing is to be cut
     done: list[tuple[Slice, Any, int]] = []
-    lost: dict[Request, BaseException] = {}  # requests that have failed, and are not tried on
+    # requests that have failed: the place from which they are not tried on, and the error
+    lost: dict[Request, tuple[int, BaseException]] = {}
     results: Sequence[Any] = ()
     context: Any = None
     while True:
@@ -76,7 +84,7 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
             error, groups = None, [(slices, ways[1:])]
         if groups:
             batch.fitted = False
-            todo += [(part, tried, others) for part, others in reversed(groups)]
+            todo += [(part, tried, others, False) for part, others in reversed(groups)]
         elif error is None:
             done += [(each, part, tried) for each, part in zip(slices, results, strict=True)]
         else:
@@ -86,13 +94,14 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
                 drop_locals(error)  # also if it is told: the next attempt has all memory for itself
             if size > 1 and too_big:
                 batch.too_big = [*batch.too_big, (size, _longest(slices))]
-                todo.append((slices, tried, ways))  # cut below, to what may fit by now
+                todo.append((slices, tried, ways, False))  # cut below, to what may fit by now
             elif size > 1 and _passes(isolates, error):
-                todo += [(half, tried, ways) for half in reversed(_cut(slices, size // 2))]
+                todo.insert(tries, (slices, tried, ways, True))
             else:
                 done += [(each, error, tried) for each in slices]
-                # one whose items were sorted goes on: an item that stood earlier may fail, too
-                lost.update({request: error for request, _, _ in slices if request.order is None})
+                for each in slices:
+                    failed_here = _place(each), error
+                    lost[each[0]] = min(lost.get(each[0], failed_here), failed_here, key=_first)
             error = None
             if too_big:
                 with suppress(BaseException):  # whatever passes for torch there
@@ -100,19 +109,26 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
         slices = []
         while not slices:
             if not todo:
-                done.sort(key=_place)  # a call is told of its failed item that stood first in it
+                # a call is told of its failed item that stood first in it
+                done.sort(key=lambda outcome: _place(outcome[0]))
                 return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]
-            slices, tried, ways = todo.pop()
+            slices, tried, ways, failed = todo.pop()
             if lost:
-                done += [(each, lost[each[0]], tried) for each in slices if each[0] in lost]
-                slices = [each for each in slices if each[0] not in lost]
-            if slices and batch.too_big:
+                ended = [_comes_after(each, lost) for each in slices]
+                done += [(each, lost[each[0]][1], tried) for each in compress(slices, ended)]
+                slices = list(compress(slices, map(not_, ended)))
+            if slices and failed:
+                tries = len(todo)
+                halves = _cut(slices, _size(slices) // 2)
+                todo += [(half, tried, ways, False) for half in reversed(halves) if half]
+                slices = []
+            elif slices and batch.too_big:
                 longest, size = _longest(slices), _size(slices)
                 room = min(
                     [(n + 1) // 2 for n, width in batch.too_big if width <= longest] or [size]
                 )
                 if size > room:
-                    todo += [(part, tried, ways) for part in reversed(_cut(slices, room))]
+                    todo += [(part, tried, ways, False) for part in reversed(_cut(slices, room))]
                     slices = []
 
 
@@ -124,10 +140,15 @@ def _passes(test: ErrorTest, error: BaseException) -> bool:
         return False
 
 
-def _place(outcome: tuple[Slice, Any, int]) -> int:
-    """Place in the call of the first item of a slice."""
-    request, start, stop = outcome[0]
+def _place(piece: Slice) -> int:
+    """Place in the call of the first item of `piece`."""
+    request, start, stop = piece
     return start if request.order is None else min(request.order[start:stop])
+
+
+def _comes_after(piece: Slice, lost: dict[Request, tuple[int, BaseException]]) -> bool:
+    """Tells whether an item that stood before all of `piece` in its call has failed."""
+    return piece[0] in lost and lost[piece[0]][0] < _place(piece)
 
 
 def _size(slices: list[Slice]) -> int:

@@ -1,1 +1,27 @@
-"""The same batch function over a dataset."""
+"""The same batch function over a dataset, crash-safe to the row.
+
+    from batched import offline
+
+    report = offline.run(
+        embed, "reviews.csv", "vectors.parquet", input="text", output="vector", key="id"
+    )
+
+What was committed is never computed again, one bad row costs one row, and the result is one file.
+It needs the extra `offline`.
+"""
+
+from ._pipeline import Pipeline, run
+from ._report import DeadLetter, Report, Snapshot, StepCounts
+from ._step import Auto, Retry, Step
+
+__all__ = [
+    "Auto",
+    "DeadLetter",
+    "Pipeline",
+    "Report",
+    "Retry",
+    "Snapshot",
+    "Step",
+    "StepCounts",
+    "run",
+]

@@ -1,26 +1,27 @@
-"""Chunks: the outputs of one commit as bytes, an Arrow IPC stream compressed with zstd."""
+"""Chunks: results of one step as bytes, an Arrow IPC stream compressed with zstd."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
+from pyarrow import ipc
+
+_OPTIONS = ipc.IpcWriteOptions(compression="zstd")
 
 
-def to_bytes(batches: Sequence[Any]) -> bytes:
-    """Batches of one schema as one chunk."""
+def to_bytes(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Batches of one schema, joined to one that `from_bytes` returns."""
+    table = pa.Table.from_batches(batches).combine_chunks()
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
-        for batch in batches:
+    with ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
+        for batch in table.to_batches() or batches[:1]:  # a table without rows has none
             writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]  # pyarrow has no stubs
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
-def from_bytes(data: bytes) -> Any:
-    """The chunk's rows as one batch."""
-    with pa.ipc.open_stream(data) as reader:
-        table = reader.read_all().combine_chunks()
-        batches = table.to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+def from_bytes(data: bytes) -> pa.RecordBatch:
+    """The batch of which `to_bytes` made these bytes."""
+    with ipc.open_stream(data) as reader:
+        return reader.read_next_batch()

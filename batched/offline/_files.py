@@ -74,6 +74,11 @@ class Files:
     def _is_folder(self) -> bool:
         return os.path.isdir(os.path.expanduser(self.path))
 
+    @property
+    def stamps(self) -> list[list[Any]]:
+        """Each file with its size and time when it was found."""
+        return [[found, *(stamp or ())] for found, stamp in self._stamps.items()]
+
     def _find(self) -> list[str]:
         path = os.path.expanduser(self.path)
         if self._is_folder:

@@ -85,6 +85,10 @@ class Result:
                 "choose another destination, or replace it with overwrite=True"
             )
 
+    def holds(self, stamps: Iterable[Stamp]) -> bool:
+        """Whether one of these is there."""
+        return self.path.exists() and _stamp(self.path) in stamps
+
     def try_writing(self) -> None:
         """Raises `ResultError` if the folder of the destination takes no file."""
         folder = self.path.parent

@@ -159,8 +159,60 @@ def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
     function = Function(8, {0})
     call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True)
     outcomes = drive(attempts(batch_of(call), ItemCollator("fn"), never, is_failure), function)
-    assert function.calls == [list(range(8)), [0, 1, 2, 3], [0, 1], [0]]
-    assert all(isinstance(result, ValueError) for result in outcomes[1])
+    assert function.calls == [list(range(8)), [0, 1, 2, 3], [4, 5, 6, 7], [0, 1], [2, 3], [0]]
+    assert [type(result) for result in outcomes[1]] == [ValueError, ValueError, list, list]
+
+
+def test_both_halves_are_tried_before_either_is_cut() -> None:
+    function = Function(8, set(range(8)))
+    run(batch_of(*rows(8)), function, never, is_failure)
+    assert function.calls == [
+        list(range(8)),
+        *[[0, 1, 2, 3], [4, 5, 6, 7]],
+        *[[0, 1], [2, 3], [0], [1], [2], [3]],
+        *[[4, 5], [6, 7], [4], [5], [6], [7]],
+    ]
+
+
+@pytest.mark.parametrize("bad", range(64))
+def test_one_bad_row_in_64_takes_13_calls(bad: int) -> None:
+    function = Function(64, {bad})
+    found = run(batch_of(*rows(64)), function, never, is_failure)
+    assert [row for row, result, _ in found if isinstance(result, ValueError)] == [bad]
+    assert len(function.calls) == 13
+
+
+def test_a_call_whose_parts_ran_out_of_order_tells_the_error_of_its_first_bad_item() -> None:
+    call = Request(list(range(5)), 5, NO_ARGUMENTS, listed=True)
+    function = Function(2, {1, 2})  # memory for two: [0, 1], which fails, then [2], then [0], [1]
+    outcomes = drive(
+        attempts(batch_of(call), ItemCollator("fn"), is_out_of_memory, is_failure), function
+    )
+    errors = [str(result) for result in outcomes[1] if isinstance(result, ValueError)]
+    assert errors[0] == "bad row 1"
+    assert [3, 4] not in function.calls, "these stood after one that had failed"
+
+
+def test_a_call_in_two_parts_that_fail_at_once_tells_one_error_for_both() -> None:
+    call = Request([0, 1, 2, 3], 4, NO_ARGUMENTS, listed=True)
+    batch = Batch([(call, 0, 1), (call, 2, 3), (call, 3, 4)], 3, "full", 0.0)
+    outcomes = drive(attempts(batch, ItemCollator("fn"), never, never), Function(8, {3}))
+    assert [str(result) for result in outcomes[1]] == ["bad row 3"] * 3
+
+
+def test_the_rest_of_a_failed_call_leaves_the_others_of_its_half() -> None:
+    requests = [Request([0, 1, 2, 3, 4], 5, NO_ARGUMENTS, listed=True), *rows(8)[5:]]
+    function = Function(8, {0, 6})
+    outcomes = drive(attempts(batch_of(*requests), ItemCollator("fn"), never, is_failure), function)
+    found = {
+        request.items: result
+        for (request, _, _), result in zip(*outcomes[:2], strict=True)
+        if not request.listed
+    }
+    assert found[5] == 50
+    assert found[7] == 70
+    assert str(found[6]) == "bad row 6"
+    assert [4] not in function.calls
 
 
 def test_of_items_sorted_by_length_the_first_of_the_call_tells_its_error() -> None:

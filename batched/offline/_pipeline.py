@@ -1,0 +1,311 @@
+"""Pipeline: steps, and their runs over a source."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..errors import ResultError, RunMismatch, RunStopped
+from ._batch_run import WorkerSpec
+from ._columns import Columns
+from ._committer import Committer
+from ._fingerprint import difference, fingerprint
+from ._merging import Merge
+from ._progress import Progress
+from ._reading import Plan, Reader
+from ._report import Report, Snapshot
+from ._result import Result, Stamp, open_result
+from ._run import Run, Stopped
+from ._source import Source, open_source
+from ._stage import Stage
+from ._step import Auto, Step
+from ._watch import watcher
+from ._worker import workers_of
+
+OnMismatch = Literal["refuse", "recompute"]
+
+
+class Pipeline:
+    """Steps that each row goes through, one after another.
+
+    `max_failed` ends a run once more rows have failed: a number of rows or, below 1, a share of
+    all. What is committed stays.
+    """
+
+    def __init__(self, *steps: Step, max_failed: float | None = None) -> None:
+        if not steps:
+            raise TypeError("a pipeline needs a step: Pipeline(Step(function, input=..., ...))")
+        for step in steps:
+            if not isinstance(step, Step):
+                raise TypeError(f"a pipeline is made of Steps, got {step!r}")
+        names = [step.name for step in steps]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two steps are called {name!r}; give one of them another name=")
+        if max_failed is not None and (
+            isinstance(max_failed, bool)
+            or not isinstance(max_failed, (int, float))
+            or max_failed < 0
+        ):
+            raise ValueError(
+                "max_failed must be a number of rows, or a share of them below 1, got "
+                f"{max_failed!r}"
+            )
+        self.steps = steps
+        self.max_failed = max_failed
+
+    def run(
+        self,
+        source: Any,
+        dest: str | PathLike[str],
+        *,
+        key: str | None = None,
+        batch_size: int | Auto | None = None,
+        workers: int | None = None,
+        resume_from_last: bool | None = None,
+        resume_step: int | str | None = None,
+        on_mismatch: OnMismatch = "refuse",
+        keep: Iterable[str] | None = None,
+        progress: str | PathLike[str] | None = None,
+        overwrite: bool = False,
+        watch: bool | Callable[[Snapshot], None] = True,
+    ) -> Report:
+        """Runs every row of `source` through the steps, and writes the result to `dest`.
+
+        What was committed is never computed again: the same call after an end of any kind goes on
+        where the last one was, also with other batch sizes, workers, or order of rows. Rows that
+        failed are tried again, and so are rows that have been edited.
+
+        Args:
+            source: a path or glob of `.parquet`, `.jsonl` or `.csv` files; anything that exports
+                Arrow streams (polars, duckdb, pyarrow, pandas); a `datasets.Dataset`; an iterable
+                of dicts.
+            dest: a file that ends in `.parquet`, `.jsonl` or `.csv`, or a folder, ending in `/`, of
+                Parquet files. It appears once it is whole, in the order of the source.
+            key: the column by whose value rows are known again; None: by their number.
+            batch_size, workers: those of steps that do not say.
+            resume_from_last: False computes all anew.
+            resume_step: number or name of a step: it and all after it are computed anew.
+            on_mismatch: "recompute" if results of other code or parameters are to be replaced;
+                by default they are refused.
+            keep: columns of the source that the result has; None: all.
+            progress: the progress file; beside `dest` if not given.
+            overwrite: whether a file at `dest` that no run of this progress file made is replaced.
+            watch: whether to show what happens, or a function that is told, a few times a second.
+
+        Raises:
+            SourceError: the source, a key or a column is not as it must be.
+            RunLocked: another run writes the same progress file.
+            RunMismatch: the progress file is of other steps.
+            RunStopped: the budget of failed rows is spent, or nothing succeeds any more.
+        """
+        if resume_from_last is not None and resume_step is not None:
+            raise TypeError("resume_from_last and resume_step say different things; give one")
+        if on_mismatch not in get_args(OnMismatch):
+            raise ValueError(f"on_mismatch must be 'refuse' or 'recompute', got {on_mismatch!r}")
+        steps = [
+            replace(
+                step,
+                batch_size=step.batch_size or batch_size,
+                workers=step.workers or workers or 1,
+            )
+            for step in self.steps
+        ]
+        first = 0 if resume_from_last is False else len(steps)
+        if resume_step is not None:
+            first = self._find(resume_step)
+        path = Path(f"{str(dest).rstrip('/')}.progress" if progress is None else progress)
+        store = Progress.open(path)
+        try:
+            result = open_result(dest, overwrite=overwrite, known=store.get("results") or [])
+            self._compare(store, on_mismatch, key)
+            if first < len(steps):
+                store.forget(first)
+            opened = open_source(source, spool=path.with_name(f"{path.name}.input"))
+            try:
+                if opened.files is not None and str(result.path) in opened.files.paths:
+                    raise ResultError(f"{result.path} is read as the source; name another file")
+                work = _Work(steps, opened, result, store, path, key, keep)
+                return work.run(self.max_failed, watch)
+            finally:
+                opened.close()
+        finally:
+            store.close()
+
+    def _find(self, step: int | str) -> int:
+        """Number of a step, by that or its name."""
+        names = [each.name for each in self.steps]
+        if step in names:
+            return names.index(step)  # type: ignore[arg-type]  # it is there
+        if isinstance(step, int) and not isinstance(step, bool) and -1 < step < len(names):
+            return step
+        raise ValueError(
+            f"resume_step must be one of the steps {', '.join(map(repr, names))} or a number below "
+            f"{len(names)}, got {step!r}"
+        )
+
+    def _compare(self, store: Progress, on_mismatch: OnMismatch, key: str | None) -> None:
+        """Sees that what is committed means what these steps mean.
+
+        Raises:
+            RunMismatch: it does not, and is not to be recomputed.
+        """
+        now = [fingerprint(step) for step in self.steps]
+        before = store.get("steps")
+        if before is not None:
+            if store.get("key") != key:
+                first = 0
+                why: str | None = f"its rows were known by {store.get('key')!r}, not by {key!r}"
+            else:
+                first, why = _first_difference(before, now)
+            if why is not None:
+                if on_mismatch == "refuse":
+                    raise RunMismatch(
+                        f"the progress file holds results of other steps: {why}; on_mismatch='recompute'"
+                        " replaces them, another dest leaves them alone"
+                    )
+                store.forget(first)
+        store.put("steps", now)
+        store.put("key", key)
+
+
+def run(
+    fn: Callable[..., Any],
+    source: Any,
+    dest: str | PathLike[str],
+    *,
+    max_failed: float | None = None,
+    **settings: Any,
+) -> Report:
+    """Runs one batch function over `source`: a `Step` and its `Pipeline`, with the settings of
+    both.
+    """
+    known = {each.name for each in fields(Step)}
+    of_step = {name: settings.pop(name) for name in list(settings) if name in known}
+    return Pipeline(Step(fn, **of_step), max_failed=max_failed).run(source, dest, **settings)
+
+
+def _first_difference(
+    before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
+) -> tuple[int, str | None]:
+    """The first step in which two pipelines differ, and how; None: what is new comes last."""
+    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+        if why := difference(old, new):
+            return number, why
+    if len(before) > len(now):
+        return len(now), f"a further step, {before[len(now)]['name']!r}"
+    return len(now), None
+
+
+class _Work:
+    """One run of valid settings."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        source: Source,
+        result: Result,
+        store: Progress,
+        path: Path,
+        key: str | None,
+        keep: Iterable[str] | None,
+    ) -> None:
+        self._source = source
+        self._result = result
+        self._store = store
+        self._path = path
+        self._key = key
+        self._keep = None if keep is None else list(keep)
+        self._plan = Plan(steps, key)
+        self._columns = [
+            Columns(step.outputs, store.get(f"columns {number}"))
+            for number, step in enumerate(steps)
+        ]
+        source.windows([*self._plan.columns, *(self._keep or [])])  # refuses what is not there
+
+    def run(self, max_failed: float | None, watch: bool | Callable[[Snapshot], None]) -> Report:
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stages = [
+            Stage(number, step, workers_of(_worker_spec(number, step), inbox), columns)
+            for number, (step, columns) in enumerate(
+                zip(self._plan.steps, self._columns, strict=True)
+            )
+        ]
+        reader = Reader(self._source, self._plan, self._store, self._columns, inbox.put)
+        watching = watcher(watch, self._path, str(self._result.path))
+        work = Run(self._plan, stages, inbox, self._source.rows, max_failed, watching.update)
+        stopped, state = "", "interrupted"
+        try:
+            committer = Committer(self._store, lambda _: None, inbox.put)
+            try:
+                work.execute(reader, committer)
+            finally:
+                committer.close()
+            self._source.check_unchanged()
+            watching.merge(work.snapshot())
+            self._merge()
+            state = "done"
+        except Stopped as end:
+            stopped, state = str(end), "stopped"
+        finally:
+            watching.end(work.snapshot(), state)
+        seen = work.snapshot()
+        report = Report(
+            ok=seen.ok,
+            failed=seen.failed,
+            skipped=seen.skipped,
+            recomputed=seen.recomputed,
+            seconds=seen.seconds,
+            output=str(self._result.path),
+            progress=str(self._path),
+            steps=seen.steps,
+            errors=seen.errors,
+            stopped=stopped,
+        )
+        if stopped:
+            refused = RunStopped(stopped)
+            refused.report = report
+            raise refused
+        return report
+
+    def _merge(self) -> None:
+        """Writes the result, unless it is there."""
+        store, result, source = self._store, self._result, self._source
+        merged = {
+            "source": None if source.files is None else source.files.stamps,
+            "columns": [column.names for column in self._columns],
+            "keep": self._keep,
+        }
+        known = store.get("results") or []
+        if merged["source"] is not None and store.get("merged") == merged and result.holds(known):
+            return
+
+        def note(stamp: Stamp) -> None:
+            store.put("results", [*known, stamp])  # whichever is there if this is the end
+
+        result.check_space(self._path.stat().st_size)
+        stamp = Merge(source, store, self._columns, self._keep).write(result, note)
+        store.put("results", [stamp])
+        store.put("merged", merged)
+
+
+def _worker_spec(number: int, step: Step) -> WorkerSpec:
+    parts = step.parts
+    return WorkerSpec(
+        step=number,
+        name=step.name,
+        func=step.fn,
+        args=step.args,
+        kwargs=dict(step.kwargs),
+        collator=parts.execution.collator,
+        workers=step.workers or 1,
+        processes=step.processes,
+        timeout_s=step.timeout_s,
+        retry=step.retry,
+        isolate_errors=step.isolate_errors,
+        models=step.max_models if step.is_class and step.route is not None else 0,
+    )

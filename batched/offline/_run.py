@@ -1,0 +1,436 @@
+"""Run: one source through all steps. One thread, the coordinator, owns all of its state; what others
+do, they tell it through one queue.
+
+A row enters a step, and leaves it with a result, an error, or for the end of the queue. Its result
+is queued for the committer before it enters the next step, and the committer takes first what came
+first: so no step is committed for a row before the one that it depends on.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from .._core.scheduler import Request
+from .._runtime.observer import Observer
+from ._batch_run import Done
+from ._commit import Commit
+from ._committer import Committer
+from ._errors import describe
+from ._reading import Plan, Reader, Reading
+from ._report import Snapshot, StepCounts
+from ._stage import MOST_FAILURES, ROUNDS, Row, Stage
+
+TICK: Final = 0.25
+"""Longest time between two looks at the clock, for whoever watches (s)."""
+TOGETHER: Final = 16
+"""Rows that are prepared, or finished, in one task beside the batches."""
+HELPERS: Final = 4
+"""Threads for `preprocess` and `postprocess`."""
+FEW: Final = 10
+"""Failed rows that a share of all must allow before it is judged, while rows are still read."""
+GRACE: Final = 10.0
+"""Time that running batches get when a run ends early (s)."""
+
+
+@dataclass
+class _Prepared:
+    """Rows that have been through `preprocess`, each with its request or an error."""
+
+    stage: Stage
+    rows: list[tuple[Row, Request | BaseException]]
+
+
+@dataclass
+class _Finished:
+    """Rows that have been through `postprocess`, each with its result or an error."""
+
+    stage: Stage
+    rows: list[tuple[Row, Any]]
+
+
+class Stopped(Exception):
+    """The end of a run before all is done."""
+
+
+class Run:
+    """The coordinator of one run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Sequence[Stage],
+        inbox: queue.SimpleQueue[Any],
+        total: int | None,
+        max_failed: float | None,
+        watch: Callable[[Snapshot], None],
+    ) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._inbox = inbox
+        self._watch = watch
+        self._total = total
+        self._max_failed = max_failed  # rows, or a share of all of them if below 1
+        self._limit = sum([stage.limit for stage in stages])  # rows under way
+        self._asked = 0  # windows
+        self._reading = True
+        self._ended = False  # nothing enters a step any more
+        self.read = self.skipped = self.recomputed = self.committed = 0  # rows
+        self._failed = 0  # rows
+        # to be committed with the first rows: the result will not be that of all that is committed
+        self._notes: dict[str, Any] = {"merged": None}
+        self.errors: Counter[str] = Counter()  # of dead letters, by type
+        self._began = self._watched = time.perf_counter()
+        self._observers = [
+            None
+            if (hook := stage.step.parts.function.options.on_batch) is None
+            else Observer(stage.name, hook)
+            for stage in stages
+        ]
+        self._helpers: ThreadPoolExecutor | None = None
+        if any(stage.prepares or stage.step.postprocess for stage in stages):
+            self._helpers = ThreadPoolExecutor(HELPERS, "batched-rows")
+
+    def execute(self, reader: Reader, committer: Committer) -> None:
+        """Runs all rows through all steps.
+
+        Raises:
+            Stopped: the budget is spent, or nothing succeeds any more.
+            Exception: of the source, of a class that cannot be built, or of the progress file.
+        """
+        self._committer = committer
+        try:
+            for stage in self._stages:
+                stage.workers.start()
+            reader.start()
+            self._loop(reader)
+        finally:
+            self._ended = True
+            reader.close()
+            for stage in self._stages:
+                stage.workers.close(GRACE)
+            if self._helpers is not None:
+                self._helpers.shutdown(cancel_futures=True)
+            self._save_rest()
+
+    def snapshot(self) -> Snapshot:
+        """What is known now."""
+        return Snapshot(
+            total=self._total if self._reading else self.read,
+            read=self.read,
+            skipped=self.skipped,
+            recomputed=self.recomputed,
+            seconds=time.perf_counter() - self._began,
+            steps=tuple(
+                StepCounts(
+                    stage.name, stage.ok, stage.failed, stage.open, stage.batches, stage.seconds
+                )
+                for stage in self._stages
+            ),
+            errors=dict(self.errors),
+        )
+
+    def _loop(self, reader: Reader) -> None:
+        while True:
+            open_rows = sum([stage.open for stage in self._stages])
+            if self._reading and not self._asked and open_rows < self._limit:
+                self._asked += 1
+                reader.ask()
+            if not self._reading and not open_rows:
+                return
+            self._dispatch()
+            try:
+                event = self._inbox.get(timeout=TICK)
+            except queue.Empty:
+                event = None
+            now = time.perf_counter()
+            if event is not None:
+                self._handle(event, now)
+            if now - self._watched >= TICK:
+                self._watched = now
+                self._watch(self.snapshot())
+
+    def _handle(self, event: Any, now: float) -> None:
+        if isinstance(event, Reading):
+            self._take_in(event)
+        elif isinstance(event, _Prepared):
+            for row, request in event.rows:
+                event.stage.elsewhere -= 1
+                self._admit(event.stage, row, request, now)
+        elif isinstance(event, Done):
+            self._end(event, now)
+        elif isinstance(event, _Finished):
+            event.stage.elsewhere -= len(event.rows)
+            self._keep(event.stage, event.rows, "postprocess")
+        else:
+            raise event  # of the committer
+
+    # into a step
+
+    def _take_in(self, reading: Reading) -> None:
+        """Rows of a window enter the steps that they lack."""
+        self._asked -= 1
+        if reading.error is not None:
+            raise reading.error
+        self._reading = not reading.last
+        self.read += reading.size
+        self.skipped += reading.skipped
+        self.recomputed += reading.recomputed
+        entering: list[list[Row]] = [[] for _ in self._stages]
+        for row, number in reading.rows:
+            entering[number].append(row)
+        for stage, rows in zip(self._stages, entering, strict=True):
+            if rows:
+                self._enter(stage, rows)
+
+    def _enter(self, stage: Stage, rows: list[Row]) -> None:
+        """`rows` come to `stage`."""
+        if self._ended:
+            return
+        stage.open += len(rows)
+        if not stage.prepares:
+            now = time.perf_counter()
+            for row in rows:
+                self._admit(stage, row, _attempt(stage.prepare, row), now)
+            return
+        assert self._helpers is not None
+        stage.elsewhere += len(rows)
+        for first in range(0, len(rows), TOGETHER):
+            self._helpers.submit(self._prepare, stage, rows[first : first + TOGETHER])
+
+    def _prepare(self, stage: Stage, rows: list[Row]) -> None:
+        """Makes requests of `rows`, in another thread."""
+        made = [(row, _attempt(stage.prepare, row)) for row in rows]
+        self._inbox.put(_Prepared(stage, made))
+
+    def _admit(self, stage: Stage, row: Row, request: Request | BaseException, now: float) -> None:
+        """The row waits for its batch, if its item could be made."""
+        if isinstance(request, BaseException):
+            self._commit(stage, [], [], [(row, "preprocess", request)])
+        else:
+            stage.add(request, now)
+
+    def _dispatch(self) -> None:
+        """Forms all batches that may be formed now."""
+        busy = any([stage.scheduler.in_flight or stage.elsewhere for stage in self._stages])
+        # a step that cannot fill a batch, while all that may be read is read
+        stuck = not busy and not self._asked
+        before = self._reading  # whether more may come to a step
+        for stage in self._stages:
+            drain = stuck or not before
+            if drain and stage.idle and stage.held:
+                self._resolve(stage)
+            now = time.perf_counter()
+            while (batch := stage.take(now, drain=drain)) is not None:
+                stage.submit(batch)
+            before = before or stage.open > 0
+
+    # out of a step
+
+    def _end(self, done: Done, now: float) -> None:
+        """A batch has ended."""
+        if done.fatal is not None:
+            raise done.fatal
+        stage = self._stages[done.step]
+        batch = done.batch
+        assert batch is not None
+        stage.note_end(done, now)
+        observer = self._observers[done.step]
+        if observer is not None:
+            observer.observe(batch, (done.slices, done.results, done.tried))
+        good: list[tuple[Row, Any]] = []
+        bad: list[tuple[Row, BaseException]] = []
+        for (request, _, _), result, tried in zip(
+            done.slices, done.results, done.tried, strict=True
+        ):
+            row: Row = request.waker
+            row.attempts += tried
+            if isinstance(result, BaseException):
+                bad.append((row, result))
+            else:
+                good.append((row, result))
+        if good:
+            self._finish(stage, good)
+        for row, _ in bad:
+            row.thorough = done.gave_up
+        if not done.alive:
+            stage.held += bad
+            if stage.failures >= MOST_FAILURES:
+                raise Stopped(
+                    f"step {stage.name!r}: the last {stage.failures} batches failed as a whole, "
+                    f"the last one with {describe(bad[-1][1])[0]}"
+                )
+            return
+        if bad:
+            self._judge(stage, bad)
+        if stage.held:
+            held, stage.held = stage.held, []
+            self._judge(stage, held)
+
+    def _judge(self, stage: Stage, failures: list[tuple[Row, BaseException]]) -> None:
+        """Rows that failed while others succeed become dead letters, or are tried again."""
+        again: list[Row] = []
+        dead: list[tuple[Row, str, BaseException]] = []
+        for row, error in failures:
+            service = stage.step.retry.is_due(error)
+            if row.thorough:
+                again.append(row)
+            elif service and row.rounds < ROUNDS:
+                row.rounds += 1
+                row.thorough = row.rounds == ROUNDS
+                again.append(row)
+            else:
+                dead.append((row, "inference", error))
+        if dead:
+            self._commit(stage, [], [], dead)
+        if again:
+            stage.open -= len(again)
+            self._enter(stage, again)
+
+    def _resolve(self, stage: Stage) -> None:
+        """Nothing more is to come that could succeed since what is held has failed."""
+        held, stage.held = stage.held, []
+        again: list[Row] = []
+        dead: list[tuple[Row, str, BaseException]] = []
+        for row, error in held:
+            service = stage.step.retry.is_due(error)
+            if row.thorough:
+                again.append(row)
+            elif service and row.rounds < ROUNDS and not row.failed_before:
+                row.rounds += 1
+                row.thorough = row.rounds == ROUNDS
+                again.append(row)
+            elif row.failed_before or (stage.succeeded and not service):
+                dead.append((row, "inference", error))
+            else:
+                raise Stopped(
+                    f"step {stage.name!r}: nothing succeeds any more; {len(held):,} rows failed, "
+                    f"the last one with {describe(error)[0]}"
+                )
+        if dead:
+            self._commit(stage, [], [], dead)
+        if again:
+            stage.open -= len(again)
+            self._enter(stage, again)
+
+    def _finish(self, stage: Stage, rows: list[tuple[Row, Any]]) -> None:
+        """Makes results of outputs."""
+        if stage.step.postprocess is None:
+            self._keep(stage, [(row, stage.finish(output)) for row, output in rows], "inference")
+            return
+        assert self._helpers is not None
+        stage.elsewhere += len(rows)
+        for first in range(0, len(rows), TOGETHER):
+            self._helpers.submit(self._postprocess, stage, rows[first : first + TOGETHER])
+
+    def _postprocess(self, stage: Stage, rows: list[tuple[Row, Any]]) -> None:
+        """Makes results of outputs, in another thread."""
+        made = [(row, _attempt(stage.finish, output)) for row, output in rows]
+        self._inbox.put(_Finished(stage, made))
+
+    def _keep(self, stage: Stage, rows: list[tuple[Row, Any]], phase: str) -> None:
+        """Results of a step are committed, and their rows go on."""
+        good = [(row, result) for row, result in rows if not isinstance(result, BaseException)]
+        bad = [(row, phase, error) for row, error in rows if isinstance(error, BaseException)]
+        self._commit(stage, [row for row, _ in good], [result for _, result in good], bad)
+
+    def _commit(
+        self,
+        stage: Stage,
+        rows: list[Row],
+        results: list[Any],
+        dead: list[tuple[Row, str, BaseException]],
+    ) -> None:
+        if not rows and not dead:
+            return
+        number = stage.number
+        batch, misfits = stage.columns.encode(results) if rows else (None, {})
+        notes = {**self._notes, **stage.new_notes()}
+        self._notes = {}
+        failed = [(row, phase, *describe(error)) for row, phase, error in dead]
+        if misfits:
+            failed += [(rows[place], "output", why, "") for place, why in misfits.items()]
+            rows = [row for place, row in enumerate(rows) if place not in misfits]
+        self._committer.submit(
+            Commit(
+                number,
+                [(row.key, row.inputs[number], row.attempts) for row in rows],
+                batch,
+                [
+                    (row.key, row.inputs[number], row.attempts, _letter(phase, text, lines))
+                    for row, phase, text, lines in failed
+                ],
+                notes,
+            )
+        )
+        stage.ok += len(rows)
+        stage.open -= len(rows) + len(failed)
+        stage.useless = 0 if rows else stage.useless + len(failed)
+        if stage.useless > stage.most_useless:
+            raise Stopped(
+                f"step {stage.name!r}: the last {stage.useless:,} rows all failed, the last one "
+                f"with {failed[-1][2]}"
+            )
+        if failed:
+            stage.failed += len(failed)
+            self._failed += len(failed)
+            self.errors.update(text.partition(":")[0] for _, _, text, _ in failed)
+            self._check_budget()
+        if rows and number + 1 < len(self._stages):
+            needed = self._plan.needed[number]
+            made = stage.columns.decode(batch) if needed else [{}] * len(rows)
+            for row, values in zip(rows, made, strict=True):
+                for name in needed:
+                    row.values[name] = values[name]
+                row.attempts = row.rounds = 0
+            self._enter(self._stages[number + 1], rows)
+
+    def _check_budget(self) -> None:
+        most = self._max_failed
+        if most is None:
+            return
+        allowed = most
+        if most < 1:
+            known = self._total if self._reading else self.read
+            allowed = most * known if known is not None else max(most * self.read, FEW)
+        if self._failed > allowed:
+            raise Stopped(f"{self._failed:,} rows have failed, and max_failed is {most:g}")
+
+    def _save_rest(self) -> None:
+        """Commits what had a result when the run ended."""
+        while True:
+            try:
+                event = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            rows: list[tuple[Row, Any]] = []
+            if isinstance(event, _Finished):
+                stage, rows = event.stage, event.rows
+            elif isinstance(event, Done) and event.fatal is None:
+                stage = self._stages[event.step]
+                rows = [
+                    (request.waker, _attempt(stage.finish, result))
+                    for (request, _, _), result in zip(event.slices, event.results, strict=True)
+                    if not isinstance(result, BaseException)
+                ]
+            if good := [each for each in rows if not isinstance(each[1], BaseException)]:
+                self._keep(stage, good, "postprocess")
+
+
+def _attempt(func: Callable[[Any], Any], argument: Any) -> Any:
+    """What `func` returns, or the error that it raises."""
+    try:
+        return func(argument)
+    except Exception as error:
+        return error
+
+
+def _letter(phase: str, text: str, lines: str) -> str:
+    return orjson.dumps({"phase": phase, "error": text, "traceback": lines}).decode()

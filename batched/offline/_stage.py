@@ -1,0 +1,208 @@
+"""Stage: a step in a run. Its rows wait in a scheduler, as calls do online, and leave it as batches
+for the workers.
+
+1. A batch is formed when a worker has room, one ahead of the one that it runs, and a full one waits,
+   or nothing more is to come.
+2. A row that failed with an error of the service goes to the end of the queue, `ROUNDS` times.
+3. What failed in a batch of which nothing succeeded is held until the step has succeeded since: it
+   may be the model that is broken, or the service. `MOST_FAILURES` such batches in a row end the
+   run, and nothing of them is committed.
+4. Where nothing more is to come, nothing can succeed since. What is held is then tried once more,
+   row by row; so are dead letters of earlier runs that fail again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Final
+
+from .._collate.outputs import tree_flatten, tree_unflatten
+from .._core.cost import TimeBySize
+from .._core.scheduler import Batch, Request, Scheduler
+from ._batch_run import Done
+from ._columns import Columns
+from ._keys import Key
+from ._step import Auto, Step
+from ._worker import Workers
+
+AHEAD: Final = 33
+"""Batches of each step that may be read and not yet done: enough that those of like length go
+together.
+"""
+ROUNDS: Final = 3
+"""Times that a row goes to the end of the queue after errors of the service."""
+MOST_FAILURES: Final = 8
+"""Batches in a row of which nothing succeeded, after which a run ends."""
+ENOUGH: Final = 3
+"""Full batches of one size that tell what a row costs in such."""
+WORTHWHILE: Final = 0.95
+"""Cost of a row in a batch twice as large beside one as it is, from which on size is left alone."""
+
+
+class Row:
+    """One row on its way through the steps."""
+
+    __slots__ = ("attempts", "failed_before", "inputs", "key", "rounds", "thorough", "values")
+
+    def __init__(
+        self, key: Key, inputs: tuple[int, ...], values: dict[str, Any], failed_before: bool
+    ) -> None:
+        self.key = key
+        self.inputs = inputs  # hash, for each step, of the columns of the source that it depends on
+        self.values = values  # of the columns that steps read
+        self.failed_before = failed_before  # it is a dead letter of an earlier run
+        self.attempts = 0  # calls of the function of this step that it was in
+        self.rounds = 0  # times that it went to the end of the queue of this step
+        self.thorough = False  # it is to be tried alone whatever happens
+
+
+class Stage:
+    """A step in a run; all but the work itself happens in the coordinator's thread."""
+
+    def __init__(self, number: int, step: Step, workers: Workers, columns: Columns) -> None:
+        self.number = number
+        self.step = step
+        self.name = step.name
+        self.workers = workers
+        self.columns = columns
+        self._state = columns.state()  # as it is in the progress file
+        parts = step.parts
+        self._parse = parts.requests.parse
+        self._features = parts.function.options.features is not None
+        policy = parts.function.options.policy
+        self.scheduler = Scheduler(
+            replace(
+                policy,
+                flush="window",  # which holds a batch until it is full
+                timeout_ms=1e15,
+                max_concurrent_batches=2 * (step.workers or 1),
+                prefetch=0,
+                max_queue_size=None,
+                queue_timeout_ms=None,
+            )
+        )
+        self.limit = AHEAD * policy.batch_size  # rows that may be read and not yet done
+        self._auto = None if not isinstance(step.batch_size, Auto) else _AutoSize(step.batch_size)
+        if self._auto:
+            self.scheduler.capacity.batch_size = self._auto.size
+        self.prepares = step.preprocess is not None
+        self.open = 0  # rows that have come and neither gone on nor failed
+        self.elsewhere = 0  # of them, those that are prepared or finished beside the batches
+        self.held: list[tuple[Row, BaseException]] = []  # failures of batches without a success
+        self.failures = 0  # such batches in a row
+        self.succeeded = False  # ever in this run
+        # dead letters in a row; where the function runs, `failures` stops it sooner
+        self.useless, self.most_useless = 0, MOST_FAILURES * policy.batch_size
+        self.ok = self.failed = self.batches = 0
+        self.seconds = 0.0  # time of the function (s)
+
+    # before the function
+
+    def item_of(self, row: Row) -> Any:
+        """What the columns hold for `row`: a value, or a dict of several."""
+        inputs = self.step.inputs
+        if len(inputs) == 1 and not self._features:
+            return row.values[inputs[0]]
+        return {name: row.values[name] for name in inputs}
+
+    def prepare(self, row: Row) -> Request:
+        """The request for `row`, whose waker is the row. Runs code of the user's."""
+        step = self.step
+        value = self.item_of(row)
+        # further ones, the same for all rows, are given where the function is called
+        args = () if step.route is None else (step.route(value),)
+        if step.preprocess is not None:
+            value = step.preprocess(value)
+        elif self._features:
+            import numpy
+
+            value = {name: numpy.asarray(each)[None] for name, each in value.items()}
+        return self._parse(value, args, {}, None, row, True)
+
+    def add(self, request: Request, now: float) -> None:
+        """Has the row of `request` wait for its batch."""
+        self.scheduler.submit(request, now)
+
+    def take(self, now: float, *, drain: bool) -> Batch | None:
+        """The next batch; None: not yet. `drain`: what waits is all there is."""
+        scheduler = self.scheduler
+        if not scheduler.has_room or not scheduler.waiting:
+            return None
+        scheduler.draining = drain
+        return scheduler.take(now)
+
+    def submit(self, batch: Batch) -> None:
+        thorough = any([request.waker.thorough for request, _, _ in batch.slices])
+        self.workers.submit(batch, thoroughly=thorough)
+
+    # after the function
+
+    def note_end(self, done: Done, now: float) -> None:
+        """Counts a batch that has ended, and gives its worker to the next one."""
+        batch = done.batch
+        assert batch is not None
+        batch.started = now - done.seconds
+        self.scheduler.finished(batch, now)
+        self.batches += 1
+        self.seconds += done.seconds
+        if self._auto and batch.fitted and batch.attempts == 1:
+            self.scheduler.capacity.batch_size = self._auto.next(batch.size, done.seconds)
+        if done.alive:
+            self.failures, self.succeeded = 0, True
+        else:
+            self.failures += 1
+
+    def result_of(self, output: Any) -> Any:
+        """The result for one row, of what the collator split off for it."""
+        if self._features:
+            arrays = [array[0] for _, array in tree_flatten(output)]
+            output = tree_unflatten(output, iter(arrays))
+        return output
+
+    def finish(self, output: Any) -> Any:
+        """The result to keep. Runs code of the user's."""
+        result = self.result_of(output)
+        return result if self.step.postprocess is None else self.step.postprocess(result)
+
+    def new_notes(self) -> dict[str, Any]:
+        """State of the columns, to be committed with the rows for which it has changed."""
+        state = self.columns.state()
+        if state == self._state:
+            return {}
+        self._state = state
+        return {f"columns {self.number}": state}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is under way; rows may be held."""
+        return not (self.scheduler.waiting or self.scheduler.in_flight or self.elsewhere)
+
+
+class _AutoSize:
+    """Batch size that grows for as long as that makes a row cheaper."""
+
+    def __init__(self, limits: Auto) -> None:
+        self.size = self._least = limits.least  # of a full batch
+        self._most = limits.most
+        self._times = TimeBySize()
+        self._full = 0  # batches of this size so far; -1: the size is found
+        self._before = math.inf  # what a row cost in batches of half the size (s)
+
+    def next(self, size: int, seconds: float) -> int:
+        """Size of a full batch after one of `size` that took `seconds`."""
+        if size != self.size or self._full < 0:
+            return self.size
+        self._times.add(size, seconds)
+        self._full += 1
+        if self._full < ENOUGH:
+            return self.size
+        cost = self._times.curve().time(size) / size
+        if cost > WORTHWHILE * self._before or size == self._most:
+            self._full = -1  # found
+            if cost > self._before:
+                self.size = max(size // 2, self._least)
+        else:
+            self._before, self._full = cost, 0
+            self.size = min(2 * size, self._most)
+        return self.size

@@ -1,0 +1,42 @@
+"""A run that commits rows of two steps, and tells on its output what it was told is committed:
+`python committing.py FILE ROWS SIZE`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from batched.offline._commit import Commit, Key
+from batched.offline._committer import Committer
+from batched.offline._progress import Progress
+from progress_files import done, failed
+
+
+def tell(commits: list[Commit]) -> None:
+    told = [f"{row[0]} {commit.step}" for commit in commits for row in commit.done + commit.failed]
+    print(*told, sep="\n", flush=True)
+
+
+def main(path: Path, rows: int, size: int) -> None:
+    progress = Progress.open(path)
+    committer = Committer(progress, tell, lambda error: sys.exit(repr(error)))
+    for first in range(0, rows, size):
+        numbers = range(first, min(first + size, rows))
+        progress.note_source(first, [*numbers])
+        committed = progress.committed([*numbers])
+        bad = {number for number in numbers if number % 7 == 6}
+        for step in (0, 1):
+            good: list[Key] = [n for n in numbers if n not in bad and (n, step) not in committed]
+            if good:
+                committer.submit(done(good, step))
+        if new := [number for number in bad if (number, 0) not in committed]:
+            committer.submit(failed([*new]))
+    progress.end_source(rows)
+    committer.close()
+    progress.close()
+    print("end", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
