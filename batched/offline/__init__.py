@@ -12,7 +12,8 @@ It needs the extra `offline`.
 
 from ._pipeline import Pipeline, run
 from ._report import DeadLetter, Report, Snapshot, StepCounts
-from ._step import Auto, Retry, Step
+from ._retry import Retry
+from ._step import Auto, Step
 
 __all__ = [
     "Auto",

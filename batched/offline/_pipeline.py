@@ -23,7 +23,7 @@ from ._run import Run, Stopped
 from ._source import Source, open_source
 from ._stage import Stage
 from ._step import Auto, Step
-from ._watch import watcher
+from ._watch import State, watcher
 from ._worker import workers_of
 
 OnMismatch = Literal["refuse", "recompute"]
@@ -46,11 +46,8 @@ class Pipeline:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two steps are called {name!r}; give one of them another name=")
-        if max_failed is not None and (
-            isinstance(max_failed, bool)
-            or not isinstance(max_failed, (int, float))
-            or max_failed < 0
-        ):
+        number = isinstance(max_failed, (int, float)) and not isinstance(max_failed, bool)
+        if max_failed is not None and not (number and max_failed >= 0):
             raise ValueError(
                 "max_failed must be a number of rows, or a share of them below 1, got "
                 f"{max_failed!r}"
@@ -140,7 +137,7 @@ class Pipeline:
         """Number of a step, by that or its name."""
         names = [each.name for each in self.steps]
         if step in names:
-            return names.index(step)  # type: ignore[arg-type]  # it is there
+            return names.index(step)
         if isinstance(step, int) and not isinstance(step, bool) and -1 < step < len(names):
             return step
         raise ValueError(
@@ -165,8 +162,8 @@ class Pipeline:
             if why is not None:
                 if on_mismatch == "refuse":
                     raise RunMismatch(
-                        f"the progress file holds results of other steps: {why}; on_mismatch='recompute'"
-                        " replaces them, another dest leaves them alone"
+                        f"the progress file holds results of other steps: {why}; "
+                        "on_mismatch='recompute' replaces them, another dest leaves them alone"
                     )
                 store.forget(first)
         store.put("steps", now)
@@ -238,7 +235,8 @@ class _Work:
         reader = Reader(self._source, self._plan, self._store, self._columns, inbox.put)
         watching = watcher(watch, self._path, str(self._result.path))
         work = Run(self._plan, stages, inbox, self._source.rows, max_failed, watching.update)
-        stopped, state = "", "interrupted"
+        stopped = ""
+        state: State = "interrupted"
         try:
             committer = Committer(self._store, lambda _: None, inbox.put)
             try:

@@ -1,5 +1,5 @@
-"""Run: one source through all steps. One thread, the coordinator, owns all of its state; what others
-do, they tell it through one queue.
+"""Run: one source through all steps. One thread, the coordinator, owns all of its state; others
+tell it what they have done through one queue.
 
 A row enters a step, and leaves it with a result, an error, or for the end of the queue. Its result
 is queued for the committer before it enters the next step, and the committer takes first what came
@@ -219,7 +219,7 @@ class Run:
 
     def _dispatch(self) -> None:
         """Forms all batches that may be formed now."""
-        busy = any([stage.scheduler.in_flight or stage.elsewhere for stage in self._stages])
+        busy = any(stage.scheduler.in_flight or stage.elsewhere for stage in self._stages)
         # a step that cannot fill a batch, while all that may be read is read
         stuck = not busy and not self._asked
         before = self._reading  # whether more may come to a step

@@ -1,8 +1,8 @@
 """Stage: a step in a run. Its rows wait in a scheduler, as calls do online, and leave it as batches
 for the workers.
 
-1. A batch is formed when a worker has room, one ahead of the one that it runs, and a full one waits,
-   or nothing more is to come.
+1. A batch is formed when a worker has room, one ahead of the one that it runs, and a full one
+   waits, or nothing more is to come.
 2. A row that failed with an error of the service goes to the end of the queue, `ROUNDS` times.
 3. What failed in a batch of which nothing succeeded is held until the step has succeeded since: it
    may be the model that is broken, or the service. `MOST_FAILURES` such batches in a row end the
@@ -133,7 +133,7 @@ class Stage:
         return scheduler.take(now)
 
     def submit(self, batch: Batch) -> None:
-        thorough = any([request.waker.thorough for request, _, _ in batch.slices])
+        thorough = any(request.waker.thorough for request, _, _ in batch.slices)
         self.workers.submit(batch, thoroughly=thorough)
 
     # after the function

@@ -206,8 +206,8 @@ class Step:
 def _call_of(kind: Any) -> Callable[..., Any]:
     """A function with the arguments of what instances of the class are called with."""
 
-    def call(items: list[Any], *args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("each worker calls an instance of its own")
+    def call(items: list[Any], *_: Any) -> Any:
+        raise AssertionError(f"each worker calls an instance of its own with {items}")
 
     call.__name__ = call.__qualname__ = kind.__name__
     return call

@@ -1,4 +1,4 @@
-"""Failures of other systems that compute datasets in batches, each of which must not happen here."""
+"""Failures of other systems that compute datasets in batches; here none of them may happen."""
 
 from __future__ import annotations
 
