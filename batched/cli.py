@@ -5,6 +5,8 @@ imports what it needs when it runs.
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,15 +31,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "batched") -> int:
-    """The exit status of a command line: 0, 1 if what the command checks does not hold, 130 if it
-    was interrupted.
+    """The exit status of a command line: 0, 1 if what the command checks does not hold or a run was
+    stopped, 130 if it was interrupted.
 
     Raises:
         SystemExit: with 2 and one sentence on stderr, if the arguments are wrong or a package is
             missing; with 0, after `--help`.
     """
     parser = _parser(prog)
-    args = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(given)
+    args.given = given
     if args.command is None:
         parser.print_help()
         return 0
@@ -65,6 +69,8 @@ def _parser(prog: str) -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     _add_demo(commands)
     _add_bench(commands)
+    _add_run(commands)
+    _add_status(commands)
     return parser
 
 
@@ -108,11 +114,20 @@ def _add_demo(commands: Commands) -> None:
         metavar="FILE",
         help="picture of the comparison (%(default)s)",
     )
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="instead: embed a CSV of the sentences, be killed half-way, and go on",
+    )
     parser.set_defaults(run=_demo, parser=parser, extra="demo")
 
 
 def _demo(args: argparse.Namespace) -> int:
     began = time.perf_counter()
+    if args.offline:
+        from ._offline_demo import offline_demo
+
+        return offline_demo(args.model, sentences=args.sentences, batch_size=args.batch_size)
     from ._demo import demo  # numpy and the like, which other commands do without
 
     return demo(
@@ -186,6 +201,116 @@ def _bench(args: argparse.Namespace) -> int:
     return bench(args.target, args.input, plan=plan, output=args.output, began=began)
 
 
+def _add_run(commands: Commands) -> None:
+    about = (
+        "run a batch function over a CSV, JSON Lines or Parquet file; started again, it goes on "
+        "where it was"
+    )
+    parser = commands.add_parser(
+        "run",
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}. Exit status: 0 done, 1 stopped because too "
+        "much failed, 2 wrong arguments or input, 130 interrupted.",
+        allow_abbrev=False,  # `_continued` knows options by their whole names
+    )
+    parser.add_argument(
+        "target",
+        metavar="module:function",
+        help="takes a list; plain, a coroutine function, decorated, or a class built once per "
+        "worker; or an offline.Pipeline",
+    )
+    parser.add_argument("source", help="file or glob: .csv, .jsonl or .parquet")
+    parser.add_argument(
+        "dest", metavar="result", help=".parquet, .jsonl or .csv; or a folder, ending in /"
+    )
+    parser.add_argument("--input", type=_names, metavar="A[,B]", help="columns that it reads")
+    parser.add_argument("--output", type=_names, metavar="A[,B]", help="columns that it returns")
+    parser.add_argument(
+        "--key", metavar="COLUMN", help="by which rows are known again (their number)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_size,
+        metavar="N",
+        help='most rows in one batch, or "auto" to find it (the decorator\'s, or 32)',
+    )
+    parser.add_argument(
+        "--length",
+        metavar="FUNCTION",
+        help="len or module:function: length of an item, so that like lengths run together",
+    )
+    parser.add_argument(
+        "--workers", type=_positive, metavar="N", help="batches that run at once (1)"
+    )
+    parser.add_argument("--processes", action="store_true", help="make each worker a process")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="S", help="longest time of one call, of processes"
+    )
+    parser.add_argument(
+        "--max-failed",
+        type=_share,
+        metavar="X",
+        help="end once more rows have failed: a number of them or, below 1, a share",
+    )
+    parser.add_argument(
+        "--keep", type=_names, metavar="A,B", help="columns of the source in the result (all)"
+    )
+    parser.add_argument(
+        "--resume-step", metavar="STEP", help="compute that step and all after it anew"
+    )
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="replace results of another version of the function instead of refusing",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a result that no such run has made"
+    )
+    parser.add_argument("--progress", metavar="FILE", help="progress file (RESULT.progress)")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print nothing unless something goes wrong"
+    )
+    parser.set_defaults(run=_run, parser=parser, extra="offline")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ._offline_command import run  # pyarrow and the like
+
+    return run(args, _continued(args))
+
+
+def _continued(args: argparse.Namespace) -> str:
+    """Command line that goes on where this one ends: what it had computed anew is not, again."""
+    given = iter(args.given)
+    kept = []
+    for each in given:
+        if each == "--resume-step":
+            next(given)
+        elif not each.startswith("--resume-step="):
+            kept.append(each)
+    prog = args.parser.prog.rpartition(" ")[0]
+    if prog.startswith("python "):  # by the name that it has here
+        prog = f"{shlex.quote(Path(sys.executable).name)}{prog.removeprefix('python')}"
+    return f"{prog} {shlex.join(kept)}"
+
+
+def _add_status(commands: Commands) -> None:
+    about = "tell how far a run is, or what it came to: counts, rates, and failed rows"
+    parser = commands.add_parser("status", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("dest", metavar="result", help="as given to the run")
+    parser.add_argument("--progress", metavar="FILE", help="as given to the run")
+    parser.add_argument(
+        "--failed", action="store_true", help="print the failed rows as JSON lines instead"
+    )
+    parser.set_defaults(run=_status, parser=parser, extra="offline")
+
+
+def _status(args: argparse.Namespace) -> int:
+    from ._offline_command import status
+
+    return status(args)
+
+
 def _positive(text: str) -> int:
     return _at_least(1, int(text))
 
@@ -198,6 +323,18 @@ def _seconds(text: str) -> float:
     return _at_least(0.1, float(text))
 
 
+def _share(text: str) -> float:
+    return _at_least(0, float(text))
+
+
+def _size(text: str) -> int | str:
+    return text if text == "auto" else _positive(text)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
 def _at_least(least: N, number: N) -> N:
     if not number >= least:  # which is how "nan" is refused, too
         raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
@@ -205,5 +342,5 @@ def _at_least(least: N, number: N) -> N:
 
 
 # argparse says "invalid integer value: 'x'"
-_positive.__name__ = _at_least_two.__name__ = "integer"
-_seconds.__name__ = "number"
+_positive.__name__ = _at_least_two.__name__ = _size.__name__ = "integer"
+_seconds.__name__ = _share.__name__ = "number"

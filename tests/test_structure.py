@@ -33,12 +33,15 @@ LAYERS = [
     ["batched._decorator"],
     ["batched.inference", "batched.aio", "batched.metrics", "batched.asgi"],
     ["batched"],
-    ["batched._closed_loop", "batched._display"],
-    ["batched._bench", "batched._demo", "batched.cli"],
+    ["batched.offline"],
+    ["batched._closed_loop", "batched._display", "batched._reference"],
+    ["batched._bench", "batched._demo", "batched._offline_command"],
+    ["batched._offline_demo"],
+    ["batched.cli"],
     ["batched.__main__"],
 ]
 
-WITH_EXTRAS = ("batched._bench", "batched._demo", "batched._display")
+WITH_EXTRAS = ("batched._bench", "batched._demo", "batched._display", "batched._offline_demo")
 """What commands are made of, which need packages that the library does not."""
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import functools
-import importlib
 import json
-import os
 import random
-import re
 import sys
 from collections.abc import Iterator
 from itertools import cycle, islice
@@ -22,6 +17,7 @@ import numpy as np
 from .. import AsyncBatched, Batched, BatchedError, BatchedInference, BatchedMethod
 from .._batched_inference import AsyncBatchedInference
 from .._batcher import BatchFunction, Options
+from .._reference import argument_error, describe, first_line, import_attribute
 
 AnyBatched = Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]
 
@@ -29,9 +25,6 @@ SEED = 0
 """Seed of the order of the items: a file sorted by length would have small batches of short items
 only.
 """
-
-argument_error = functools.partial(argparse.ArgumentError, None)
-"""Error of the command line with a message, about no option in particular."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +76,9 @@ class Target:
         try:
             yield
         except BatchedError as error:  # whose message names the function
-            raise argument_error(_first_line(error)) from error
+            raise argument_error(first_line(error)) from error
         except Exception as error:
-            raise argument_error(f"{self.name} raised {_describe(error)}, {when}") from error
+            raise argument_error(f"{self.name} raised {describe(error)}, {when}") from error
 
     def suggestion(self, batch_size: int) -> str:
         """Line that says what to write into the source."""
@@ -105,7 +98,7 @@ def load_target(reference: str, sample: Path) -> Target:
         argparse.ArgumentError: one of them is not there or cannot be used.
     """
     values = _read_json_lines(sample)
-    found = _import_attribute(reference)
+    found = import_attribute(reference)
     decorated = isinstance(found, (Batched, AsyncBatched))
     if decorated:
         batched: AnyBatched = found
@@ -151,27 +144,6 @@ def _read_json_lines(sample: Path) -> list[tuple[int, Any]]:
     return values
 
 
-def _import_attribute(reference: str) -> Any:
-    """Object that `module:attribute` names."""
-    if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*", reference):
-        raise argument_error(f"name the function as module:function, got {reference!r}")
-    module, _, attributes = reference.partition(":")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # whatever is wrong with the user's module
-        reason = _first_line(error) if isinstance(error, ModuleNotFoundError) else _describe(error)
-        raise argument_error(f"cannot import {module}: {reason}") from error
-    at = module
-    for name in attributes.split("."):
-        try:
-            found, at = getattr(found, name), f"{at}.{name}"
-        except AttributeError as error:
-            raise argument_error(f"{at} has no attribute {name!r}") from error
-    return found
-
-
 def _to_features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, Any]]:
     """Values as features of one row, without axis 0: tensors if the user's module has imported
     torch, else arrays.
@@ -207,11 +179,3 @@ def _to_features(values: list[tuple[int, Any]], sample: Path) -> list[dict[str, 
             array = array.astype(np.float32) if name in fractions else array
             rows[name] = array if torch is None else torch.from_numpy(array)
     return items
-
-
-def _describe(error: BaseException) -> str:
-    return ": ".join(filter(None, (type(error).__name__, _first_line(error))))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

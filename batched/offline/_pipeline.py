@@ -115,7 +115,7 @@ class Pipeline:
         first = 0 if resume_from_last is False else len(steps)
         if resume_step is not None:
             first = self._find(resume_step)
-        path = Path(f"{str(dest).rstrip('/')}.progress" if progress is None else progress)
+        path = progress_path(dest, progress)
         store = Progress.open(path)
         try:
             result = open_result(dest, overwrite=overwrite, known=store.get("results") or [])
@@ -186,6 +186,11 @@ def run(
     return Pipeline(Step(fn, **of_step), max_failed=max_failed).run(source, dest, **settings)
 
 
+def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:
+    """Path of the progress file of runs to `dest`; `progress` if that is given."""
+    return Path(f"{str(dest).rstrip('/')}.progress" if progress is None else progress)
+
+
 def _first_difference(
     before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
 ) -> tuple[int, str | None]:
@@ -236,7 +241,7 @@ class _Work:
         watching = watcher(watch, self._path, str(self._result.path))
         work = Run(self._plan, stages, inbox, self._source.rows, max_failed, watching.update)
         stopped = ""
-        state: State = "interrupted"
+        state: State = "failed"
         try:
             committer = Committer(self._store, lambda _: None, inbox.put)
             try:
@@ -249,6 +254,9 @@ class _Work:
             state = "done"
         except Stopped as end:
             stopped, state = str(end), "stopped"
+        except KeyboardInterrupt:
+            state = "interrupted"
+            raise
         finally:
             watching.end(work.snapshot(), state)
         seen = work.snapshot()

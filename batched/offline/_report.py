@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TypedDict
 
+from ._html import html_table
 from ._keys import Key
 from ._progress import Progress
 
@@ -62,6 +66,8 @@ class Snapshot:
     steps: tuple[StepCounts, ...]
     errors: Mapping[str, int]
     """Dead letters by type of error."""
+    examples: Mapping[str, DeadLetter]
+    """The first dead letter of each of these types."""
 
     @property
     def ok(self) -> int:
@@ -122,13 +128,39 @@ class Report:
         lines = [text, f"failed: {errors}" if errors else "", self.stopped or self.output]
         return "\n".join(filter(None, lines))
 
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the steps."""
+        summary, *others = str(self).splitlines()
+        steps = html_table(
+            ("step", "ok", "failed", "batches"),
+            [
+                (step.name, f"{step.ok:,}", f"{step.failed:,}", f"{step.batches:,}")
+                for step in self.steps
+            ],
+        )
+        return f"<p>{escape(summary)}</p>{steps}<p>{'<br>'.join(map(escape, others))}</p>"
+
 
 def dead_letters(path: Path) -> Iterator[DeadLetter]:
-    """Rows of the progress file at `path` that have failed."""
-    progress = Progress.open(path)
-    try:
-        names = [step["name"] for step in progress.get("steps") or ()]
-        for letter in progress.dead_letters():
-            yield DeadLetter(**{**letter, "step": names[letter["step"]]})
-    finally:
-        progress.close()
+    """Rows of the progress file at `path` that have failed.
+
+    Raises:
+        RunLocked: a run is writing it.
+    """
+    with closing(Progress.open(path)) as progress:
+        yield from letters_of(progress)
+
+
+def letters_of(progress: Progress) -> Iterator[DeadLetter]:
+    """Rows of an open progress file that have failed."""
+    names = [step["name"] for step in progress.get("steps") or ()]
+    for letter in progress.dead_letters():
+        yield DeadLetter(**{**letter, "step": names[letter["step"]]})
+
+
+def error_type(phase: str, error: str) -> str:
+    """Type of an error as its text has it; where that is a sentence of this library's own, the
+    phase.
+    """
+    found = re.match(r"[^\W\d]\w*(?=:|$)", error)
+    return found[0] if found else phase

@@ -25,7 +25,7 @@ from ._commit import Commit
 from ._committer import Committer
 from ._errors import describe
 from ._reading import Plan, Reader, Reading
-from ._report import Snapshot, StepCounts
+from ._report import DeadLetter, Snapshot, StepCounts, error_type
 from ._stage import MOST_FAILURES, ROUNDS, Row, Stage
 
 TICK: Final = 0.25
@@ -87,6 +87,7 @@ class Run:
         # to be committed with the first rows: the result will not be that of all that is committed
         self._notes: dict[str, Any] = {"merged": None}
         self.errors: Counter[str] = Counter()  # of dead letters, by type
+        self._examples: dict[str, DeadLetter] = {}  # the first of each type
         self._began = self._watched = time.perf_counter()
         self._observers = [
             None
@@ -135,6 +136,7 @@ class Run:
                 for stage in self._stages
             ),
             errors=dict(self.errors),
+            examples=dict(self._examples),
         )
 
     def _loop(self, reader: Reader) -> None:
@@ -381,7 +383,20 @@ class Run:
         if failed:
             stage.failed += len(failed)
             self._failed += len(failed)
-            self.errors.update(text.partition(":")[0] for _, _, text, _ in failed)
+            for row, phase, text, lines in failed:
+                kind = error_type(phase, text)
+                self.errors[kind] += 1
+                self._examples.setdefault(
+                    kind,
+                    {
+                        "key": row.key,
+                        "step": stage.name,
+                        "phase": phase,
+                        "error": text,
+                        "attempts": row.attempts,
+                        "traceback": lines,
+                    },
+                )
             self._check_budget()
         if rows and number + 1 < len(self._stages):
             needed = self._plan.needed[number]

@@ -24,6 +24,7 @@ def _parse(source: str) -> ast.Module:
 
 
 def _module_tree(filename: str) -> ast.Module:
+    linecache.checkcache(filename)  # it may have been edited, and loaded anew
     return _parse("".join(linecache.getlines(filename)))
 
 

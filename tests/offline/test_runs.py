@@ -438,11 +438,12 @@ def test_a_coroutine_function_runs_as_many_batches_at_once_as_it_has_workers(
 
 
 def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
-    rows = [{"id": n, "ids": list(range(1, 2 + n % 7))} for n in range(100)]
+    rows: list[dict[str, Any]] = [{"id": n, "ids": list(range(1, 2 + n % 7))} for n in range(100)]
 
     @batched.inference.dynamically(batch_size=16)
     def double(features: dict[str, np.ndarray]) -> np.ndarray:
-        return features["ids"] * 2
+        doubled: np.ndarray = features["ids"] * 2
+        return doubled
 
     dest = tmp_path / "out.parquet"
     run(double, rows, dest, input="ids", output="twice")
@@ -450,7 +451,7 @@ def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
 
 
 def test_like_lengths_run_together(tmp_path: Path) -> None:
-    rows = [{"id": n, "text": "x" * (1 + 37 * n % 64)} for n in range(640)]
+    rows: list[dict[str, Any]] = [{"id": n, "text": "x" * (1 + 37 * n % 64)} for n in range(640)]
     fn = Lengths()
     run(fn, rows, tmp_path / "out.parquet", length=len, batch_size=64)
     longest = sum(len(batch) * max(map(len, batch)) for batch in fn.batches)

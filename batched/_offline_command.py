@@ -1,0 +1,283 @@
+"""The commands `run` and `status`: one batch function over a dataset, and how far that is."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ._reference import argument_error, describe, first_line, import_attribute
+from .errors import ResultError, RunLocked, RunMismatch, RunStopped, SourceError
+from .offline import Auto, DeadLetter, Pipeline, Report, Step
+from .offline._pipeline import progress_path
+from .offline._progress import Progress
+from .offline._report import dead_letters, error_type, letters_of
+from .offline._watch import ENDS, read_status, status_path
+
+FAILED = 1
+"""Exit status of a run that ended before all was done, because too much failed."""
+INTERRUPTED = 128 + 2
+"""Exit status of a run that SIGINT ended, as shells count."""
+REFUSALS = (ResultError, RunLocked, RunMismatch, SourceError)
+"""Errors of which the sentence is enough."""
+
+
+def run(args: argparse.Namespace, command: str) -> int:
+    """Runs a function of the user's over a source; the exit status. `command` is the command line
+    that goes on where this one ends.
+
+    Raises:
+        argparse.ArgumentError: an argument, the source or the progress file cannot be used.
+    """
+    pipeline = _pipeline(args)
+    try:
+        report = pipeline.run(
+            args.source,
+            args.dest,
+            key=args.key,
+            resume_step=_step_of(pipeline, args.resume_step),
+            on_mismatch="recompute" if args.recompute else "refuse",
+            keep=args.keep,
+            progress=args.progress,
+            overwrite=args.overwrite,
+            watch=not args.quiet,
+        )
+    except RunStopped as stopped:
+        _say(stopped.report, args)
+        _print_error(f"What is committed stays. To go on:\n  {command}")
+        return FAILED
+    except KeyboardInterrupt:
+        _print_error(f"Interrupted; {_done(args)} committed. To go on:\n  {command}")
+        return INTERRUPTED
+    except REFUSALS as error:
+        raise argument_error(first_line(error)) from error
+    except OSError as error:  # a full disk, a model that is not there
+        raise argument_error(describe(error)) from error
+    except ModuleNotFoundError as error:  # of the user's code
+        raise argument_error(f"{args.target} raised {describe(error)}") from error
+    _say(report, args)
+    return 0
+
+
+def _pipeline(args: argparse.Namespace) -> Pipeline:
+    """Pipeline that the arguments name, or describe."""
+    found = import_attribute(args.target)
+    of_step = {
+        "input": args.input,
+        "output": args.output,
+        "batch_size": Auto() if args.batch_size == "auto" else args.batch_size,
+        "length": None if args.length is None else _length(args.length),
+        "workers": args.workers,
+        "processes": args.processes,
+        "timeout_s": args.timeout,
+    }
+    if isinstance(found, Pipeline):
+        of_step["max_failed"] = args.max_failed
+        if given := [name for name, value in of_step.items() if value]:
+            raise argument_error(
+                f"{args.target} is a Pipeline, which has its own {', '.join(given)}"
+            )
+        return found
+    if args.input is None or args.output is None:
+        raise argument_error(
+            "--input and --output are required, columns that the function reads and returns"
+        )
+    try:
+        return Pipeline(Step(found, **of_step), max_failed=args.max_failed)
+    except (TypeError, ValueError) as error:
+        raise argument_error(first_line(error)) from error
+
+
+def _length(reference: str) -> Any:
+    """A function of Python's own, such as `len`, or `module:function`."""
+    func = getattr(builtins, reference, None)
+    return import_attribute(reference) if func is None else func
+
+
+def _step_of(pipeline: Pipeline, given: str | None) -> int | str | None:
+    """The step to resume from, by name or number."""
+    names = [step.name for step in pipeline.steps]
+    if given is None or given in names:
+        return given
+    if given.isdecimal() and int(given) < len(names):
+        return int(given)
+    raise argument_error(
+        f"--resume-step must be one of {', '.join(names)}, or a number below {len(names)}, got "
+        f"{given!r}"
+    )
+
+
+def _done(args: argparse.Namespace) -> str:
+    """Rows of an interrupted run, from the status that it has left."""
+    known = read_status(progress_path(args.dest, args.progress))
+    steps = known["steps"] if known else []
+    rows = steps[-1]["ok"] if steps else 0
+    return f"{rows:,} row{'s are' if rows != 1 else ' is'}"
+
+
+def _say(report: Report, args: argparse.Namespace) -> None:
+    """Prints what a run came to; of a quiet one, what went wrong."""
+    if not args.quiet or report.stopped:
+        print(report, file=sys.stderr if report.stopped else sys.stdout, flush=True)
+    if report.failed:
+        place = "" if args.progress is None else f" --progress {args.progress}"
+        _print_error(
+            f"{_plural(report.failed, 'row')} failed and will be tried again by the next run. To "
+            f"see them:\n  batched status {args.dest}{place}"
+        )
+
+
+def _print_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def status(args: argparse.Namespace) -> int:
+    """Prints how far a run is, or what it came to; 0.
+
+    Raises:
+        argparse.ArgumentError: there is no such run, or its dead letters cannot be read yet.
+    """
+    path = progress_path(args.dest, args.progress)
+    if not path.exists():
+        raise argument_error(f"there is no run of {args.dest}: {path} does not exist")
+    try:
+        if args.failed:
+            for letter in dead_letters(path):
+                sys.stdout.buffer.write(orjson.dumps(letter) + b"\n")
+            sys.stdout.buffer.flush()
+            return 0
+        known = read_status(path)
+        try:
+            with closing(Progress.open(path)) as progress:
+                lines = _ended(args.dest, known, progress)
+        except RunLocked:
+            lines = _running(args.dest, known, path)
+    except REFUSALS as error:
+        raise argument_error(first_line(error)) from error
+    print("\n".join(lines))
+    return 0
+
+
+def _running(dest: str, known: Mapping[str, Any] | None, path: Path) -> list[str]:
+    """Lines about a run that goes on."""
+    if known is None or known["state"] in ENDS:
+        return [f"{dest}: a run has just begun; {status_path(path)} will tell more in a moment"]
+    lines = [
+        f"{dest}: {known['state']}, {_time(known['seconds'])} so far, as of {known['updated']}",
+        f"process {known['pid']} on {known['host']}",
+        _rows(known),
+        *_table(
+            ("step", "ok", "failed", "waiting", "batches", "rows/s", "time left"),
+            [
+                (
+                    step["name"],
+                    f"{step['ok']:,}",
+                    f"{step['failed']:,}",
+                    f"{step['waiting']:,}",
+                    f"{step['batches']:,}",
+                    _rate(step["rows_per_s"]),
+                    "" if step["seconds_left"] is None else _time(step["seconds_left"]),
+                )
+                for step in known["steps"]
+            ],
+        ),
+    ]
+    for name, count in known["errors"].items():
+        example = known["examples"].get(name)
+        lines.append(_failures(count, name, example))
+    return lines
+
+
+def _ended(dest: str, known: Mapping[str, Any] | None, progress: Progress) -> list[str]:
+    """Lines about what is committed, while no run goes on."""
+    counts = progress.counts()
+    names = [step["name"] for step in progress.get("steps") or []]
+    rates = {step["name"]: step["rows_per_s"] for step in known["steps"]} if known else {}
+    lines = [f"{dest}: {_end(known)}", *([_rows(known)] if known else [])]
+    lines += _table(
+        ("step", "ok", "failed", "rows/s in the last run"),
+        [
+            (
+                name,
+                f"{counts.get(number, {}).get('ok', 0):,}",
+                f"{counts.get(number, {}).get('failed', 0):,}",
+                _rate(rates.get(name)),
+            )
+            for number, name in enumerate(names)
+        ],
+    )
+    examples: dict[tuple[str, str], DeadLetter] = {}
+    failed: dict[tuple[str, str], int] = {}
+    for letter in letters_of(progress):
+        kind = letter["step"], error_type(letter["phase"], letter["error"])
+        examples.setdefault(kind, letter)
+        failed[kind] = failed.get(kind, 0) + 1
+    for kind, count in sorted(failed.items(), key=lambda each: -each[1]):
+        lines.append(_failures(count, kind[1], examples[kind]))
+    if failed:
+        lines.append(f"All of them, as JSON lines: batched status {dest} --failed")
+    return lines
+
+
+def _end(known: Mapping[str, Any] | None) -> str:
+    """How the last run has ended."""
+    if known is None:
+        return "no run goes on"
+    state = known["state"]
+    if state not in ENDS:
+        state = "killed"
+    again = "" if state == "done" else "; the same command goes on where it was"
+    return f"{state} after {_time(known['seconds'])}, at {known['updated']}{again}"
+
+
+def _rows(known: Mapping[str, Any]) -> str:
+    of = "" if known["total"] is None else f" of {known['total']:,}"
+    text = f"{known['read']:,}{of} rows read, {known['skipped']:,} of them done before"
+    again = known["recomputed"]
+    return f"{text}, {again:,} computed again because their input has changed" if again else text
+
+
+def _failures(count: int, name: str, example: DeadLetter | None) -> str:
+    """Line about dead letters of one kind."""
+    text = f"{count:,} x {name}"
+    if example is None:
+        return text
+    return (
+        f"{text}, such as row {example['key']!r} in step {example['step']}, {example['phase']}: "
+        f"{example['error'].partition(chr(10))[0]}"
+    )
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table, the first column to the left, numbers to the right."""
+    every = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    return [
+        "  ".join(
+            chain(
+                [row[0].ljust(widths[0])],
+                (text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)),
+            )
+        ).rstrip()
+        for row in every
+    ]
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.1f}"
+
+
+def _time(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

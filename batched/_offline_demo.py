@@ -1,0 +1,144 @@
+"""`python -m batched demo --offline`: a CSV is embedded by one command, which is killed half-way
+and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+from rich.console import Console
+
+from ._demo import LEAST_COSINE, Vector, first_sentences, load
+from ._display import new_console
+from .offline._progress import Progress
+
+MODEL, COMPUTED = "BATCHED_DEMO_MODEL", "BATCHED_DEMO_COMPUTED"
+"""Variables of the environment: the model, and the file for sentences that have been computed."""
+
+POLL_INTERVAL = 0.01
+"""How often the demo looks whether it is time to kill (s)."""
+
+
+class Embedder:
+    """Batch function that writes down each sentence that it has computed."""
+
+    def __init__(self) -> None:
+        self._encode = load(os.environ.get(MODEL))
+
+    def __call__(self, texts: list[str]) -> Vector:
+        vectors = self._encode(texts)
+        with open(os.environ[COMPUTED], "a", encoding="utf-8") as computed:
+            computed.writelines([f"{text}\n" for text in texts])
+        return vectors
+
+
+def offline_demo(model: str | None, *, sentences: int, batch_size: int) -> int:
+    """Shows a run that is killed and goes on; 1 if anything was lost, computed twice or differs,
+    else 0.
+
+    Raises:
+        argparse.ArgumentError: an argument asks for what is not there.
+        ModuleNotFoundError: a package of the extra is missing.
+    """
+    console = new_console()
+    texts = first_sentences()[:sentences]
+    if sentences > len(texts):
+        raise argparse.ArgumentError(
+            None, f"the standard library has {len(texts):,} sentences to offer, not {sentences:,}"
+        )
+    with tempfile.TemporaryDirectory(prefix="batched-demo-") as folder, console.status("") as note:
+        note.update("Embedding the sentences directly, to compare with")
+        direct = load(model)(texts)
+        note.stop()
+        return _Story(console, Path(folder), texts, model, batch_size).tell(direct)
+
+
+class _Story:
+    """One run, killed, and the one that goes on, in a folder of their own."""
+
+    def __init__(
+        self, console: Console, folder: Path, texts: list[str], model: str | None, batch_size: int
+    ) -> None:
+        self._console = console
+        self._folder = folder
+        self._texts = texts
+        command = (
+            f"run {__name__}:Embedder sentences.csv vectors.parquet --input text --output vector "
+            f"--key id --batch-size {batch_size}"
+        )
+        self._shown = f"$ python -m batched {command}"
+        self._command = [sys.executable, "-m", "batched", *shlex.split(command)]
+        path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        if model is not None:
+            here = Path(model).expanduser()
+            self._environment[MODEL] = str(here.absolute()) if here.exists() else model
+
+    def tell(self, direct: Vector) -> int:
+        """Runs all of it; the exit status."""
+        say, texts = self._console.print, self._texts
+        with open(self._folder / "sentences.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
+        say(f"sentences.csv has {len(texts):,} sentences\n\n{self._shown}", style="bold")
+        killed = self._start("first")
+        while killed.poll() is None and 3 * len(self._computed("first")) < len(texts):
+            time.sleep(POLL_INTERVAL)
+        killed.kill()
+        killed.wait()
+        if self._console.is_terminal:  # where the bar had no time to leave
+            self._console.show_cursor()
+            say()
+        first, committed = self._computed("first"), self._committed()
+        lost = len(set(first) - committed)
+        say(
+            f"Killed (SIGKILL): {len(committed):,} rows are committed; {lost:,} that were computed "
+            "were not yet"
+        )
+        say(f"\n{self._shown}", style="bold")
+        if self._start("second").wait():
+            return 1
+        second = self._computed("second")
+        twice = len(committed & set(second))
+        say(f"\nComputed in the first run {len(first):,}, in the second {len(second):,}")
+        say(f"Of the {len(committed):,} committed rows, {twice:,} were computed again")
+        table = pyarrow.parquet.read_table(self._folder / "vectors.parquet")
+        whole = table["text"].to_pylist() == texts
+        say(f"Result: {table.num_rows:,} rows, {'in the order of the CSV' if whole else 'WRONG'}")
+        if not whole or twice:
+            return 1
+        vectors = np.array(table["vector"].to_pylist(), np.float64)
+        lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(direct, axis=1)
+        cosine = float(np.min(np.sum(vectors * direct, axis=1) / lengths))
+        verdict = "equal" if cosine > LEAST_COSINE else "NOT EQUAL"
+        say(f"Vectors are {verdict} to those of `encode`: smallest cosine {cosine:.6f}")
+        return 0 if cosine > LEAST_COSINE else 1
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            cwd=self._folder,
+            env={**self._environment, COMPUTED: str(self._folder / name)},
+        )
+
+    def _computed(self, name: str) -> list[str]:
+        """Sentences that a run has computed."""
+        path = self._folder / name
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def _committed(self) -> set[str]:
+        """Sentences of which the vector is committed."""
+        keys = [str(number) for number in range(len(self._texts))]  # values of a CSV are strings
+        with closing(Progress.open(self._folder / "vectors.parquet.progress")) as progress:
+            found = progress.committed(keys)
+        return {self._texts[int(key)] for (key, _), row in found.items() if row.status == "ok"}
