@@ -242,7 +242,8 @@ class InProcess:
         process.join()
         with self._changing:
             self._process = None
-        process.close()
+        if not self._killed:  # else multiprocessing may be looking at it, for this program ends
+            process.close()
         self._connection.close()
 
 

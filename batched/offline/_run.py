@@ -425,7 +425,6 @@ class Run:
                 event = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            rows: list[tuple[Row, Any]] = []
             if isinstance(event, _Finished):
                 stage, rows = event.stage, event.rows
             elif isinstance(event, Done) and event.fatal is None:
@@ -435,6 +434,8 @@ class Run:
                     for (request, _, _), result in zip(event.slices, event.results, strict=True)
                     if not isinstance(result, BaseException)
                 ]
+            else:
+                continue
             if good := [each for each in rows if not isinstance(each[1], BaseException)]:
                 self._keep(stage, good, "postprocess")
 
