@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Final
 
 from ._columns import Columns
@@ -38,7 +39,7 @@ class Reading:
     size: int = 0  # rows in it
     skipped: int = 0  # rows of which all is committed
     recomputed: int = 0  # rows that were committed from another input
-    rows: list[tuple[Row, int]] = field(default_factory=list)  # each with the step that it lacks
+    rows: list[list[Row]] = field(default_factory=list)  # by the first step that they lack
     last: bool = False  # there are no more
     error: BaseException | None = None  # of the source
 
@@ -137,36 +138,44 @@ class Reader:
 
     def _find(self, window: Window, keys: list[Key]) -> Reading:
         """Rows of a window, and what they lack."""
-        plan, found = self._plan, Reading(window.size)
+        plan, steps = self._plan, len(self._plan.steps)
+        found = Reading(window.size, rows=[[] for _ in range(steps)])
         hashes = {columns: hash_inputs(window, columns) for columns in set(plan.depends)}
         inputs = list(zip(*[hashes[columns] for columns in plan.depends], strict=True))
         committed = {} if self._first else self._progress.committed(keys)
-        columns = [(name, window.values(name)) for name in plan.source]
-        for place, key in enumerate(keys):
-            row, reached, known = None, 0, False
+        columns = [window.values(name) for name in plan.source]
+        values: Iterable[dict[str, Any]]
+        if len(columns) == 1:
+            (name,) = plan.source
+            values = [{name: value} for value in columns[0]]
+        else:
+            values = map(dict, map(zip, repeat(plan.source), zip(*columns, strict=True)))
+        if not committed:
+            found.rows[0] = list(map(Row, keys, inputs, values, repeat(False)))
+            return found
+        for key, hashes_of_row, read in zip(keys, inputs, values, strict=True):
+            reached, known = 0, False
             have: list[Committed] = []
             failed = False
-            for number in range(len(plan.steps)):
+            for number, hashed in enumerate(hashes_of_row):
                 commit = committed.get((key, number))
                 if commit is None:
                     break
-                known = known or commit.input != inputs[place][number]
-                if commit.input != inputs[place][number] or commit.status != "ok":
-                    failed = commit.status != "ok" and commit.input == inputs[place][number]
+                if commit.input != hashed or commit.status != "ok":
+                    known = commit.input != hashed
+                    failed = not known
                     break
                 have.append(commit)
                 reached += 1
-            found.recomputed += known
-            if reached == len(plan.steps):
+            if reached == steps:
                 found.skipped += 1
                 continue
-            values = {name: column[place] for name, column in columns}
-            row = Row(key, inputs[place], values, failed)
+            found.recomputed += known
             for number, commit in enumerate(have):
                 if plan.needed[number]:
                     made = self._results.row(number, commit)
-                    values.update({name: made[name] for name in plan.needed[number]})
-            found.rows.append((row, reached))
+                    read.update({name: made[name] for name in plan.needed[number]})
+            found.rows[reached].append(Row(key, hashes_of_row, read, failed))
         return found
 
 

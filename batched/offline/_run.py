@@ -42,10 +42,11 @@ GRACE: Final = 10.0
 
 @dataclass
 class _Prepared:
-    """Rows that have been through `preprocess`, each with its request or an error."""
+    """Rows that have been through `preprocess`, as requests, and those that failed in it."""
 
     stage: Stage
-    rows: list[tuple[Row, Request | BaseException]]
+    requests: list[Request]
+    failed: list[tuple[Row, BaseException]]
 
 
 @dataclass
@@ -163,14 +164,13 @@ class Run:
         if isinstance(event, Reading):
             self._take_in(event)
         elif isinstance(event, _Prepared):
-            for row, request in event.rows:
-                event.stage.elsewhere -= 1
-                self._admit(event.stage, row, request, now)
+            event.stage.elsewhere -= len(event.requests) + len(event.failed)
+            self._admit(event.stage, event.requests, event.failed, now)
         elif isinstance(event, Done):
             self._end(event, now)
         elif isinstance(event, _Finished):
             event.stage.elsewhere -= len(event.rows)
-            self._keep(event.stage, event.rows, "postprocess")
+            self._keep(event.stage, event.rows)
         else:
             raise event  # of the committer
 
@@ -185,12 +185,9 @@ class Run:
         self.read += reading.size
         self.skipped += reading.skipped
         self.recomputed += reading.recomputed
-        entering: list[list[Row]] = [[] for _ in self._stages]
-        for row, number in reading.rows:
-            entering[number].append(row)
-        for stage, rows in zip(self._stages, entering, strict=True):
+        for number, rows in enumerate(reading.rows):
             if rows:
-                self._enter(stage, rows)
+                self._enter(self._stages[number], rows)
 
     def _enter(self, stage: Stage, rows: list[Row]) -> None:
         """`rows` come to `stage`."""
@@ -198,9 +195,7 @@ class Run:
             return
         stage.open += len(rows)
         if not stage.prepares:
-            now = time.perf_counter()
-            for row in rows:
-                self._admit(stage, row, _attempt(stage.prepare, row), now)
+            self._admit(stage, *stage.prepare(rows), time.perf_counter())
             return
         assert self._helpers is not None
         stage.elsewhere += len(rows)
@@ -209,15 +204,21 @@ class Run:
 
     def _prepare(self, stage: Stage, rows: list[Row]) -> None:
         """Makes requests of `rows`, in another thread."""
-        made = [(row, _attempt(stage.prepare, row)) for row in rows]
-        self._inbox.put(_Prepared(stage, made))
+        self._inbox.put(_Prepared(stage, *stage.prepare(rows)))
 
-    def _admit(self, stage: Stage, row: Row, request: Request | BaseException, now: float) -> None:
-        """The row waits for its batch, if its item could be made."""
-        if isinstance(request, BaseException):
-            self._commit(stage, [], [], [(row, "preprocess", request)])
-        else:
-            stage.add(request, now)
+    def _admit(
+        self,
+        stage: Stage,
+        requests: list[Request],
+        failed: list[tuple[Row, BaseException]],
+        now: float,
+    ) -> None:
+        """Rows wait for their batches, if their items could be made."""
+        submit = stage.scheduler.submit
+        for request in requests:
+            submit(request, now)
+        if failed:
+            self._commit(stage, [], [], [(row, "preprocess", error) for row, error in failed])
 
     def _dispatch(self) -> None:
         """Forms all batches that may be formed now."""
@@ -247,19 +248,21 @@ class Run:
         observer = self._observers[done.step]
         if observer is not None:
             observer.observe(batch, (done.slices, done.results, done.tried))
-        good: list[tuple[Row, Any]] = []
+        rows: list[Row] = []
+        outputs: list[Any] = []
         bad: list[tuple[Row, BaseException]] = []
-        for (request, _, _), result, tried in zip(
+        for (request, _, _), output, tried in zip(
             done.slices, done.results, done.tried, strict=True
         ):
             row: Row = request.waker
             row.attempts += tried
-            if isinstance(result, BaseException):
-                bad.append((row, result))
+            if isinstance(output, BaseException):
+                bad.append((row, output))
             else:
-                good.append((row, result))
-        if good:
-            self._finish(stage, good)
+                rows.append(row)
+                outputs.append(output)
+        if rows:
+            self._finish(stage, rows, outputs)
         for row, _ in bad:
             row.thorough = done.gave_up
         if not done.alive:
@@ -322,25 +325,28 @@ class Run:
             stage.open -= len(again)
             self._enter(stage, again)
 
-    def _finish(self, stage: Stage, rows: list[tuple[Row, Any]]) -> None:
+    def _finish(self, stage: Stage, rows: list[Row], outputs: list[Any]) -> None:
         """Makes results of outputs."""
         if stage.step.postprocess is None:
-            self._keep(stage, [(row, stage.finish(output)) for row, output in rows], "inference")
+            self._commit(stage, rows, stage.results_of(outputs), [])
             return
         assert self._helpers is not None
         stage.elsewhere += len(rows)
         for first in range(0, len(rows), TOGETHER):
-            self._helpers.submit(self._postprocess, stage, rows[first : first + TOGETHER])
+            some = slice(first, first + TOGETHER)
+            self._helpers.submit(self._postprocess, stage, rows[some], outputs[some])
 
-    def _postprocess(self, stage: Stage, rows: list[tuple[Row, Any]]) -> None:
+    def _postprocess(self, stage: Stage, rows: list[Row], outputs: list[Any]) -> None:
         """Makes results of outputs, in another thread."""
-        made = [(row, _attempt(stage.finish, output)) for row, output in rows]
-        self._inbox.put(_Finished(stage, made))
+        results = [_attempt(stage.finish, output) for output in outputs]
+        self._inbox.put(_Finished(stage, list(zip(rows, results, strict=True))))
 
-    def _keep(self, stage: Stage, rows: list[tuple[Row, Any]], phase: str) -> None:
-        """Results of a step are committed, and their rows go on."""
+    def _keep(self, stage: Stage, rows: list[tuple[Row, Any]]) -> None:
+        """Results of `postprocess` are committed, and their rows go on."""
         good = [(row, result) for row, result in rows if not isinstance(result, BaseException)]
-        bad = [(row, phase, error) for row, error in rows if isinstance(error, BaseException)]
+        bad = [
+            (row, "postprocess", error) for row, error in rows if isinstance(error, BaseException)
+        ]
         self._commit(stage, [row for row, _ in good], [result for _, result in good], bad)
 
     def _commit(
@@ -437,7 +443,7 @@ class Run:
             else:
                 continue
             if good := [each for each in rows if not isinstance(each[1], BaseException)]:
-                self._keep(stage, good, "postprocess")
+                self._keep(stage, good)
 
 
 def _attempt(func: Callable[[Any], Any], argument: Any) -> Any:

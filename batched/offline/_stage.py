@@ -14,6 +14,7 @@ for the workers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -55,6 +56,10 @@ class Row:
         self.attempts = 0  # calls of the function of this step that it was in
         self.rounds = 0  # times that it went to the end of the queue of this step
         self.thorough = False  # it is to be tried alone whatever happens
+
+
+Prepared = tuple[list[Request], list[tuple[Row, BaseException]]]
+"""Requests for rows, and the rows for which none could be made, each with the error."""
 
 
 class Stage:
@@ -106,8 +111,20 @@ class Stage:
             return row.values[inputs[0]]
         return {name: row.values[name] for name in inputs}
 
-    def prepare(self, row: Row) -> Request:
-        """The request for `row`, whose waker is the row. Runs code of the user's."""
+    def prepare(self, rows: Sequence[Row]) -> Prepared:
+        """Requests for `rows`, whose wakers are the rows; errors of the others. Runs code of the
+        user's.
+        """
+        requests: list[Request] = []
+        failed: list[tuple[Row, BaseException]] = []
+        for row in rows:
+            try:
+                requests.append(self._prepare(row))
+            except Exception as error:
+                failed.append((row, error))
+        return requests, failed
+
+    def _prepare(self, row: Row) -> Request:
         step = self.step
         value = self.item_of(row)
         # further ones, the same for all rows, are given where the function is called
@@ -119,10 +136,6 @@ class Stage:
 
             value = {name: numpy.asarray(each)[None] for name, each in value.items()}
         return self._parse(value, args, {}, None, row, True)
-
-    def add(self, request: Request, now: float) -> None:
-        """Has the row of `request` wait for its batch."""
-        self.scheduler.submit(request, now)
 
     def take(self, now: float, *, drain: bool) -> Batch | None:
         """The next batch; None: not yet. `drain`: what waits is all there is."""
@@ -159,6 +172,10 @@ class Stage:
             arrays = [array[0] for _, array in tree_flatten(output)]
             output = tree_unflatten(output, iter(arrays))
         return output
+
+    def results_of(self, outputs: list[Any]) -> list[Any]:
+        """Results for several rows."""
+        return list(map(self.result_of, outputs)) if self._features else outputs
 
     def finish(self, output: Any) -> Any:
         """The result to keep. Runs code of the user's."""
