@@ -36,6 +36,12 @@ HELPERS: Final = 4
 """Threads for `preprocess` and `postprocess`."""
 FEW: Final = 10
 """Failed rows that a share of all must allow before it is judged, while rows are still read."""
+COMMIT_S: Final = 0.01
+"""Time from one commit of a step to the next (s), for which results wait to be committed together:
+those of a slow function wait for nothing, those of a fast one share chunks and transactions.
+"""
+COMMIT_ROWS: Final = 2048
+"""Results of a step that wait for no others."""
 GRACE: Final = 10.0
 """Time that running batches get when a run ends early (s)."""
 
@@ -150,7 +156,7 @@ class Run:
                 return
             self._dispatch()
             try:
-                event = self._inbox.get(timeout=TICK)
+                event = self._inbox.get(timeout=self._commit_due())
             except queue.Empty:
                 event = None
             now = time.perf_counter()
@@ -358,7 +364,31 @@ class Run:
     ) -> None:
         if not rows and not dead:
             return
+        stage.done += rows
+        stage.results += results
+        stage.elsewhere += len(rows)
+        due = time.perf_counter() >= stage.committed + COMMIT_S
+        if dead or due or len(stage.done) >= COMMIT_ROWS:
+            self._commit_now(stage, dead)
+
+    def _commit_due(self) -> float:
+        """Commits results that have waited long enough; time to wait for more events (s)."""
+        wait = TICK
+        for stage in self._stages:
+            if stage.done:
+                left = stage.committed + COMMIT_S - time.perf_counter()
+                if left <= 0:
+                    self._commit_now(stage, [])
+                    return 0  # their rows may be due in the next step
+                wait = min(wait, left)
+        return wait
+
+    def _commit_now(self, stage: Stage, dead: list[tuple[Row, str, BaseException]]) -> None:
         number = stage.number
+        rows, results = stage.done, stage.results
+        stage.done, stage.results = [], []
+        stage.elsewhere -= len(rows)
+        stage.committed = time.perf_counter()
         batch, misfits = stage.columns.encode(results) if rows else (None, {})
         notes = {**self._notes, **stage.new_notes()}
         self._notes = {}
@@ -430,7 +460,7 @@ class Run:
             try:
                 event = self._inbox.get_nowait()
             except queue.Empty:
-                return
+                break
             if isinstance(event, _Finished):
                 stage, rows = event.stage, event.rows
             elif isinstance(event, Done) and event.fatal is None:
@@ -444,6 +474,9 @@ class Run:
                 continue
             if good := [each for each in rows if not isinstance(each[1], BaseException)]:
                 self._keep(stage, good)
+        for stage in self._stages:
+            if stage.done:
+                self._commit_now(stage, [])
 
 
 def _attempt(func: Callable[[Any], Any], argument: Any) -> Any:

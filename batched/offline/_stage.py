@@ -93,7 +93,11 @@ class Stage:
             self.scheduler.capacity.batch_size = self._auto.size
         self.prepares = step.preprocess is not None
         self.open = 0  # rows that have come and neither gone on nor failed
-        self.elsewhere = 0  # of them, those that are prepared or finished beside the batches
+        # of them, those that are prepared or finished beside the batches, or wait to be committed
+        self.elsewhere = 0
+        self.done: list[Row] = []  # those that wait to be committed
+        self.results: list[Any] = []  # of them
+        self.committed = -math.inf  # moment of the last commit (s)
         self.held: list[tuple[Row, BaseException]] = []  # failures of batches without a success
         self.failures = 0  # such batches in a row
         self.succeeded = False  # ever in this run
