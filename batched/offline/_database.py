@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,9 @@ LOCK_S: Final = 0.2
 """Time for which the lock is waited for: of runs that open a new file together, one is to win."""
 WINDOW: Final = 2048
 """Values that one query looks up."""
+TOGETHER: Final = 64
+"""Rows that one statement inserts: it takes half the time of as many statements, and the lock of
+the interpreter once. SQLite takes 999 values everywhere."""
 _SETTINGS: Final = (
     "journal_mode = wal",
     "synchronous = full",
@@ -166,8 +170,15 @@ def insert(
     """Inserts rows; False if some stood there, which `conflict` lets stay, or replaces."""
     if not rows:
         return True
-    statement = f"insert or {conflict} into {table} values ({marks(rows[0])})"
-    return conn.executemany(statement, rows).rowcount == len(rows)
+    statement = f"insert or {conflict} into {table} values "
+    row = f"({marks(rows[0])})"
+    inserted, whole = 0, len(rows) - len(rows) % TOGETHER
+    for first in range(0, whole, TOGETHER):
+        values = list(chain.from_iterable(rows[first : first + TOGETHER]))
+        inserted += conn.execute(statement + ",".join([row] * TOGETHER), values).rowcount
+    if rest := rows[whole:]:
+        inserted += conn.executemany(statement + row, rest).rowcount
+    return inserted == len(rows)
 
 
 def marks(values: Sequence[Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
 from ..errors import SourceError
@@ -60,7 +61,10 @@ class SourceOrder:
             ).fetchall()
         if [key for (key,) in standing] == keys:
             return
-        rows = sorted(enumerate(keys, first), key=lambda row: (isinstance(row[1], str), row[1]))
+        try:
+            rows = sorted(enumerate(keys, first), key=itemgetter(1))
+        except TypeError:  # integers and strings
+            rows = sorted(enumerate(keys, first), key=lambda row: (isinstance(row[1], str), row[1]))
         with self._database.transaction() as conn:
             if not insert(conn, "source", rows):
                 # Rows before these were noted in this run: a key found there stands twice. One
