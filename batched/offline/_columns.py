@@ -53,12 +53,19 @@ class Columns:
 
         A result is the value itself where there is one column, else a mapping with every name.
         """
-        rows, reasons = self._rows(results)
-        try:
+        rows: Mapping[int, Sequence[Any]] = {}
+        reasons: dict[int, str] = {}
+        if len(self.names) == 1:
+            columns = [results]
+        else:
+            rows, reasons = self._rows(results)
             columns = self._transpose(rows)
+        try:
             types = tuple(map(unify, self._types, map(common_type, columns)))
             arrays = list(map(_to_arrow, columns, types))
         except Exception:
+            if len(self.names) == 1:
+                rows = {place: (result,) for place, result in enumerate(results)}
             arrays, types = self._encode_each(rows, reasons)
         self._types = types
         return pa.RecordBatch.from_arrays(arrays, names=self.names), reasons
@@ -77,8 +84,6 @@ class Columns:
 
     def _rows(self, results: Sequence[Any]) -> tuple[dict[int, Sequence[Any]], dict[int, str]]:
         """Values by place of the results that have all columns and no other; reasons of others."""
-        if len(self.names) == 1:
-            return {place: (result,) for place, result in enumerate(results)}, {}
         rows: dict[int, Sequence[Any]] = {}
         reasons: dict[int, str] = {}
         names = set(self.names)
@@ -105,7 +110,7 @@ class Columns:
         return rows, reasons
 
     def _encode_each(
-        self, rows: dict[int, Sequence[Any]], reasons: dict[int, str]
+        self, rows: Mapping[int, Sequence[Any]], reasons: dict[int, str]
     ) -> tuple[list[Any], tuple[Type, ...]]:
         """Arrays of the rows that fit, and their types; the reasons of others are added."""
         types, plain = self._types, {}
