@@ -19,8 +19,10 @@ from ._reading import WINDOW
 from ._result import Result, Stamp
 from ._window import ArrowSource, Source, Window
 
-CACHED: Final = 256
-"""Chunks that are kept as they were read: rows that were committed together lie near each other."""
+CACHED_BYTES: Final = 4 * 2**20
+"""Bytes of chunks that are kept as they were read: rows that were committed together lie near each
+other.
+"""
 
 
 class Merge:
@@ -38,6 +40,7 @@ class Merge:
         self._columns = columns
         self._keep = keep  # columns of the source; None: all
         self._chunks: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+        self._held = 0  # bytes of these
         self._made: dict[str, int] = {}  # columns of steps, each with the last that writes it
         for number, each in enumerate(columns):
             self._made.update(dict.fromkeys(each.names, number))
@@ -132,7 +135,8 @@ class Merge:
         if batch is None:
             batch = self._columns[step].cast(self._progress.chunk(number))
             self._chunks[number] = batch
-            if len(self._chunks) > CACHED:
-                self._chunks.popitem(last=False)
+            self._held += batch.nbytes
+            while self._held > CACHED_BYTES and len(self._chunks) > 1:
+                self._held -= self._chunks.popitem(last=False)[1].nbytes
         self._chunks.move_to_end(number)
         return batch
