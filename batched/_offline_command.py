@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -24,8 +26,6 @@ from .offline._watch import ENDS, read_status, status_path
 
 FAILED = 1
 """Exit status of a run that ended before all was done, because too much failed."""
-INTERRUPTED = 128 + 2
-"""Exit status of a run that SIGINT ended, as shells count."""
 REFUSALS = (ResultError, RunLocked, RunMismatch, SourceError)
 """Errors of which the sentence is enough."""
 
@@ -35,6 +35,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     that goes on where this one ends.
 
     Raises:
+        KeyboardInterrupt: it was interrupted, and has said how to go on.
         argparse.ArgumentError: an argument, the source or the progress file cannot be used.
     """
     pipeline = _pipeline(args)
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace, command: str) -> int:
             args.source,
             args.dest,
             key=args.key,
+            batch_size=Auto() if args.batch_size == "auto" else args.batch_size,
+            workers=args.workers,
             resume_step=_step_of(pipeline, args.resume_step),
             on_mismatch="recompute" if args.recompute else "refuse",
             keep=args.keep,
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         return FAILED
     except KeyboardInterrupt:
         _print_error(f"Interrupted; {_done(args)} committed. To go on:\n  {command}")
-        return INTERRUPTED
+        raise
     except REFUSALS as error:
         raise argument_error(first_line(error)) from error
     except OSError as error:  # a full disk, a model that is not there
@@ -73,9 +76,7 @@ def _pipeline(args: argparse.Namespace) -> Pipeline:
     of_step = {
         "input": args.input,
         "output": args.output,
-        "batch_size": Auto() if args.batch_size == "auto" else args.batch_size,
         "length": None if args.length is None else _length(args.length),
-        "workers": args.workers,
         "processes": args.processes,
         "timeout_s": args.timeout,
     }
@@ -118,8 +119,7 @@ def _step_of(pipeline: Pipeline, given: str | None) -> int | str | None:
 def _done(args: argparse.Namespace) -> str:
     """Rows of an interrupted run, from the status that it has left."""
     known = read_status(progress_path(args.dest, args.progress))
-    steps = known["steps"] if known else []
-    rows = steps[-1]["ok"] if steps else 0
+    rows = known["steps"][-1]["ok"] if known and known["pid"] == os.getpid() else 0
     return f"{rows:,} row{'s are' if rows != 1 else ' is'}"
 
 
@@ -128,11 +128,17 @@ def _say(report: Report, args: argparse.Namespace) -> None:
     if not args.quiet or report.stopped:
         print(report, file=sys.stderr if report.stopped else sys.stdout, flush=True)
     if report.failed:
-        place = "" if args.progress is None else f" --progress {args.progress}"
         _print_error(
             f"{_plural(report.failed, 'row')} failed and will be tried again by the next run. To "
-            f"see them:\n  batched status {args.dest}{place}"
+            f"see them:\n  {_status_command(args)}"
         )
+
+
+def _status_command(args: argparse.Namespace) -> str:
+    """Command line that tells of the run of these arguments."""
+    given = ["status", args.dest]
+    given += ["--progress", args.progress] if args.progress else []
+    return f"{args.program} {shlex.join(given)}"
 
 
 def _print_error(text: str) -> None:
@@ -157,11 +163,13 @@ def status(args: argparse.Namespace) -> int:
         known = read_status(path)
         try:
             with closing(Progress.open(path)) as progress:
-                lines = _ended(args.dest, known, progress)
+                lines = _ended(args, known, progress)
         except RunLocked:
             lines = _running(args.dest, known, path)
     except REFUSALS as error:
         raise argument_error(first_line(error)) from error
+    except OSError as error:
+        raise argument_error(describe(error)) from error
     print("\n".join(lines))
     return 0
 
@@ -196,12 +204,14 @@ def _running(dest: str, known: Mapping[str, Any] | None, path: Path) -> list[str
     return lines
 
 
-def _ended(dest: str, known: Mapping[str, Any] | None, progress: Progress) -> list[str]:
+def _ended(
+    args: argparse.Namespace, known: Mapping[str, Any] | None, progress: Progress
+) -> list[str]:
     """Lines about what is committed, while no run goes on."""
     counts = progress.counts()
     names = [step["name"] for step in progress.get("steps") or []]
     rates = {step["name"]: step["rows_per_s"] for step in known["steps"]} if known else {}
-    lines = [f"{dest}: {_end(known)}", *([_rows(known)] if known else [])]
+    lines = [f"{args.dest}: {_end(known)}", *([_rows(known)] if known else [])]
     lines += _table(
         ("step", "ok", "failed", "rows/s in the last run"),
         [
@@ -223,7 +233,7 @@ def _ended(dest: str, known: Mapping[str, Any] | None, progress: Progress) -> li
     for kind, count in sorted(failed.items(), key=lambda each: -each[1]):
         lines.append(_failures(count, kind[1], examples[kind]))
     if failed:
-        lines.append(f"All of them, as JSON lines: batched status {dest} --failed")
+        lines.append(f"All of them, as JSON lines: {_status_command(args)} --failed")
     return lines
 
 

@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "batched") -> int:
     parser = _parser(prog)
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser.parse_args(given)
-    args.given = given
+    args.given, args.program = given, prog
+    if prog.startswith("python "):  # by the name that it has here
+        args.program = f"{shlex.quote(Path(sys.executable).name)}{prog.removeprefix('python')}"
     if args.command is None:
         parser.print_help()
         return 0
@@ -211,7 +213,7 @@ def _add_run(commands: Commands) -> None:
         help=about,
         description=f"{about[0].upper()}{about[1:]}. Exit status: 0 done, 1 stopped because too "
         "much failed, 2 wrong arguments or input, 130 interrupted.",
-        allow_abbrev=False,  # `_continued` knows options by their whole names
+        allow_abbrev=False,  # `_without_resume_step` knows it by its whole name
     )
     parser.add_argument(
         "target",
@@ -276,22 +278,19 @@ def _add_run(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     from ._offline_command import run  # pyarrow and the like
 
-    return run(args, _continued(args))
+    return run(args, f"{args.program} {shlex.join(_without_resume_step(args.given))}")
 
 
-def _continued(args: argparse.Namespace) -> str:
-    """Command line that goes on where this one ends: what it had computed anew is not, again."""
-    given = iter(args.given)
+def _without_resume_step(given: list[str]) -> list[str]:
+    """Arguments that go on: what a run has computed anew is not to be, once more."""
+    rest = iter(given)
     kept = []
-    for each in given:
+    for each in rest:
         if each == "--resume-step":
-            next(given)
+            next(rest)
         elif not each.startswith("--resume-step="):
             kept.append(each)
-    prog = args.parser.prog.rpartition(" ")[0]
-    if prog.startswith("python "):  # by the name that it has here
-        prog = f"{shlex.quote(Path(sys.executable).name)}{prog.removeprefix('python')}"
-    return f"{prog} {shlex.join(kept)}"
+    return kept
 
 
 def _add_status(commands: Commands) -> None:

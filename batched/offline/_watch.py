@@ -118,12 +118,8 @@ class Watcher:
             meter.add(snapshot.seconds, step)
             done -= step.waiting  # a row that waits in a step waits for all later ones
             rate, left = meter.rate, None
-            if snapshot.total is not None:
-                work = snapshot.total - done
-                if not work:
-                    left = slowest
-                elif rate:
-                    left = slowest = max(slowest, work / rate)
+            if snapshot.total is not None and rate:
+                left = slowest = max(slowest, (snapshot.total - done) / rate)
             paces.append(Pace(step, done, snapshot.total, rate, left))
         return paces
 

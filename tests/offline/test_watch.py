@@ -70,8 +70,9 @@ def test_the_rate_is_that_of_computed_rows_without_the_first_batch() -> None:
     meter = Meter()
     meter.add(20.0, counts())
     assert meter.rate is None
-    meter.add(21.0, counts(10, batches=1))
-    assert meter.rate is None
+    for now in (21.0, 21.5):
+        meter.add(now, counts(10, batches=1))
+        assert meter.rate is None
     meter.add(22.0, counts(18, batches=2, failed=2))
     assert meter.rate == 10
     meter.add(23.0, counts(28, batches=3, failed=2))
@@ -263,6 +264,21 @@ def test_a_function_that_watches_and_raises_is_dropped_and_logged_once(
     status = read_status(tmp_path / "x.progress")
     assert status
     assert status["state"] == "done"
+
+
+def test_a_view_that_raises_leaves_the_others_alone() -> None:
+    def view(*_: object) -> None:
+        raise ValueError
+
+    seen = Seen()
+    Watcher([view, seen]).end(snapshot(1.0, counts()), "done")
+    assert seen.states == ["done"]
+
+
+def test_a_service_that_is_down_leaves_time_unknown() -> None:
+    # batches end, and nothing of them
+    (pace,) = paces_of(*[snapshot(float(n), counts(0, 9, n), read=9) for n in (1, 2, 3)])
+    assert (pace.rate, pace.left) == (0, None)
 
 
 def drawn(*shown: tuple[State, Snapshot], terminal: bool = True) -> str:
