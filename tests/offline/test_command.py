@@ -253,6 +253,16 @@ def test_a_bad_row_is_found_and_once_mended_computed_alone(
     assert capfd.readouterr().out == ""
 
 
+def test_an_error_of_a_process_has_its_own_name(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(folder, ["one", "bad", "three"])
+    assert cli.main(arguments("length", "--processes")) == 0
+    assert "1 x ValueError" in capfd.readouterr().out
+    assert cli.main(["status", "out.parquet", "--failed"]) == 0
+    assert json.loads(capfd.readouterr().out)["error"] == "ValueError: no length"
+
+
 def test_too_many_failed_rows_end_with_status_1_and_the_way_on(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
