@@ -102,7 +102,13 @@ def describe(error: BaseException) -> ErrorText:
         lines = "".join(traceback.format_exception(type(error), error, first))
     except Exception:  # of a cause or a part, whose class may have code of its own
         lines = ""
-    return ErrorText(f"{name}: {message}" if message else name, lines)
+    text = f"{name}: {message}" if message else name
+    return ErrorText(_storable(text), _storable(lines))
+
+
+def _storable(text: str) -> str:
+    """`text` as UTF-8 can have it: messages may quote lone surrogates."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def to_remote(error: BaseException, more: tuple[type[BaseException], ...] = ()) -> RemoteError:

@@ -263,6 +263,19 @@ def test_an_error_of_a_process_has_its_own_name(
     assert json.loads(capfd.readouterr().out)["error"] == "ValueError: no length"
 
 
+def test_an_error_of_any_text_is_a_dead_letter(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "functions.py").write_text(FUNCTIONS.replace("no length", "no \\ud800 [b]é{x}"))
+    write_rows(folder, ["one", "bad", "three"])
+    assert cli.main(arguments()) == 0
+    capfd.readouterr()
+    assert cli.main(["status", "out.parquet"]) == 0
+    assert "ValueError: no \\ud800 [b]é{x}" in capfd.readouterr().out
+    assert cli.main(["status", "out.parquet", "--failed"]) == 0
+    assert json.loads(capfd.readouterr().out)["error"] == "ValueError: no \\ud800 [b]é{x}"
+
+
 def test_too_many_failed_rows_end_with_status_1_and_the_way_on(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
