@@ -77,8 +77,7 @@ class _Story:
             f"run {__name__}:Embedder sentences.csv vectors.parquet --input text --output vector "
             f"--key id --batch-size {batch_size}"
         )
-        self._shown = f"$ python -m batched {command}"
-        self._command = [sys.executable, "-m", "batched", *shlex.split(command)]
+        self._command = command
         path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         if model is not None:
@@ -90,8 +89,8 @@ class _Story:
         say, texts = self._console.print, self._texts
         with open(self._folder / "sentences.csv", "w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
-        say(f"sentences.csv has {len(texts):,} sentences\n\n{self._shown}", style="bold")
-        killed = self._start("first")
+        say(f"sentences.csv has {len(texts):,} sentences", style="bold")
+        killed = self._start(self._command, "first")
         while killed.poll() is None and 3 * len(self._computed("first")) < len(texts):
             time.sleep(POLL_INTERVAL)
         killed.kill()
@@ -105,8 +104,9 @@ class _Story:
             f"Killed (SIGKILL): {len(committed):,} rows are committed; {lost:,} that were computed "
             "were not yet"
         )
-        say(f"\n{self._shown}", style="bold")
-        if self._start("second").wait():
+        if self._start("status vectors.parquet").wait():
+            return 1
+        if self._start(self._command, "second").wait():
             return 1
         second = self._computed("second")
         twice = len(committed & set(second))
@@ -124,11 +124,13 @@ class _Story:
         say(f"Vectors are {verdict} to those of `encode`: smallest cosine {cosine:.6f}")
         return 0 if cosine > LEAST_COSINE else 1
 
-    def _start(self, name: str) -> subprocess.Popen[bytes]:
+    def _start(self, command: str, computed: str = "") -> subprocess.Popen[bytes]:
+        """A command, which writes down what it has computed."""
+        self._console.print(f"\n$ python -m batched {command}", style="bold")
         return subprocess.Popen(
-            self._command,
+            [sys.executable, "-m", "batched", *shlex.split(command)],
             cwd=self._folder,
-            env={**self._environment, COMPUTED: str(self._folder / name)},
+            env={**self._environment, COMPUTED: str(self._folder / computed)},
         )
 
     def _computed(self, name: str) -> list[str]:
