@@ -210,7 +210,7 @@ def _ended(
     """Lines about what is committed, while no run goes on."""
     counts = progress.counts()
     names = [step["name"] for step in progress.get("steps") or []]
-    rates = {step["name"]: step["rows_per_s"] for step in known["steps"]} if known else {}
+    rates = {step["name"]: _mean_rate(step, known) for step in known["steps"]} if known else {}
     lines = [f"{args.dest}: {_end(known)}", *([_rows(known)] if known else [])]
     lines += _table(
         ("step", "ok", "failed", "rows/s in the last run"),
@@ -219,7 +219,7 @@ def _ended(
                 name,
                 f"{counts.get(number, {}).get('ok', 0):,}",
                 f"{counts.get(number, {}).get('failed', 0):,}",
-                _rate(rates.get(name)),
+                rates.get(name, ""),
             )
             for number, name in enumerate(names)
         ],
@@ -252,7 +252,7 @@ def _rows(known: Mapping[str, Any]) -> str:
     of = "" if known["total"] is None else f" of {known['total']:,}"
     text = f"{known['read']:,}{of} rows read, {known['skipped']:,} of them done before"
     again = known["recomputed"]
-    return f"{text}, {again:,} computed again because their input has changed" if again else text
+    return f"{text}, {again:,} edited since the last run" if again else text
 
 
 def _failures(count: int, name: str, example: DeadLetter | None) -> str:
@@ -283,6 +283,12 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _mean_rate(step: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """Rows a second of one step, over all of its last run."""
+    rows = step["ok"] + step["failed"]
+    return _rate(rows / known["seconds"]) if rows else ""
 
 
 def _rate(rate: float | None) -> str:

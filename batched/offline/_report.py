@@ -121,9 +121,10 @@ class Report:
         parts = [f"{self.ok:,} ok"]
         parts += [f"{self.failed:,} failed"] if self.failed else []
         parts += [f"{self.skipped:,} done before"] if self.skipped else []
-        parts += [f"{self.recomputed:,} of them computed again"] if self.recomputed else []
-        rate = f"{self.rows_per_s:,.1f} rows/s" if self.ok + self.failed else "nothing to compute"
-        text = f"{', '.join(parts)} in {self.seconds:,.1f} s ({rate})"
+        parts += [f"{self.recomputed:,} edited since the last run"] if self.recomputed else []
+        text = f"{', '.join(parts)} in {self.seconds:,.1f} s"
+        if self.ok + self.failed:
+            text += f" ({self.rows_per_s:,.1f} rows/s)"
         errors = ", ".join(f"{count:,} x {name}" for name, count in sorted(self.errors.items()))
         lines = [text, f"failed: {errors}" if errors else "", self.stopped or self.output]
         return "\n".join(filter(None, lines))

@@ -171,9 +171,10 @@ def test_the_same_command_computes_nothing_again(
 ) -> None:
     assert cli.main(arguments()) == 0
     assert len(computed(folder)) == 100
+    capfd.readouterr()
     assert cli.main([*arguments(), "--workers", "2"]) == 0
     assert computed(folder) == []
-    assert "100 done before" in capfd.readouterr().out.splitlines()[-2]
+    assert re.match(r"0 ok, 100 done before in [\d.]+ s\n", capfd.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +248,9 @@ def test_a_bad_row_is_found_and_once_mended_computed_alone(
     write_rows(folder, ["one", "mended", "three"])
     assert cli.main(arguments()) == 0
     assert computed(folder) == ["mended"]
+    assert "1 ok, 2 done before, 1 edited since the last run" in capfd.readouterr().out
+    assert cli.main(["status", "out.parquet"]) == 0
+    assert "2 of them done before, 1 edited since the last run" in capfd.readouterr().out
     assert [row["length"] for row in result(folder)] == [3, 6, 5]
     capfd.readouterr()
     assert cli.main(["status", "out.parquet", "--failed"]) == 0
