@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..errors import SourceError
 from ._window import Window, shorten
 
@@ -45,7 +47,8 @@ def _unusual_key(window: Window, place: int, column: str, value: Any) -> Key:
         if fault := _text_fault(text):
             raise _bad_key(window, place, column, value, fault)
         return text
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    # numpy 1 takes its own truth values for integers
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise _bad_key(window, place, column, value, f"a {type(value).__name__}")
     try:
         number = int(value.__index__())
