@@ -146,7 +146,7 @@ def test_scalars_of_numpy_are_those_of_python() -> None:
     assert same(taken(np.bool_(True), np.array(False)), [True, False])
     assert same(taken(np.str_("x"), np.array("y")), ["x", "y"])
     assert same(
-        taken(np.datetime64("2024-01-01T00:00:00.5", "ns"), np.datetime64("NaT")),
+        taken(np.datetime64("2024-01-01T00:00:00.5", "ns"), np.datetime64("NaT", "ns")),
         [datetime(2024, 1, 1, microsecond=500_000), None],
     )
     assert same(taken(np.timedelta64(3, "s")), [timedelta(seconds=3)])
