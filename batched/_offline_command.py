@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, command: str) -> int:
             batch_size=Auto() if args.batch_size == "auto" else args.batch_size,
             workers=args.workers,
             resume_step=_step_of(pipeline, args.resume_step),
-            on_mismatch="recompute" if args.recompute else "refuse",
+            on_mismatch=args.on_mismatch,
             keep=args.keep,
             progress=args.progress,
             overwrite=args.overwrite,

@@ -261,9 +261,10 @@ def _add_run(commands: Commands) -> None:
         "--resume-step", metavar="STEP", help="compute that step and all after it anew"
     )
     parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="replace results of another version of the function instead of refusing",
+        "--on-mismatch",
+        choices=("refuse", "recompute", "keep"),
+        default="refuse",
+        help="what becomes of results of another version of the function (%(default)s)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a result that no such run has made"

@@ -26,7 +26,7 @@ from ._step import Auto, Step
 from ._watch import State, watcher
 from ._worker import workers_of
 
-OnMismatch = Literal["refuse", "recompute"]
+OnMismatch = Literal["refuse", "recompute", "keep"]
 
 
 class Pipeline:
@@ -87,8 +87,8 @@ class Pipeline:
             batch_size, workers: those of steps that do not say.
             resume_from_last: False computes all anew.
             resume_step: number or name of a step: it and all after it are computed anew.
-            on_mismatch: "recompute" if results of other code or parameters are to be replaced;
-                by default they are refused.
+            on_mismatch: "recompute" if results of other code or parameters are to be replaced,
+                "keep" if they are to stay; by default they are refused.
             keep: columns of the source that the result has; None: all.
             progress: the progress file; beside `dest` if not given.
             overwrite: whether a file at `dest` that no run of this progress file made is replaced.
@@ -103,7 +103,9 @@ class Pipeline:
         if resume_from_last is not None and resume_step is not None:
             raise TypeError("resume_from_last and resume_step say different things; give one")
         if on_mismatch not in get_args(OnMismatch):
-            raise ValueError(f"on_mismatch must be 'refuse' or 'recompute', got {on_mismatch!r}")
+            raise ValueError(
+                f"on_mismatch must be 'refuse', 'recompute' or 'keep', got {on_mismatch!r}"
+            )
         steps = [
             replace(
                 step,
@@ -119,14 +121,15 @@ class Pipeline:
         store = Progress.open(path)
         try:
             result = open_result(dest, overwrite=overwrite, known=store.get("results") or [])
-            self._compare(store, on_mismatch, key)
-            if first < len(steps):
-                store.forget(first)
+            first = min(first, self._compare(store, on_mismatch, key))
             opened = open_source(source, spool=path.with_name(f"{path.name}.input"))
             try:
                 if opened.files is not None and str(result.path) in opened.files.paths:
                     raise ResultError(f"{result.path} is read as the source; name another file")
-                work = _Work(steps, opened, result, store, path, key, keep)
+                work = _Work(steps, opened, result, store, path, key, keep, first)
+                store.forget(first)
+                store.put("steps", [fingerprint(step) for step in self.steps])
+                store.put("key", key)
                 return work.run(self.max_failed, watch)
             finally:
                 opened.close()
@@ -145,29 +148,29 @@ class Pipeline:
             f"{len(names)}, got {step!r}"
         )
 
-    def _compare(self, store: Progress, on_mismatch: OnMismatch, key: str | None) -> None:
-        """Sees that what is committed means what these steps mean.
+    def _compare(self, store: Progress, on_mismatch: OnMismatch, key: str | None) -> int:
+        """The first step of which nothing that is committed counts.
 
         Raises:
-            RunMismatch: it does not, and is not to be recomputed.
+            RunMismatch: what is committed means something else, and is neither to be computed anew
+                nor to be kept.
         """
+        before: list[dict[str, Any]] = store.get("steps") or []
+        if store.is_empty:
+            return 0
         now = [fingerprint(step) for step in self.steps]
-        before = store.get("steps")
-        if before is not None:
-            if store.get("key") != key:
-                first = 0
-                why: str | None = f"its rows were known by {store.get('key')!r}, not by {key!r}"
-            else:
-                first, why = _first_difference(before, now)
-            if why is not None:
-                if on_mismatch == "refuse":
-                    raise RunMismatch(
-                        f"the progress file holds results of other steps: {why}; "
-                        "on_mismatch='recompute' replaces them, another dest leaves them alone"
-                    )
-                store.forget(first)
-        store.put("steps", now)
-        store.put("key", key)
+        first, why = _first_difference(before, now)
+        if store.get("key") != key:
+            first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
+        elif on_mismatch == "keep" and why is not None and _same_columns(before, now):
+            return len(now)
+        if why is not None and on_mismatch != "recompute":
+            raise RunMismatch(
+                f"the progress file holds results of other steps: {why}; on_mismatch='recompute' "
+                "replaces them, 'keep' keeps them where only the code or its parameters differ, "
+                "another dest leaves them alone"
+            )
+        return first
 
 
 def run(
@@ -203,6 +206,15 @@ def _first_difference(
     return len(now), None
 
 
+def _same_columns(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> bool:
+    """Whether steps of two pipelines differ in nothing but code and parameters."""
+    return len(before) <= len(now) and all(
+        old[name] == new[name]
+        for old, new in zip(before, now, strict=False)
+        for name in ("name", "input", "output")
+    )
+
+
 class _Work:
     """One run of valid settings."""
 
@@ -215,6 +227,7 @@ class _Work:
         path: Path,
         key: str | None,
         keep: Iterable[str] | None,
+        first: int,
     ) -> None:
         self._source = source
         self._result = result
@@ -224,7 +237,7 @@ class _Work:
         self._keep = None if keep is None else list(keep)
         self._plan = Plan(steps, key)
         self._columns = [
-            Columns(step.outputs, store.get(f"columns {number}"))
+            Columns(step.outputs, store.get(f"columns {number}") if number < first else None)
             for number, step in enumerate(steps)
         ]
         source.windows([*self._plan.columns, *(self._keep or [])])  # refuses what is not there

@@ -155,8 +155,8 @@ class Progress:
     def forget(self, step: int) -> None:
         """Drops what is committed of that step and of all later ones."""
         with self._database.transaction() as conn:
-            conn.execute("delete from rows where step >= ?", (step,))
-            _drop_chunks(conn)
+            if conn.execute("delete from rows where step >= ?", (step,)).rowcount:
+                _drop_chunks(conn)
 
     def note_source(self, first: int, keys: Sequence[Key]) -> None:
         """Notes keys of the present source, the first being that of row `first`; to be called with

@@ -364,7 +364,7 @@ def test_another_version_of_a_function_is_refused_or_recomputes(
         cli.main(arguments())
     assert refused.value.code == 2
     assert result(folder)[7]["length"] == 6
-    assert cli.main([*arguments(), "--recompute"]) == 0
+    assert cli.main([*arguments(), "--on-mismatch", "recompute"]) == 0
     assert result(folder)[7]["length"] == 12
 
 
@@ -516,5 +516,12 @@ def test_a_terminal_shows_a_bar_while_a_run_goes_on(folder: Path) -> None:
 
 @pytest.mark.parametrize("given", [["--resume-step", "double"], ["--resume-step=double"]])
 def test_the_command_that_goes_on_computes_nothing_anew_once_more(given: list[str]) -> None:
-    command = ["run", "m:f", "in.csv", "out.csv", *given, "--recompute"]
-    assert cli._without_resume_step(command) == ["run", "m:f", "in.csv", "out.csv", "--recompute"]
+    command = ["run", "m:f", "in.csv", "out.csv", *given, "--on-mismatch", "recompute"]
+    assert cli._without_resume_step(command) == [
+        "run",
+        "m:f",
+        "in.csv",
+        "out.csv",
+        "--on-mismatch",
+        "recompute",
+    ]

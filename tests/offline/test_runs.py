@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batched import offline
-from batched.errors import ResultError, RunMismatch, RunStopped
+from batched.errors import ResultError, RunMismatch, RunStopped, SourceError
 
 
 class Lengths:
@@ -318,6 +318,47 @@ def test_results_of_other_code_are_not_mixed(tmp_path: Path) -> None:
     assert len(fn.given) == 100
 
 
+def test_after_a_function_is_mended_what_was_good_may_stay(tmp_path: Path) -> None:
+    rows, dest = rows_of(100), tmp_path / "out.parquet"
+    run(Lengths(bad=["text 5"]), rows, dest)
+    mended = Lengths()
+    report = run(mended, rows, dest, version=2, on_mismatch="keep")
+    assert mended.given == ["text 5"]
+    assert (report.ok, report.skipped) == (1, 99)
+    assert run(mended, rows, dest, version=2).skipped == 100
+    with pytest.raises(RunMismatch, match="output columns"):
+        run(mended, rows, dest, version=2, output="size", on_mismatch="keep")
+
+
+def test_a_wrong_source_or_column_costs_no_result(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    with pytest.raises(SourceError, match="did you mean 'text'"):
+        run(Lengths(), pa.Table.from_pylist(rows), dest, input="texte")
+    assert run(Lengths(), rows, dest).ok == 20
+    for wrong in ({"source": tmp_path / "none.csv"}, {"input": "texte"}):
+        given: dict[str, Any] = {"source": pa.Table.from_pylist(rows), **wrong}
+        with pytest.raises(SourceError):
+            run(Lengths(), dest=dest, on_mismatch="recompute", version=2, **given)
+        with pytest.raises(SourceError):
+            run(
+                Lengths(),
+                dest=dest,
+                resume_from_last=False,
+                **{**given, "input": "none"},
+                on_mismatch="recompute",
+            )
+    fn = Lengths()
+    assert run(fn, rows, dest).skipped == 20
+
+
+def test_what_is_computed_anew_may_be_of_another_type(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest)
+    report = run(Upper(), rows, dest, version=2, on_mismatch="recompute")
+    assert (report.ok, report.failed) == (20, 0)
+    assert read(dest)[0]["length"] == "TEXT 0"
+
+
 def test_a_class_is_built_once_for_each_worker(tmp_path: Path) -> None:
     built: list[int] = []
     both = threading.Barrier(2)
@@ -531,3 +572,20 @@ def test_the_source_is_not_overwritten(tmp_path: Path) -> None:
         with pytest.raises(ResultError, match=r"in\.jsonl"):
             run(Lengths(), source, dest, overwrite=True)
     assert json.loads(source.read_text())["text"] == "one"
+
+
+def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    first = offline.Step(Upper(), input="text", output="upper", name="first", version=1)
+    second = offline.Step(Upper(), input="upper", output="twice", name="second", version=1)
+
+    def run_of(*steps: offline.Step, **settings: Any) -> offline.Report:
+        return offline.Pipeline(*steps).run(rows, dest, key="id", watch=False, **settings)
+
+    run_of(first)
+    report = run_of(first, second)
+    assert [step.ok for step in report.steps] == [0, 20]
+    with pytest.raises(RunMismatch, match="'second'"):
+        run_of(first)
+    assert run_of(first, on_mismatch="recompute").skipped == 20
+    assert set(read(dest)[0]) == {"id", "text", "upper"}
