@@ -140,7 +140,8 @@ class _ParquetSource(ArrowSource):
         for path in self.files.paths:
             with _parquet(path) as file:
                 rows = min(WINDOW_ROWS, _rows_that_fit(file.metadata, columns))
-                batches = file.iter_batches(rows, columns=list(columns))
+                # by this thread alone: each more that decodes keeps some memory
+                batches = file.iter_batches(rows, columns=list(columns), use_threads=False)
                 while batch := _next_batch(batches, path):
                     # "a.b" also brings the field b of a column a
                     batch = batch.select(list(columns))
