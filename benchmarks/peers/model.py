@@ -21,8 +21,8 @@ ENVIRONMENT = {
 
 
 @cache
-def load(device: str = "cpu") -> Callable[[list[str]], Any]:
-    """Sentences to an array with one row each, computed `BATCH_SIZE` at once. It is loaded once."""
+def load(device: str = "cpu", batch_size: int = BATCH_SIZE) -> Callable[[list[str]], Any]:
+    """Sentences to an array with one row each, computed so many at once. It is loaded once."""
     os.environ.update(ENVIRONMENT)  # read by the imports below
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     # it has no py.typed
@@ -31,5 +31,5 @@ def load(device: str = "cpu") -> Callable[[list[str]], Any]:
 
     model = SentenceTransformer(str(get_model_path()), device=device)
     return lambda sentences: model.encode(
-        list(sentences), batch_size=BATCH_SIZE, show_progress_bar=False
+        list(sentences), batch_size=batch_size, show_progress_bar=False
     )
