@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,21 +235,24 @@ def sleeping(seconds: float, **settings: Any) -> tuple[Sleeper, offline.Step]:
     return sleeper, offline.Step(sleeper, **{**given, **settings})
 
 
+def run_steps(steps: Sequence[offline.Step], source: Path, dest: Path) -> None:
+    pipeline = offline.Pipeline(*steps)
+    pipeline.run(str(source), str(dest), key="id", batch_size=BATCH_SIZE, watch=False)
+
+
+def least_time(slept: Sequence[Sequence[float]]) -> float:
+    """All batches of the slowest step, and one of each other (s)."""
+    *others, slowest = sorted(slept, key=sum)
+    return sum(slowest) + sum(batches[0] for batches in others)
+
+
 def overhead(
     source: Path, dest: Path, seconds: float, settings: list[dict[str, Any]]
 ) -> tuple[float, float]:
-    """Time of a run, and the least that its function allows: all batches of the slower step, one
-    after the other, and one of each other step (s).
-    """
+    """Time of a run, and the least that its function allows (s)."""
     sleepers, steps = zip(*(sleeping(seconds, **each) for each in settings), strict=True)
-    pipeline = offline.Pipeline(*steps)
-    took = timed(
-        lambda: pipeline.run(str(source), str(dest), key="id", batch_size=BATCH_SIZE, watch=False)
-    )
-    spent = [sum(sleeper.slept) for sleeper in sleepers]
-    slowest = spent.index(max(spent))
-    others = [sleeper.slept[0] for place, sleeper in enumerate(sleepers) if place != slowest]
-    return took, spent[slowest] + sum(others)
+    took = timed(run_steps, steps, source, dest)
+    return took, least_time([sleeper.slept for sleeper in sleepers])
 
 
 OVERHEADS: dict[str, list[dict[str, Any]]] = {
@@ -460,7 +463,7 @@ def peer_figures(sizes: Sizes, rounds: int) -> tuple[list[Figure], dict[str, str
             for name, peer in asked.items():
                 if name in missing:
                     continue
-                place = home / f"{number}-{peer.module}"
+                place = home / f"{number}-{name}"
                 place.mkdir()
                 try:
                     if peer.requirement:

@@ -1,0 +1,103 @@
+"""The machinery of the benchmark of offline runs: its floors do what they say, and what is computed
+is counted.
+"""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as pq
+
+import offline as benchmark
+from batched.offline._hashing import hash_inputs
+from batched.offline._progress import Progress
+from batched.offline._source import open_source
+from contest import Unavailable
+from peers import Peer, maps
+
+pytestmark = pytest.mark.once
+
+ROWS = 200
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.parquet"
+    benchmark.write_rows(path, benchmark.texts(ROWS))
+    return path
+
+
+def committed(path: Path, source: Path) -> dict[object, tuple[str, int, int]]:
+    """Status, hash of the input and attempts of every row, by key and step."""
+    keys = pq.read_table(source)["id"].to_pylist()
+    progress = Progress.open(path)
+    found = progress.committed(keys)
+    progress.close()
+    return {key: (row.status, row.input, row.attempts) for key, row in found.items()}
+
+
+@pytest.mark.parametrize("together", [64, 2048])
+def test_the_bare_loop_commits_the_rows_of_a_run(
+    source: Path, tmp_path: Path, together: int
+) -> None:
+    benchmark.run_noop(source, tmp_path / "result.parquet")
+    assert benchmark.bare_loop(source, tmp_path / "bare.progress", together) == ROWS
+    bare = committed(tmp_path / "bare.progress", source)
+    assert len(bare) == ROWS
+    assert bare == committed(tmp_path / "result.parquet.progress", source)
+    [window] = open_source(str(source), spool=tmp_path / "spool").windows(["id", "text"])
+    assert [row[1] for row in bare.values()] == hash_inputs(window, ["text"])
+
+
+@pytest.mark.parametrize("kind", list(benchmark.OVERHEADS))
+def test_each_step_sleeps_once_a_batch(source: Path, tmp_path: Path, kind: str) -> None:
+    settings = benchmark.OVERHEADS[kind]
+    sleepers, steps = zip(*(benchmark.sleeping(0, **each) for each in settings), strict=True)
+    dest = tmp_path / "result.parquet"
+    benchmark.run_steps(steps, source, dest)
+    assert [len(sleeper.slept) for sleeper in sleepers] == [4] * len(settings)
+    table = pq.read_table(dest)
+    assert table["result"].equals(table["text"])
+
+
+def test_the_least_time_is_that_of_the_slowest_step_and_a_batch_of_the_others() -> None:
+    assert benchmark.least_time([[1.0, 1.0], [2.0, 2.0]]) == 5.0
+    assert benchmark.least_time([[1.0, 1.0]]) == 2.0
+
+
+def test_marks_count_the_rows_that_are_computed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = tmp_path / "marks"
+    assert maps.marked(marks) == 0
+    monkeypatch.setenv(maps.MARKS, str(marks))
+    run = maps.by_batched()
+    for _ in range(2):
+        run(str(source), str(tmp_path / "result"))
+        assert maps.marked(marks) == ROWS
+    table = pq.read_table(tmp_path / "result.parquet")
+    assert table["upper"].to_pylist() == [text.upper() for text in table["text"].to_pylist()]
+
+
+def test_a_new_process_answers_with_its_own_memory(source: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "result.parquet"
+    answer = benchmark.in_new_process("first_run", source, dest)
+    assert 0 < answer["megabytes"] < 10_000
+    assert pq.read_metadata(dest).num_rows == ROWS
+
+
+def test_a_library_that_fails_is_missing_and_ours_never_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(benchmark, "kept_after_kill", lambda *_: 0.0)
+    nobody = Peer("nobody", "nobody", "")
+    monkeypatch.setattr(benchmark, "LIBRARIES", {"nobody": (nobody, "")})
+    sizes = benchmark.Sizes(mapped_rows=ROWS)
+    figures, missing, _ = benchmark.peer_figures(sizes, 1)
+    assert list(missing) == ["nobody"]
+    assert [figure.name.rpartition(", ")[2] for figure in figures] == ["ours", "ours"]
+    monkeypatch.setattr(benchmark, "OURS", nobody)
+    with pytest.raises(Unavailable, match="nobody"):
+        benchmark.peer_figures(sizes, 1)
