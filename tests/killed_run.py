@@ -12,12 +12,14 @@ from typing import Any
 from batched import offline
 
 ROWS = 5000
-LOG = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT) if len(sys.argv) > 2 else -1
+LOG = "".join(sys.argv[2:3])
 
 
 def note(step: int, keys: list[int]) -> None:
     """Writes down that a function is called for these rows; a kill does not undo it."""
-    os.write(LOG, "".join(f"{step} {key}\n" for key in keys).encode())
+    log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(log, "".join(f"{step} {key}\n" for key in keys).encode())
+    os.close(log)
 
 
 def shout(items: list[dict[str, Any]]) -> list[str]:

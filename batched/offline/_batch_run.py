@@ -20,7 +20,6 @@ from typing import Any, Final
 from .._collate.collator import Collator
 from .._core.request import Batch, Slice
 from .._execution.attempts import CallOutcome, Outcomes
-from .._execution.execution import is_failure
 from .._execution.memory import drop_locals, is_out_of_memory
 from ._places import BuildError, PlaceClosed
 from ._retry import Retry
@@ -116,7 +115,6 @@ class BatchRun:
         if (
             not self._spec.isolate_errors
             or self._broken_off is not None
-            or not is_failure(error)
             or (not self._thorough and self._spec.retry.is_due(error))
         ):
             return False

@@ -127,9 +127,10 @@ class Pipeline:
                 if opened.files is not None and str(result.path) in opened.files.paths:
                     raise ResultError(f"{result.path} is read as the source; name another file")
                 work = _Work(steps, opened, result, store, path, key, keep, first)
+                # last of all that may be refused, for it may drop what is committed
                 store.forget(first)
-                store.put("steps", [fingerprint(step) for step in self.steps])
                 store.put("key", key)
+                store.put("steps", [fingerprint(step) for step in self.steps])
                 return work.run(self.max_failed, watch)
             finally:
                 opened.close()
@@ -233,7 +234,6 @@ class _Work:
         self._result = result
         self._store = store
         self._path = path
-        self._key = key
         self._keep = None if keep is None else list(keep)
         self._plan = Plan(steps, key)
         self._columns = [
@@ -304,7 +304,8 @@ class _Work:
             return
 
         def note(stamp: Stamp) -> None:
-            store.put("results", [*known, stamp])  # whichever is there if this is the end
+            store.put("merged", None)  # of which source it is, nothing tells if this is the end
+            store.put("results", [*known, stamp])  # whichever is there
 
         result.check_space(self._path.stat().st_size)
         stamp = Merge(source, store, self._columns, self._keep).write(result, note)

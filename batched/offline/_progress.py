@@ -153,8 +153,14 @@ class Progress:
             self._replaced = True
 
     def forget(self, step: int) -> None:
-        """Drops what is committed of that step and of all later ones."""
+        """Drops what is committed of that step and of all later ones, and the types of their
+        columns.
+        """
         with self._database.transaction() as conn:
+            conn.execute(
+                "delete from run where name like 'columns %' and cast(substr(name, 9) as int) >= ?",
+                (step,),
+            )
             if conn.execute("delete from rows where step >= ?", (step,)).rowcount:
                 _drop_chunks(conn)
 

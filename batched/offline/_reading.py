@@ -40,6 +40,7 @@ class Reading:
     skipped: int = 0  # rows of which all is committed
     recomputed: int = 0  # rows that were committed from another input
     rows: list[list[Row]] = field(default_factory=list)  # by the first step that they lack
+    samples: list[tuple[Row, int]] = field(default_factory=list)  # each with a step it got through
     last: bool = False  # there are no more
     error: BaseException | None = None  # of the source
 
@@ -93,6 +94,7 @@ class Reader:
         self._plan = plan
         self._progress = progress
         self._results = Results(progress, columns)
+        self._sampled = 0  # steps of which it has told a sample
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
         self._asked = threading.Semaphore(0)
@@ -167,15 +169,20 @@ class Reader:
                     break
                 have.append(commit)
                 reached += 1
-            if reached == steps:
-                found.skipped += 1
+            found.skipped += reached == steps
+            if reached == steps == self._sampled:
                 continue
             found.recomputed += known
+            row = Row(key, hashes_of_row, read, failed)
             for number, commit in enumerate(have):
+                if number == self._sampled:
+                    found.samples.append((row.copy(), number))
+                    self._sampled += 1
                 if plan.needed[number]:
                     made = self._results.row(number, commit)
                     read.update({name: made[name] for name in plan.needed[number]})
-            found.rows[reached].append(Row(key, hashes_of_row, read, failed))
+            if reached < steps:
+                found.rows[reached].append(row)
         return found
 
 

@@ -12,7 +12,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,8 @@ from ._batch_run import Done
 from ._commit import Commit
 from ._committer import Committer
 from ._errors import describe
-from ._reading import Plan, Reader, Reading
+from ._helpers import Helpers
+from ._reading import WINDOW, Plan, Reader, Reading
 from ._report import DeadLetter, Snapshot, StepCounts, error_type
 from ._stage import MOST_FAILURES, ROUNDS, Row, Stage
 
@@ -36,6 +37,8 @@ HELPERS: Final = 4
 """Threads for `preprocess` and `postprocess`."""
 FEW: Final = 10
 """Failed rows that a share of all must allow before it is judged, while rows are still read."""
+FEW_ROWS: Final = 16
+"""Rows that may fail at the end of the source without a doubt about a step that has worked."""
 COMMIT_S: Final = 0.01
 """Time from one commit of a step to the next (s), for which results wait to be committed together:
 those of a slow function wait for nothing, those of a fast one share chunks and transactions.
@@ -102,9 +105,8 @@ class Run:
             else Observer(stage.name, hook)
             for stage in stages
         ]
-        self._helpers: ThreadPoolExecutor | None = None
-        if any(stage.prepares or stage.step.postprocess for stage in stages):
-            self._helpers = ThreadPoolExecutor(HELPERS, "batched-rows")
+        needed = any(stage.prepares or stage.step.postprocess for stage in stages)
+        self._helpers = Helpers(HELPERS if needed else 0, "batched-rows")
 
     def execute(self, reader: Reader, committer: Committer) -> None:
         """Runs all rows through all steps.
@@ -114,19 +116,15 @@ class Run:
             Exception: of the source, of a class that cannot be built, or of the progress file.
         """
         self._committer = committer
-        try:
-            for stage in self._stages:
+        with ExitStack() as ends:  # each of which comes, also if Ctrl-C is pressed in another
+            ends.callback(self._save_rest)
+            ends.callback(self._helpers.close, GRACE)
+            for stage in reversed(self._stages):
+                ends.callback(stage.workers.close, GRACE)
                 stage.workers.start()
+            ends.callback(reader.close)
             reader.start()
             self._loop(reader)
-        finally:
-            self._ended = True
-            reader.close()
-            for stage in self._stages:
-                stage.workers.close(GRACE)
-            if self._helpers is not None:
-                self._helpers.shutdown(cancel_futures=True)
-            self._save_rest()
 
     def snapshot(self) -> Snapshot:
         """What is known now."""
@@ -170,7 +168,7 @@ class Run:
         if isinstance(event, Reading):
             self._take_in(event)
         elif isinstance(event, _Prepared):
-            event.stage.elsewhere -= len(event.requests) + len(event.failed)
+            event.stage.preparing -= len(event.requests) + len(event.failed)
             self._admit(event.stage, event.requests, event.failed, now)
         elif isinstance(event, Done):
             self._end(event, now)
@@ -188,9 +186,16 @@ class Run:
         if reading.error is not None:
             raise reading.error
         self._reading = not reading.last
+        if 0 < reading.size < WINDOW:  # the rows are large, or the last ones
+            few = sum([stage.least for stage in self._stages])
+            self._limit = min(self._limit, max(2 * reading.size, few))
         self.read += reading.size
+        if reading.last:
+            self._check_budget()  # what a share of all comes to is known only now
         self.skipped += reading.skipped
         self.recomputed += reading.recomputed
+        for row, number in reading.samples:
+            self._stages[number].sample = row
         for number, rows in enumerate(reading.rows):
             if rows:
                 self._enter(self._stages[number], rows)
@@ -203,14 +208,11 @@ class Run:
         if not stage.prepares:
             self._admit(stage, *stage.prepare(rows), time.perf_counter())
             return
-        assert self._helpers is not None
-        stage.elsewhere += len(rows)
-        for first in range(0, len(rows), TOGETHER):
-            self._helpers.submit(self._prepare, stage, rows[first : first + TOGETHER])
+        stage.unprepared += rows
 
     def _prepare(self, stage: Stage, rows: list[Row]) -> None:
         """Makes requests of `rows`, in another thread."""
-        self._inbox.put(_Prepared(stage, *stage.prepare(rows)))
+        self._inbox.put(_Prepared(stage, *stage.prepare(rows, BaseException)))
 
     def _admit(
         self,
@@ -228,12 +230,18 @@ class Run:
 
     def _dispatch(self) -> None:
         """Forms all batches that may be formed now."""
-        busy = any(stage.scheduler.in_flight or stage.elsewhere for stage in self._stages)
+        for stage in self._stages:
+            while stage.may_prepare:
+                count = min(TOGETHER, len(stage.unprepared))
+                rows = [stage.unprepared.popleft() for _ in range(count)]
+                stage.preparing += count
+                self._helpers.submit(self._prepare, stage, rows)
+        busy = any(stage.busy for stage in self._stages)
         # a step that cannot fill a batch, while all that may be read is read
         stuck = not busy and not self._asked
         before = self._reading  # whether more may come to a step
         for stage in self._stages:
-            drain = stuck or not before
+            drain = stuck or not (before or stage.expects)
             if drain and stage.idle and stage.held:
                 self._resolve(stage)
             now = time.perf_counter()
@@ -250,6 +258,9 @@ class Run:
         stage = self._stages[done.step]
         batch = done.batch
         assert batch is not None
+        if batch is stage.probe:
+            self._end_probe(stage, done.results[0])
+            return
         stage.note_end(done, now)
         observer = self._observers[done.step]
         if observer is not None:
@@ -274,9 +285,10 @@ class Run:
         if not done.alive:
             stage.held += bad
             if stage.failures >= MOST_FAILURES:
-                raise Stopped(
+                self._doubt(
+                    stage,
                     f"step {stage.name!r}: the last {stage.failures} batches failed as a whole, "
-                    f"the last one with {describe(bad[-1][1])[0]}"
+                    f"the last one with {describe(bad[-1][1])[0]}",
                 )
             return
         if bad:
@@ -305,38 +317,66 @@ class Run:
             stage.open -= len(again)
             self._enter(stage, again)
 
+    def _doubt(self, stage: Stage, why: str) -> None:
+        """Tries whether a row succeeds that is known to; without one the run ends."""
+        if stage.probe is not None:
+            return
+        requests, _ = stage.prepare([] if stage.sample is None else [stage.sample])
+        if not requests:
+            raise Stopped(why)
+        stage.try_sample(requests[0], why)
+
+    def _end_probe(self, stage: Stage, output: Any) -> None:
+        stage.probe = None
+        stage.elsewhere -= 1
+        failed = isinstance(output, BaseException)
+        if failed or isinstance(_attempt(stage.finish, output), BaseException):
+            raise Stopped(stage.doubt)
+        self._judge(stage, stage.end_probe())
+
     def _resolve(self, stage: Stage) -> None:
         """Nothing more is to come that could succeed since what is held has failed."""
-        held, stage.held = stage.held, []
-        again: list[Row] = []
         dead: list[tuple[Row, str, BaseException]] = []
+        held: list[tuple[Row, BaseException]] = []
+        few = len(stage.held) <= FEW_ROWS
+        works = stage.succeeded or (few and stage.sample is not None)
+        for row, error in stage.held:
+            # tried alone, in a step that works; or as in an earlier run
+            its_own = works and not stage.step.retry.is_due(error)
+            if not row.thorough and (its_own or row.failed_before):
+                dead.append((row, "inference", error))
+            else:
+                held.append((row, error))
+        stage.held = held
+        if dead:
+            self._commit(stage, [], [], dead)
+        if not held:
+            return
+        if stage.sample is not None and not few:
+            self._doubt(stage, _nothing_succeeds(stage))
+            return
+        stopped = Stopped(_nothing_succeeds(stage))
+        again: list[Row] = []
+        stage.held = []
         for row, error in held:
-            service = stage.step.retry.is_due(error)
             if row.thorough:
                 again.append(row)
-            elif service and row.rounds < ROUNDS and not row.failed_before:
+            elif stage.step.retry.is_due(error) and row.rounds < ROUNDS:
                 row.rounds += 1
                 row.thorough = row.rounds == ROUNDS
                 again.append(row)
-            elif row.failed_before or (stage.succeeded and not service):
-                dead.append((row, "inference", error))
             else:
-                raise Stopped(
-                    f"step {stage.name!r}: nothing succeeds any more; {len(held):,} rows failed, "
-                    f"the last one with {describe(error)[0]}"
-                )
-        if dead:
-            self._commit(stage, [], [], dead)
-        if again:
-            stage.open -= len(again)
-            self._enter(stage, again)
+                stage.held.append((row, error))
+        if not again:
+            raise stopped
+        stage.open -= len(again)
+        self._enter(stage, again)
 
     def _finish(self, stage: Stage, rows: list[Row], outputs: list[Any]) -> None:
         """Makes results of outputs."""
         if stage.step.postprocess is None:
             self._commit(stage, rows, stage.results_of(outputs), [])
             return
-        assert self._helpers is not None
         stage.elsewhere += len(rows)
         for first in range(0, len(rows), TOGETHER):
             some = slice(first, first + TOGETHER)
@@ -344,7 +384,7 @@ class Run:
 
     def _postprocess(self, stage: Stage, rows: list[Row], outputs: list[Any]) -> None:
         """Makes results of outputs, in another thread."""
-        results = [_attempt(stage.finish, output) for output in outputs]
+        results = [_attempt(stage.finish, output, BaseException) for output in outputs]
         self._inbox.put(_Finished(stage, list(zip(rows, results, strict=True))))
 
     def _keep(self, stage: Stage, rows: list[tuple[Row, Any]]) -> None:
@@ -391,7 +431,6 @@ class Run:
         stage.committed = time.perf_counter()
         batch, misfits = stage.columns.encode(results) if rows else (None, {})
         notes = {**self._notes, **stage.new_notes()}
-        self._notes = {}
         failed = [(row, phase, *describe(error)) for row, phase, error in dead]
         if misfits:
             failed += [(rows[place], "output", why, "") for place, why in misfits.items()]
@@ -408,14 +447,21 @@ class Run:
                 notes,
             )
         )
+        self._notes = {}  # only now: Ctrl-C may end the wait for the committer
+        stage.note_queued(notes)
         stage.ok += len(rows)
         stage.open -= len(rows) + len(failed)
         stage.useless = 0 if rows else stage.useless + len(failed)
-        if stage.useless > stage.most_useless:
-            raise Stopped(
+        # the first rows of all may still be on their way to the function
+        coming = stage.sample is None and (stage.scheduler.waiting or stage.scheduler.in_flight)
+        if stage.useless > stage.most_useless and not coming:
+            self._doubt(
+                stage,
                 f"step {stage.name!r}: the last {stage.useless:,} rows all failed, the last one "
-                f"with {failed[-1][2]}"
+                f"with {failed[-1][2]}",
             )
+        if rows and stage.sample is None:
+            stage.sample = rows[0].copy()  # as it is read here: a later step may replace a column
         if failed:
             stage.failed += len(failed)
             self._failed += len(failed)
@@ -448,7 +494,7 @@ class Run:
         if most is None:
             return
         allowed = most
-        if most < 1:
+        if 0 < most < 1:
             known = self._total if self._reading else self.read
             allowed = most * known if known is not None else max(most * self.read, FEW)
         if self._failed > allowed:
@@ -456,6 +502,7 @@ class Run:
 
     def _save_rest(self) -> None:
         """Commits what had a result when the run ended."""
+        self._ended = True
         while True:
             try:
                 event = self._inbox.get_nowait()
@@ -465,6 +512,8 @@ class Run:
                 stage, rows = event.stage, event.rows
             elif isinstance(event, Done) and event.fatal is None:
                 stage = self._stages[event.step]
+                if event.batch is stage.probe:  # of a row that is committed
+                    continue
                 rows = [
                     (request.waker, _attempt(stage.finish, result))
                     for (request, _, _), result in zip(event.slices, event.results, strict=True)
@@ -473,18 +522,29 @@ class Run:
             else:
                 continue
             if good := [each for each in rows if not isinstance(each[1], BaseException)]:
-                self._keep(stage, good)
+                with suppress(Stopped):  # it has ended, for a reason of its own
+                    self._keep(stage, good)
         for stage in self._stages:
             if stage.done:
-                self._commit_now(stage, [])
+                with suppress(Stopped):
+                    self._commit_now(stage, [])
 
 
-def _attempt(func: Callable[[Any], Any], argument: Any) -> Any:
+def _attempt(
+    func: Callable[[Any], Any], argument: Any, caught: type[BaseException] = Exception
+) -> Any:
     """What `func` returns, or the error that it raises."""
     try:
         return func(argument)
-    except Exception as error:
+    except caught as error:
         return error
+
+
+def _nothing_succeeds(stage: Stage) -> str:
+    return (
+        f"step {stage.name!r}: nothing succeeds any more; {len(stage.held):,} rows failed, the "
+        f"last one with {describe(stage.held[-1][1])[0]}"
+    )
 
 
 def _letter(phase: str, text: str, lines: str) -> str:

@@ -5,16 +5,22 @@ for the workers.
    waits, or nothing more is to come.
 2. A row that failed with an error of the service goes to the end of the queue, `ROUNDS` times.
 3. What failed in a batch of which nothing succeeded is held until the step has succeeded since: it
-   may be the model that is broken, or the service. `MOST_FAILURES` such batches in a row end the
-   run, and nothing of them is committed.
-4. Where nothing more is to come, nothing can succeed since. What is held is then tried once more,
-   row by row; so are dead letters of earlier runs that fail again.
+   may be the model that is broken, or the service.
+4. After `MOST_FAILURES` such batches in a row, or once nothing more is to come and many rows are
+   held, a row that is known to be good is tried alone, the sample, and its result thrown away. If
+   it succeeds, the rows are at fault, and the run goes on; if it fails, the run ends, and nothing
+   of what is held is committed. The sample is the first row that succeeded, in this run or in one
+   before it.
+5. Few rows that are held at the end, and all where there is no sample, are tried once more, row by
+   row. What fails then is a dead letter if the step has worked, or if it failed in an earlier run,
+   too; anything else ends the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -34,7 +40,7 @@ together.
 ROUNDS: Final = 3
 """Times that a row goes to the end of the queue after errors of the service."""
 MOST_FAILURES: Final = 8
-"""Batches in a row of which nothing succeeded, after which a run ends."""
+"""Batches in a row of which nothing succeeded, after which the function is in doubt."""
 ENOUGH: Final = 3
 """Full batches of one size that tell what a row costs in such."""
 WORTHWHILE: Final = 0.95
@@ -56,6 +62,10 @@ class Row:
         self.attempts = 0  # calls of the function of this step that it was in
         self.rounds = 0  # times that it went to the end of the queue of this step
         self.thorough = False  # it is to be tried alone whatever happens
+
+    def copy(self) -> Row:
+        """The row as it comes to a step, with values of its own."""
+        return Row(self.key, self.inputs, dict(self.values), self.failed_before)
 
 
 Prepared = tuple[list[Request], list[tuple[Row, BaseException]]]
@@ -88,12 +98,20 @@ class Stage:
             )
         )
         self.limit = AHEAD * policy.batch_size  # rows that may be read and not yet done
+        # those, however large they are, that keep the workers busy
+        self.least = (1 + (step.workers or 1)) * policy.batch_size
+        # Batches of items that may be prepared and not yet run: what `preprocess` makes is often
+        # far larger than the row, as images are than their paths. For lengths, all are looked at.
+        varies = parts.function.options.length is not None or self._features
+        self._prepared = AHEAD if varies else 2 * (step.workers or 1) + 1
         self._auto = None if not isinstance(step.batch_size, Auto) else _AutoSize(step.batch_size)
         if self._auto:
             self.scheduler.capacity.batch_size = self._auto.size
         self.prepares = step.preprocess is not None
         self.open = 0  # rows that have come and neither gone on nor failed
-        # of them, those that are prepared or finished beside the batches, or wait to be committed
+        self.unprepared: deque[Row] = deque()  # of them, those that wait to be prepared
+        self.preparing = 0  # those that are prepared beside the batches
+        # those that are finished beside the batches, wait to be committed, or are tried as a sample
         self.elsewhere = 0
         self.done: list[Row] = []  # those that wait to be committed
         self.results: list[Any] = []  # of them
@@ -101,12 +119,26 @@ class Stage:
         self.held: list[tuple[Row, BaseException]] = []  # failures of batches without a success
         self.failures = 0  # such batches in a row
         self.succeeded = False  # ever in this run
-        # dead letters in a row; where the function runs, `failures` stops it sooner
+        self.sample: Row | None = None  # one that has succeeded
+        self.probe: Batch | None = None  # under way, to try the sample
+        self.doubt = ""  # why
+        # dead letters in a row, after the last of which the function is in doubt, too
         self.useless, self.most_useless = 0, MOST_FAILURES * policy.batch_size
         self.ok = self.failed = self.batches = 0
         self.seconds = 0.0  # time of the function (s)
 
     # before the function
+
+    @property
+    def may_prepare(self) -> bool:
+        """Whether more items are to be made."""
+        made = self.scheduler.waiting + self.preparing
+        return bool(self.unprepared) and made < self._prepared * self.scheduler.capacity.batch_size
+
+    @property
+    def expects(self) -> bool:
+        """Whether rows of it are still to come to its queue."""
+        return bool(self.preparing or self.unprepared)
 
     def item_of(self, row: Row) -> Any:
         """What the columns hold for `row`: a value, or a dict of several."""
@@ -115,7 +147,7 @@ class Stage:
             return row.values[inputs[0]]
         return {name: row.values[name] for name in inputs}
 
-    def prepare(self, rows: Sequence[Row]) -> Prepared:
+    def prepare(self, rows: Sequence[Row], caught: type[BaseException] = Exception) -> Prepared:
         """Requests for `rows`, whose wakers are the rows; errors of the others. Runs code of the
         user's.
         """
@@ -124,7 +156,7 @@ class Stage:
         for row in rows:
             try:
                 requests.append(self._prepare(row))
-            except Exception as error:
+            except caught as error:
                 failed.append((row, error))
         return requests, failed
 
@@ -144,7 +176,7 @@ class Stage:
     def take(self, now: float, *, drain: bool) -> Batch | None:
         """The next batch; None: not yet. `drain`: what waits is all there is."""
         scheduler = self.scheduler
-        if not scheduler.has_room or not scheduler.waiting:
+        if self.probe is not None or not scheduler.has_room or not scheduler.waiting:
             return None
         scheduler.draining = drain
         return scheduler.take(now)
@@ -152,6 +184,19 @@ class Stage:
     def submit(self, batch: Batch) -> None:
         thorough = any(request.waker.thorough for request, _, _ in batch.slices)
         self.workers.submit(batch, thoroughly=thorough)
+
+    def try_sample(self, request: Request, doubt: str) -> None:
+        """Has a worker run the sample alone; until that has ended, no batch is formed."""
+        self.doubt = doubt
+        self.probe = Batch([(request, 0, 1)], 1, "drain", request.arrived, request.longest)
+        self.elsewhere += 1
+        self.workers.submit(self.probe)
+
+    def end_probe(self) -> list[tuple[Row, BaseException]]:
+        """Failures that are to be judged, as the sample has succeeded."""
+        self.failures = self.useless = 0
+        held, self.held = self.held, []
+        return held
 
     # after the function
 
@@ -189,15 +234,21 @@ class Stage:
     def new_notes(self) -> dict[str, Any]:
         """State of the columns, to be committed with the rows for which it has changed."""
         state = self.columns.state()
-        if state == self._state:
-            return {}
-        self._state = state
-        return {f"columns {self.number}": state}
+        return {} if state == self._state else {f"columns {self.number}": state}
+
+    def note_queued(self, notes: Mapping[str, Any]) -> None:
+        """Counts notes as saved, which are to be committed."""
+        self._state = notes.get(f"columns {self.number}", self._state)
 
     @property
     def idle(self) -> bool:
         """Whether nothing of it is under way; rows may be held."""
-        return not (self.scheduler.waiting or self.scheduler.in_flight or self.elsewhere)
+        return not (self.expects or self.scheduler.waiting or self.busy)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an end of something under way will be told."""
+        return bool(self.scheduler.in_flight or self.preparing or self.elsewhere)
 
 
 class _AutoSize:
