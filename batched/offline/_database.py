@@ -43,7 +43,7 @@ _SETTINGS: Final = (
     "fullfsync = 1",  # macOS: fsync alone leaves data in the cache of the disk
     "checkpoint_fullfsync = 1",
     "secure_delete = 0",  # some systems overwrite what is deleted, which costs as much again
-    "cache_size = -16384",  # KiB
+    "cache_size = -8192",  # KiB
     "wal_autocheckpoint = 4096",  # pages of 4 KiB
 )
 _OS_ERRORS: Final = {
