@@ -34,6 +34,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from types import NoneType
 from typing import Any
 
@@ -134,7 +135,11 @@ def unify(a: Type, b: Type, where: str = "") -> Type:
             fields[name] = unify(fields[name], kind, inner) if name in fields else kind
         if len(fields) > MAX_FIELDS:
             raise Unfit(f"there would be more than {MAX_FIELDS:,} fields; return a list of pairs")
-        return "struct", tuple(fields.items())
+        # rows of one form keep their order; else it must not tell which of them came first
+        alike = [name for name, _ in a[1]] == [name for name, _ in b[1]]
+        return "struct", tuple(
+            fields.items() if alike else sorted(fields.items(), key=itemgetter(0))
+        )
     if both == {"decimal"}:
         whole, places = max(a[1], b[1]), max(a[2], b[2])
         if whole + places > MAX_DIGITS:

@@ -118,9 +118,11 @@ class ThreadWorkers(Workers):
         self._closing.set()
         for _ in self._threads:
             self._inbox.put(None)
-        _join(self._threads, wait)
-        for place in self._places:
-            place.kill()
+        try:
+            _join(self._threads, wait)
+        finally:  # also if Ctrl-C ends the wait
+            for place in self._places:
+                place.kill()
         _join(self._threads, _KILL_TIME if self._spec.processes else 0)
 
     def _work(self, place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pyarrow.parquet as pq
 
 from batched import offline
 from batched.errors import RunStopped, SourceError
-from batched.offline import _run, _window
+from batched.offline import _run, _window, _worker
 from batched.offline._committer import Committer
+from batched.offline._places import InProcess
 from batched.offline._progress import Progress
 from batched.offline._worker import ThreadWorkers
 
@@ -424,3 +426,39 @@ def test_a_kill_between_any_two_notes_is_resumed_from(
         run(same, rows_of(10), dest)
     assert run(same, rows_of(10), dest).failed == 0
     assert results(dest) == {number: number for number in range(10)}
+
+
+def test_fields_of_dicts_lie_alike_whichever_row_was_committed_first(tmp_path: Path) -> None:
+    found = [{"b": 1}, {"a": 1}, {"a": 1, "c": {"z": 1, "y": 1}}, {"c": {"y": 1}}]
+
+    def pick(items: list[int]) -> list[dict[str, Any]]:
+        return [found[item] for item in items]
+
+    written = set()
+    for number, order in enumerate(permutations(range(4))):
+        dest = tmp_path / f"out{number}.parquet"
+        for item in order:
+            run(pick, [{"id": item, "x": item}], dest)
+        run(pick, rows_of(4), dest)
+        written.add(dest.read_bytes())
+    assert len(written) == 1
+
+
+def test_a_second_interrupt_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[InProcess] = []
+    kill = InProcess.kill
+
+    def note(place: InProcess) -> None:
+        killed.append(place)
+        kill(place)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcess, "kill", note)
+    monkeypatch.setattr(_worker, "_join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(same, rows_of(10), tmp_path / "out.parquet", processes=True, workers=2)
+    assert len(killed) == 2
