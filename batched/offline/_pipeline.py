@@ -66,7 +66,7 @@ class Pipeline:
         resume_from_last: bool | None = None,
         resume_step: int | str | None = None,
         on_mismatch: OnMismatch = "refuse",
-        keep: Iterable[str] | None = None,
+        keep: str | Iterable[str] | None = None,
         progress: str | PathLike[str] | None = None,
         overwrite: bool = False,
         watch: bool | Callable[[Snapshot], None] = True,
@@ -117,7 +117,11 @@ class Pipeline:
         first = 0 if resume_from_last is False else len(steps)
         if resume_step is not None:
             first = self._find(resume_step)
+        if isinstance(keep, str):
+            keep = [keep]
         path = progress_path(dest, progress)
+        if not path.parent.is_dir():
+            raise ResultError(f"the folder {path.parent} does not exist; create it first")
         store = Progress.open(path)
         try:
             result = open_result(dest, overwrite=overwrite, known=store.get("results") or [])

@@ -135,7 +135,7 @@ class Step:
             raise TypeError(f"step {name!r}: a coroutine function runs on a loop, not in processes")
         if self.timeout_s is not None:
             self._check_timeout(self.timeout_s)
-        self.parts  # noqa: B018  settings are checked here, not in the run
+        self._check_arguments()  # and settings: here, not in the run
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -168,17 +168,37 @@ class Step:
         if self.max_batch_tokens is not None:
             settings["max_batch_tokens"] = self.max_batch_tokens
         if isinstance(self.fn, _BatchedBase):
-            known = parts_of(self.fn)
-            options = known.function.options.updated(settings)
-            bound = known.owner is not None
-            return (
-                replace(known.function, options=options)
-                .parts(bound=bound)
-                ._replace(owner=known.owner)
+            function = parts_of(self.fn).function
+            function = replace(function, options=function.options.updated(settings))
+        else:
+            options = Options(name=self.name).updated(settings)
+            func = _call if self.is_class else self.fn
+            function = BatchFunction.of(func, options, coroutines=True)
+        # further arguments are given where the function is called
+        return replace(function, func=_call).parts(bound=False)
+
+    def _check_arguments(self) -> None:
+        """Raises a TypeError if the function, or the class, does not take what it will be given."""
+        func: Any = self.fn.__wrapped__ if isinstance(self.fn, _BatchedBase) else self.fn
+        features = self.parts.function.options.features
+        if features is not None and features.spread_kwargs:
+            return  # these are known only with the first row
+        key = ("key",) if self.route is not None else ()
+        first = () if self.is_class else (["items"],)
+        try:
+            inspect.signature(func).bind(*first, *key, *self.args, **self.kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"step {self.name!r}: {error}; args= and kwargs= are given "
+                f"{'when it is built' if self.is_class else 'after the list'}"
+            ) from None
+        except ValueError:  # builtins need not have a signature
+            return
+        if self.is_class and not any("__call__" in vars(each) for each in func.__mro__):
+            raise TypeError(
+                f"step {self.name!r}: instances of a class are called with a list, and this one "
+                "has no __call__"
             )
-        options = Options(name=self.name).updated(settings)
-        func = _call_of(self.fn) if self.is_class else self.fn
-        return BatchFunction.of(func, options, coroutines=True).parts(bound=False)
 
     def _check_columns(self, which: str, given: Any) -> tuple[str, ...]:
         names = (given,) if isinstance(given, str) else tuple(given)
@@ -203,14 +223,9 @@ class Step:
             )
 
 
-def _call_of(kind: Any) -> Callable[..., Any]:
-    """A function with the arguments of what instances of the class are called with."""
-
-    def call(items: list[Any], *_: Any) -> Any:
-        raise AssertionError(f"each worker calls an instance of its own with {items}")
-
-    call.__name__ = call.__qualname__ = kind.__name__
-    return call
+def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:
+    """In place of the function, where a row is taken for a call: a worker has the function."""
+    raise AssertionError(f"a worker calls a function of its own with {items}")
 
 
 def _check_whole(what: str, value: object) -> None:
