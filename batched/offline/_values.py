@@ -34,7 +34,6 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
-from operator import itemgetter
 from types import NoneType
 from typing import Any
 
@@ -137,9 +136,8 @@ def unify(a: Type, b: Type, where: str = "") -> Type:
             raise Unfit(f"there would be more than {MAX_FIELDS:,} fields; return a list of pairs")
         # rows of one form keep their order; else it must not tell which of them came first
         alike = [name for name, _ in a[1]] == [name for name, _ in b[1]]
-        return "struct", tuple(
-            fields.items() if alike else sorted(fields.items(), key=itemgetter(0))
-        )
+        names = list(fields) if alike else sorted(fields)
+        return "struct", tuple([(name, fields[name]) for name in names])
     if both == {"decimal"}:
         whole, places = max(a[1], b[1]), max(a[2], b[2])
         if whole + places > MAX_DIGITS:

@@ -429,17 +429,17 @@ def test_a_kill_between_any_two_notes_is_resumed_from(
 
 
 def test_fields_of_dicts_lie_alike_whichever_row_was_committed_first(tmp_path: Path) -> None:
-    found = [{"b": 1}, {"a": 1}, {"a": 1, "c": {"z": 1, "y": 1}}, {"c": {"y": 1}}]
+    found: list[Any] = [{"b": 1}, {"a": 1, "c": {"z": 1, "y": 1}}, {"c": {"y": 1}}]
 
     def pick(items: list[int]) -> list[dict[str, Any]]:
         return [found[item] for item in items]
 
     written = set()
-    for number, order in enumerate(permutations(range(4))):
+    for number, order in enumerate(permutations(range(3))):
         dest = tmp_path / f"out{number}.parquet"
         for item in order:
             run(pick, [{"id": item, "x": item}], dest)
-        run(pick, rows_of(4), dest)
+        run(pick, rows_of(3), dest)
         written.add(dest.read_bytes())
     assert len(written) == 1
 
