@@ -26,6 +26,14 @@ from .offline._watch import ENDS, read_status, status_path
 
 FAILED = 1
 """Exit status of a run that ended before all was done, because too much failed."""
+OPTIONS = {
+    "on_mismatch='recompute'": "--on-mismatch recompute",
+    "'keep' keeps": "--on-mismatch keep keeps",
+    "overwrite=True": "--overwrite",
+    "another dest": "another result",
+}
+"""Arguments that messages speak of, as the command line has them."""
+
 REFUSALS = (ResultError, RunLocked, RunMismatch, SourceError)
 """Errors of which the sentence is enough."""
 
@@ -61,7 +69,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         _print_error(f"Interrupted; {_done(args)} committed. To go on:\n  {command}")
         raise
     except REFUSALS as error:
-        raise argument_error(first_line(error)) from error
+        raise argument_error(_as_options(first_line(error))) from error
     except OSError as error:  # a full disk, a model that is not there
         raise argument_error(describe(error)) from error
     except ModuleNotFoundError as error:  # of the user's code
@@ -139,6 +147,13 @@ def _status_command(args: argparse.Namespace) -> str:
     given = ["status", args.dest]
     given += ["--progress", args.progress] if args.progress else []
     return f"{args.program} {shlex.join(given)}"
+
+
+def _as_options(message: str) -> str:
+    """A message whose advice is options of the command line."""
+    for argument, option in OPTIONS.items():
+        message = message.replace(argument, option)
+    return message
 
 
 def _print_error(text: str) -> None:
@@ -245,7 +260,8 @@ def _end(known: Mapping[str, Any] | None) -> str:
     if state not in ENDS:
         state = "killed"
     again = "" if state == "done" else "; the same command goes on where it was"
-    return f"{state} after {_time(known['seconds'])}, at {known['updated']}{again}"
+    why = f" ({known['stopped']})" if known["stopped"] else ""
+    return f"{state} after {_time(known['seconds'])}, at {known['updated']}{why}{again}"
 
 
 def _rows(known: Mapping[str, Any]) -> str:

@@ -24,6 +24,8 @@ def import_attribute(reference: str) -> Any:
     """
     if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*", reference):
         raise argument_error(f"name the function as module:function, got {reference!r}")
+    if reference.partition(":")[0].endswith(".py"):
+        raise argument_error(f"name the module without .py: {reference.replace('.py:', ':')}")
     module, _, attributes = reference.partition(":")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())

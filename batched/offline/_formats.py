@@ -175,6 +175,8 @@ def _json_value(value: Any) -> Any:
         return format(value, "f")
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, np.generic):  # a key from a list of dicts, say
+        return value.item()
     raise TypeError(f"a {type(value).__name__} has no form as text")
 
 
@@ -188,6 +190,8 @@ def csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, str):
         text = value
     elif isinstance(value, bool):

@@ -13,6 +13,7 @@ from ..errors import ResultError, RunMismatch, RunStopped
 from ._batch_run import WorkerSpec
 from ._columns import Columns
 from ._committer import Committer
+from ._errors import RemoteError
 from ._fingerprint import difference, fingerprint
 from ._merging import Merge
 from ._progress import Progress
@@ -133,8 +134,8 @@ class Pipeline:
                 work = _Work(steps, opened, result, store, path, key, keep, first)
                 # last of all that may be refused, for it may drop what is committed
                 store.forget(first)
-                store.put("key", key)
-                store.put("steps", [fingerprint(step) for step in self.steps])
+                steps_now = [fingerprint(step) for step in self.steps]
+                store.put_all({"key": key, "steps": steps_now})
                 return work.run(self.max_failed, watch)
             finally:
                 opened.close()
@@ -257,7 +258,7 @@ class _Work:
         reader = Reader(self._source, self._plan, self._store, self._columns, inbox.put)
         watching = watcher(watch, self._path, str(self._result.path))
         work = Run(self._plan, stages, inbox, self._source.rows, max_failed, watching.update)
-        stopped = ""
+        stopped, cause = "", None
         state: State = "failed"
         try:
             committer = Committer(self._store, lambda _: None, inbox.put)
@@ -266,16 +267,17 @@ class _Work:
             finally:
                 committer.close()
             self._source.check_unchanged()
+            work.check_results()
             watching.merge(work.snapshot())
             self._merge()
             state = "done"
         except Stopped as end:
-            stopped, state = str(end), "stopped"
+            stopped, state, cause = str(end), "stopped", end.error
         except KeyboardInterrupt:
             state = "interrupted"
             raise
         finally:
-            watching.end(work.snapshot(), state)
+            watching.end(replace(work.snapshot(), stopped=stopped), state)
         seen = work.snapshot()
         report = Report(
             ok=seen.ok,
@@ -292,7 +294,9 @@ class _Work:
         if stopped:
             refused = RunStopped(stopped)
             refused.report = report
-            raise refused
+            if isinstance(cause, RemoteError):
+                refused.add_note(cause.lines)
+            raise refused from cause
         return report
 
     def _merge(self) -> None:
@@ -308,13 +312,12 @@ class _Work:
             return
 
         def note(stamp: Stamp) -> None:
-            store.put("merged", None)  # of which source it is, nothing tells if this is the end
-            store.put("results", [*known, stamp])  # whichever is there
+            # whichever is there if this is the end; of which source, nothing tells
+            store.put_all({"merged": None, "results": [*known, stamp]})
 
         result.check_space(self._path.stat().st_size)
         stamp = Merge(source, store, self._columns, self._keep).write(result, note)
-        store.put("results", [stamp])
-        store.put("merged", merged)
+        store.put_all({"results": [stamp], "merged": merged})
 
 
 def _worker_spec(number: int, step: Step) -> WorkerSpec:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypedDict
@@ -74,8 +74,13 @@ class Progress:
 
     def put(self, name: str, value: Any) -> None:
         """Keeps a JSON value under that name."""
+        self.put_all({name: value})
+
+    def put_all(self, values: Mapping[str, Any]) -> None:
+        """Keeps JSON values under their names, all or none of them."""
         with self._database.transaction() as conn:
-            _put(conn, name, value)
+            for name, value in values.items():
+                _put(conn, name, value)
 
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
         """What is committed of these keys, by key and step."""

@@ -68,6 +68,8 @@ class Snapshot:
     """Dead letters by type of error."""
     examples: Mapping[str, DeadLetter]
     """The first dead letter of each of these types."""
+    stopped: str = ""
+    """Why the run ended before all was done, once it has."""
 
     @property
     def ok(self) -> int:

@@ -24,16 +24,16 @@ from ._batch_run import Done
 from ._commit import Commit
 from ._committer import Committer
 from ._errors import describe
-from ._helpers import Helpers
 from ._reading import WINDOW, Plan, Reader, Reading
 from ._report import DeadLetter, Snapshot, StepCounts, error_type
+from ._row_threads import RowThreads
 from ._stage import MOST_FAILURES, ROUNDS, Row, Stage
 
 TICK: Final = 0.25
 """Longest time between two looks at the clock, for whoever watches (s)."""
 TOGETHER: Final = 16
 """Rows that are prepared, or finished, in one task beside the batches."""
-HELPERS: Final = 4
+ROW_THREADS: Final = 4
 """Threads for `preprocess` and `postprocess`."""
 FEW: Final = 10
 """Failed rows that a share of all must allow before it is judged, while rows are still read."""
@@ -67,7 +67,11 @@ class _Finished:
 
 
 class Stopped(Exception):
-    """The end of a run before all is done."""
+    """The end of a run before all is done, because of an error, if there is one."""
+
+    def __init__(self, why: str, error: BaseException | None = None) -> None:
+        super().__init__(why)
+        self.error = error
 
 
 class Run:
@@ -96,6 +100,8 @@ class Run:
         self._failed = 0  # rows
         # to be committed with the first rows: the result will not be that of all that is committed
         self._notes: dict[str, Any] = {"merged": None}
+        # rows that are to enter a step again, and when (s)
+        self._later: list[tuple[float, Stage, list[Row]]] = []
         self.errors: Counter[str] = Counter()  # of dead letters, by type
         self._examples: dict[str, DeadLetter] = {}  # the first of each type
         self._began = self._watched = time.perf_counter()
@@ -106,7 +112,7 @@ class Run:
             for stage in stages
         ]
         needed = any(stage.prepares or stage.step.postprocess for stage in stages)
-        self._helpers = Helpers(HELPERS if needed else 0, "batched-rows")
+        self._row_threads = RowThreads(ROW_THREADS if needed else 0, "batched-rows")
 
     def execute(self, reader: Reader, committer: Committer) -> None:
         """Runs all rows through all steps.
@@ -118,13 +124,18 @@ class Run:
         self._committer = committer
         with ExitStack() as ends:  # each of which comes, also if Ctrl-C is pressed in another
             ends.callback(self._save_rest)
-            ends.callback(self._helpers.close, GRACE)
+            ends.callback(self._row_threads.close, GRACE)
             for stage in reversed(self._stages):
                 ends.callback(stage.workers.close, GRACE)
-                stage.workers.start()
             ends.callback(reader.close)
             reader.start()
             self._loop(reader)
+
+    def check_results(self) -> None:
+        """Stops the run if it has computed nothing but failures, and there is nothing else."""
+        if self._failed and not self.skipped and not self._stages[-1].ok:
+            errors = ", ".join(f"{count:,} x {name}" for name, count in self.errors.items())
+            raise Stopped(f"none of the {self.read:,} rows has a result: {errors}")
 
     def snapshot(self) -> Snapshot:
         """What is known now."""
@@ -152,9 +163,10 @@ class Run:
                 reader.ask()
             if not self._reading and not open_rows:
                 return
+            wait = self._enter_later(time.perf_counter())
             self._dispatch()
             try:
-                event = self._inbox.get(timeout=self._commit_due())
+                event = self._inbox.get(timeout=max(0.0, min(wait, self._commit_due())))
             except queue.Empty:
                 event = None
             now = time.perf_counter()
@@ -235,7 +247,7 @@ class Run:
                 count = min(TOGETHER, len(stage.unprepared))
                 rows = [stage.unprepared.popleft() for _ in range(count)]
                 stage.preparing += count
-                self._helpers.submit(self._prepare, stage, rows)
+                self._row_threads.submit(self._prepare, stage, rows)
         busy = any(stage.busy for stage in self._stages)
         # a step that cannot fill a batch, while all that may be read is read
         stuck = not busy and not self._asked
@@ -299,23 +311,48 @@ class Run:
 
     def _judge(self, stage: Stage, failures: list[tuple[Row, BaseException]]) -> None:
         """Rows that failed while others succeed become dead letters, or are tried again."""
-        again: list[Row] = []
-        dead: list[tuple[Row, str, BaseException]] = []
-        for row, error in failures:
-            service = stage.step.retry.is_due(error)
-            if row.thorough:
-                again.append(row)
-            elif service and row.rounds < ROUNDS:
-                row.rounds += 1
-                row.thorough = row.rounds == ROUNDS
-                again.append(row)
-            else:
-                dead.append((row, "inference", error))
-        if dead:
-            self._commit(stage, [], [], dead)
+        again = [row for row, _ in failures if row.thorough]
+        others = self._delay(stage, [each for each in failures if not each[0].thorough])
+        if others:
+            self._commit(stage, [], [], [(row, "inference", error) for row, error in others])
         if again:
             stage.open -= len(again)
             self._enter(stage, again)
+
+    def _delay(
+        self, stage: Stage, failures: list[tuple[Row, BaseException]]
+    ) -> list[tuple[Row, BaseException]]:
+        """Has rows that failed by the service, and not too often, enter the step again later; the
+        others.
+        """
+        retry = stage.step.retry
+        others: list[tuple[Row, BaseException]] = []
+        rows: list[Row] = []
+        wait = 0.0
+        for row, error in failures:
+            if row.rounds >= ROUNDS or not retry.is_due(error):
+                others.append((row, error))
+                continue
+            if not row.rounds:
+                row.failed_at = stage.successes
+            row.rounds += 1
+            row.thorough = row.rounds == ROUNDS
+            rows.append(row)
+            wait = max(wait, retry.wait(row.rounds, error))
+        if rows:
+            stage.elsewhere += len(rows)
+            self._later.append((time.perf_counter() + wait, stage, rows))
+        return others
+
+    def _enter_later(self, now: float) -> float:
+        """Has rows enter that have waited long enough; time that the next ones wait (s)."""
+        due = [(stage, rows) for when, stage, rows in self._later if when <= now]
+        self._later = [each for each in self._later if each[0] > now]
+        for stage, rows in due:
+            stage.elsewhere -= len(rows)
+            stage.open -= len(rows)
+            self._enter(stage, rows)
+        return min([when - now for when, _, _ in self._later], default=TICK)
 
     def _doubt(self, stage: Stage, why: str) -> None:
         """Tries whether a row succeeds that is known to; without one the run ends."""
@@ -323,7 +360,7 @@ class Run:
             return
         requests, _ = stage.prepare([] if stage.sample is None else [stage.sample])
         if not requests:
-            raise Stopped(why)
+            raise Stopped(why, _last_error(stage))
         stage.try_sample(requests[0], why)
 
     def _end_probe(self, stage: Stage, output: Any) -> None:
@@ -331,7 +368,7 @@ class Run:
         stage.elsewhere -= 1
         failed = isinstance(output, BaseException)
         if failed or isinstance(_attempt(stage.finish, output), BaseException):
-            raise Stopped(stage.doubt)
+            raise Stopped(stage.doubt, _last_error(stage))
         self._judge(stage, stage.end_probe())
 
     def _resolve(self, stage: Stage) -> None:
@@ -339,10 +376,11 @@ class Run:
         dead: list[tuple[Row, str, BaseException]] = []
         held: list[tuple[Row, BaseException]] = []
         few = len(stage.held) <= FEW_ROWS
-        works = stage.succeeded or (few and stage.sample is not None)
+        works = stage.successes > 0 or (few and stage.sample is not None)
         for row, error in stage.held:
-            # tried alone, in a step that works; or as in an earlier run
+            # tried alone, in a step that works; by a service that has answered others since
             its_own = works and not stage.step.retry.is_due(error)
+            its_own = its_own or (row.rounds >= ROUNDS and stage.successes > row.failed_at)
             if not row.thorough and (its_own or row.failed_before):
                 dead.append((row, "inference", error))
             else:
@@ -355,20 +393,11 @@ class Run:
         if stage.sample is not None and not few:
             self._doubt(stage, _nothing_succeeds(stage))
             return
-        stopped = Stopped(_nothing_succeeds(stage))
-        again: list[Row] = []
-        stage.held = []
-        for row, error in held:
-            if row.thorough:
-                again.append(row)
-            elif stage.step.retry.is_due(error) and row.rounds < ROUNDS:
-                row.rounds += 1
-                row.thorough = row.rounds == ROUNDS
-                again.append(row)
-            else:
-                stage.held.append((row, error))
-        if not again:
-            raise stopped
+        again = [row for row, _ in held if row.thorough]
+        others = self._delay(stage, [each for each in held if not each[0].thorough])
+        if len(others) == len(held):
+            raise Stopped(_nothing_succeeds(stage), _last_error(stage))
+        stage.held = others
         stage.open -= len(again)
         self._enter(stage, again)
 
@@ -380,7 +409,7 @@ class Run:
         stage.elsewhere += len(rows)
         for first in range(0, len(rows), TOGETHER):
             some = slice(first, first + TOGETHER)
-            self._helpers.submit(self._postprocess, stage, rows[some], outputs[some])
+            self._row_threads.submit(self._postprocess, stage, rows[some], outputs[some])
 
     def _postprocess(self, stage: Stage, rows: list[Row], outputs: list[Any]) -> None:
         """Makes results of outputs, in another thread."""
@@ -538,6 +567,10 @@ def _attempt(
         return func(argument)
     except caught as error:
         return error
+
+
+def _last_error(stage: Stage) -> BaseException | None:
+    return stage.held[-1][1] if stage.held else None
 
 
 def _nothing_succeeds(stage: Stage) -> str:

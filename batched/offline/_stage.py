@@ -50,7 +50,16 @@ WORTHWHILE: Final = 0.95
 class Row:
     """One row on its way through the steps."""
 
-    __slots__ = ("attempts", "failed_before", "inputs", "key", "rounds", "thorough", "values")
+    __slots__ = (
+        "attempts",
+        "failed_at",
+        "failed_before",
+        "inputs",
+        "key",
+        "rounds",
+        "thorough",
+        "values",
+    )
 
     def __init__(
         self, key: Key, inputs: tuple[int, ...], values: dict[str, Any], failed_before: bool
@@ -60,6 +69,7 @@ class Row:
         self.values = values  # of the columns that steps read
         self.failed_before = failed_before  # it is a dead letter of an earlier run
         self.attempts = 0  # calls of the function of this step that it was in
+        self.failed_at = 0  # batches of which some had succeeded when it failed first
         self.rounds = 0  # times that it went to the end of the queue of this step
         self.thorough = False  # it is to be tried alone whatever happens
 
@@ -78,6 +88,7 @@ class Stage:
     def __init__(self, number: int, step: Step, workers: Workers, columns: Columns) -> None:
         self.number = number
         self.step = step
+        self.began = False  # its workers
         self.name = step.name
         self.workers = workers
         self.columns = columns
@@ -118,7 +129,7 @@ class Stage:
         self.committed = -math.inf  # moment of the last commit (s)
         self.held: list[tuple[Row, BaseException]] = []  # failures of batches without a success
         self.failures = 0  # such batches in a row
-        self.succeeded = False  # ever in this run
+        self.successes = 0  # batches of which some succeeded
         self.sample: Row | None = None  # one that has succeeded
         self.probe: Batch | None = None  # under way, to try the sample
         self.doubt = ""  # why
@@ -182,6 +193,9 @@ class Stage:
         return scheduler.take(now)
 
     def submit(self, batch: Batch) -> None:
+        if not self.began:  # until then a model need not be built
+            self.began = True
+            self.workers.start()
         thorough = any(request.waker.thorough for request, _, _ in batch.slices)
         self.workers.submit(batch, thoroughly=thorough)
 
@@ -190,7 +204,7 @@ class Stage:
         self.doubt = doubt
         self.probe = Batch([(request, 0, 1)], 1, "drain", request.arrived, request.longest)
         self.elsewhere += 1
-        self.workers.submit(self.probe)
+        self.submit(self.probe)
 
     def end_probe(self) -> list[tuple[Row, BaseException]]:
         """Failures that are to be judged, as the sample has succeeded."""
@@ -211,7 +225,8 @@ class Stage:
         if self._auto and batch.fitted and batch.attempts == 1:
             self.scheduler.capacity.batch_size = self._auto.next(batch.size, done.seconds)
         if done.alive:
-            self.failures, self.succeeded = 0, True
+            self.failures = 0
+            self.successes += 1
         else:
             self.failures += 1
 

@@ -589,3 +589,107 @@ def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -
         run_of(first)
     assert run_of(first, on_mismatch="recompute").skipped == 20
     assert set(read(dest)[0]) == {"id", "text", "upper"}
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_further_arguments_reach_a_function(tmp_path: Path, processes: bool) -> None:
+    def join(texts: list[str], mark: str, *, end: str) -> list[str]:
+        return [f"{text}{mark}{end}" for text in texts]
+
+    dest = tmp_path / "out.parquet"
+    run(join, rows_of(5), dest, args=("!",), kwargs={"end": "?"}, processes=processes)
+    assert read(dest)[0]["length"] == "text 0!?"
+
+
+def test_what_a_function_or_class_does_not_take_is_told_where_the_step_is_written() -> None:
+    def plain(texts: list[str], mark: str) -> list[str]:
+        return [f"{text}{mark}" for text in texts]
+
+    class Uncalled:
+        pass
+
+    for given, sentence in (
+        ({"fn": plain}, "missing a required argument: 'mark'; .* after the list"),
+        ({"fn": plain, "args": (1, 2)}, "too many positional"),
+        ({"fn": Lengths, "kwargs": {"size": 3}}, "'size'; .* when it is built"),
+        ({"fn": Uncalled}, "no __call__"),
+    ):
+        settings: dict[str, Any] = {"input": "a", "output": "b", **given}
+        with pytest.raises(TypeError, match=sentence):
+            offline.Step(**settings)
+
+
+def test_a_stop_tells_the_error_with_its_lines(tmp_path: Path) -> None:
+    def broken(texts: list[str]) -> list[str]:
+        return [text["x"] for text in texts]  # type: ignore[index]  # which is the bug
+
+    with pytest.raises(RunStopped) as stopped:
+        run(broken, rows_of(5), tmp_path / "out.parquet")
+    assert isinstance(stopped.value.__cause__, TypeError)
+    with pytest.raises(RunStopped) as stopped:
+        run(broken, rows_of(5), tmp_path / "out.parquet", processes=True)
+    assert "in broken" in "".join(stopped.value.__notes__)
+
+
+def test_a_run_without_any_result_is_stopped_and_replaces_none(tmp_path: Path) -> None:
+    rows, dest = rows_of(5), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest)
+    before = dest.read_bytes()
+
+    def sets(texts: list[str]) -> list[Any]:
+        return [{text} for text in texts]
+
+    with pytest.raises(RunStopped, match="none of the 5 rows has a result"):
+        run(sets, rows, dest, version=2, on_mismatch="recompute")
+    assert dest.read_bytes() == before
+
+
+def test_a_row_that_its_service_refused_is_tried_again_only_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    wait = offline.Retry.wait
+
+    def noted(retry: offline.Retry, attempt: int, error: BaseException) -> float:
+        waits.append(attempt)
+        return 0.01 * wait(retry, attempt, error)
+
+    monkeypatch.setattr(offline.Retry, "wait", noted)
+    refused: set[str] = set()
+
+    def busy(texts: list[str]) -> list[Any]:
+        answers: list[Any] = []
+        for text in texts:
+            answers.append(len(text) if text in refused else ConnectionError("busy"))
+            refused.add(text)
+        return answers
+
+    rows, dest = rows_of(40), tmp_path / "out.parquet"
+    report = run(busy, rows, dest, batch_size=8)
+    assert (report.ok, report.failed) == (40, 0)
+    assert waits == [1] * 40
+
+
+def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> None:
+    built: list[int] = []
+
+    class Model(Lengths):
+        def __init__(self) -> None:
+            super().__init__()
+            built.append(1)
+
+    rows, dest = rows_of(10), tmp_path / "out.parquet"
+    run(Model, rows, dest)
+    run(Model, rows, dest)
+    assert len(built) == 1
+
+
+def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="does not exist; create it first"):
+        run(Lengths(), rows_of(5), tmp_path / "none" / "out.parquet")
+
+
+def test_one_column_to_keep_is_named_alone(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+    run(Lengths(), rows_of(1), dest, keep="id")
+    assert read(dest) == [{"id": 0, "length": 6}]

@@ -193,6 +193,7 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
         ],
         "errors": {"ValueError": 3},
         "examples": {"ValueError": dict(LETTER)},
+        "stopped": "",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["vectors.parquet.status.json"]
 

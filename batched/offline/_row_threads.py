@@ -1,4 +1,4 @@
-"""Helpers: threads for code that runs row by row beside the batches.
+"""Row threads: for code that runs row by row beside the batches.
 
 They are daemons, unlike those of `concurrent.futures`: a row that waits for ever holds up neither
 the end of a run nor that of the program.
@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 
-class Helpers:
+class RowThreads:
     """Threads that call what is submitted, which must not raise."""
 
     def __init__(self, count: int, name: str) -> None:
