@@ -59,7 +59,7 @@ def by_batched() -> Map:
 
 
 def by_datasets() -> Map:
-    import datasets  # type: ignore[import-untyped, unused-ignore]  # it has no py.typed
+    import datasets
 
     datasets.disable_progress_bars()
 
