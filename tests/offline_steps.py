@@ -122,10 +122,22 @@ def results(done: Done) -> list[Any]:
     return [found[id(each[0])] for each in done.batch.slices]
 
 
+_others: set[threading.Thread] = set()
+
+
+def note_threads() -> None:
+    """Notes threads that other tests have left, and may."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def leftovers() -> list[str]:
-    """Threads of workers, and processes that this one has spawned for them."""
-    found = [each.name for each in threading.enumerate() if each.name.startswith("batched-")]
-    return found + [f"process {pid}" for pid in spawned_by(os.getpid())]
+    """Threads of workers that have begun since, and processes that this one has spawned for
+    them.
+    """
+    found = [each.name for each in set(threading.enumerate()) - _others]
+    names = [name for name in found if name.startswith("batched-")]
+    return names + [f"process {pid}" for pid in spawned_by(os.getpid())]
 
 
 def spawned_by(driver: int) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyarrow")
+pytest.importorskip("matplotlib")
 
 import pyarrow.parquet as pq
 

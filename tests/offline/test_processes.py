@@ -41,6 +41,7 @@ from offline_steps import (
     fail,
     faulty,
     leftovers,
+    note_threads,
     outcome,
     raise_unpicklable,
     results,
@@ -57,6 +58,7 @@ AT_ONCE = Retry(wait_initial=0, wait_jitter=0)
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
+    note_threads()
     yield
     assert not leftovers()
 

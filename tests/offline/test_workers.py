@@ -18,13 +18,24 @@ from batched.errors import BatchSizeMismatch, TimeLimitExceeded
 from batched.offline._batch_run import BatchRun, Done
 from batched.offline._retry import Retry
 from batched.offline._worker import workers_of
-from offline_steps import SOON, batch_of, double, leftovers, outcome, results, running, spec
+from offline_steps import (
+    SOON,
+    batch_of,
+    double,
+    leftovers,
+    note_threads,
+    outcome,
+    results,
+    running,
+    spec,
+)
 
 AT_ONCE = Retry(wait_initial=0, wait_jitter=0)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
+    note_threads()
     yield
     assert not leftovers()
 
