@@ -1,10 +1,11 @@
-"""A run that commits rows of two steps, and tells on its output what it was told is committed:
+"""A run that commits rows of two steps, and tells on its output what is committed:
 `python committing.py FILE ROWS SIZE`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from batched.offline._commit import Commit, Key
@@ -13,14 +14,16 @@ from batched.offline._progress import Progress
 from progress_files import done, failed
 
 
-def tell(commits: list[Commit]) -> None:
-    told = [f"{row[0]} {commit.step}" for commit in commits for row in commit.done + commit.failed]
-    print(*told, sep="\n", flush=True)
+class TellingProgress(Progress):
+    def commit(self, commits: Sequence[Commit]) -> None:
+        super().commit(commits)
+        rows = [(row[0], each.step) for each in commits for row in each.done + each.failed]
+        print(*[f"{key} {step}" for key, step in rows], sep="\n", flush=True)
 
 
 def main(path: Path, rows: int, size: int) -> None:
-    progress = Progress.open(path)
-    committer = Committer(progress, tell, lambda error: sys.exit(repr(error)))
+    progress = TellingProgress.open(path)
+    committer = Committer(progress, lambda error: sys.exit(repr(error)))
     for first in range(0, rows, size):
         numbers = range(first, min(first + size, rows))
         progress.note_source(first, [*numbers])

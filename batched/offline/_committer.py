@@ -23,18 +23,12 @@ QUEUE_BYTES: Final = 8 * 2**20
 class Committer:
     """A thread that commits what is submitted, first in, first out.
 
-    `on_committed` gets the commits of each transaction once it is on disk, `on_error` the error
-    that ended the thread, both on that thread. What was in the queue then is not committed.
+    `on_error` gets the error that ended the thread, on that thread. What was in the queue then is
+    not committed.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        on_committed: Callable[[list[Commit]], None],
-        on_error: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, progress: Progress, on_error: Callable[[BaseException], None]) -> None:
         self._progress = progress
-        self._on_committed = on_committed
         self._on_error = on_error
         self._changed = threading.Condition()  # guards what follows
         self._queue: deque[Commit] = deque()
@@ -75,7 +69,6 @@ class Committer:
         try:
             while commits := self._take():
                 self._progress.commit(commits)
-                self._on_committed(commits)
         except BaseException as error:
             with self._changed:
                 self._error = error

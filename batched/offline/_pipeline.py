@@ -261,7 +261,7 @@ class _Work:
         stopped, cause = "", None
         state: State = "failed"
         try:
-            committer = Committer(self._store, lambda _: None, inbox.put)
+            committer = Committer(self._store, inbox.put)
             try:
                 work.execute(reader, committer)
             finally:

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Self, TypedDict
 
 import pyarrow as pa
 
@@ -53,7 +53,7 @@ class Progress:
     """The progress file of one run, which has locked it."""
 
     @classmethod
-    def open(cls, path: Path) -> Progress:
+    def open(cls, path: Path) -> Self:
         """The progress file at that path, made if there is none, and locked until it is closed.
 
         Raises `RunLocked` if another run has it, `RunMismatch` if it is no progress file or one of

@@ -9,10 +9,12 @@ first: so no step is committed for a row before the one that it depends on.
 from __future__ import annotations
 
 import queue
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -128,6 +130,7 @@ class Run:
             for stage in reversed(self._stages):
                 ends.callback(stage.workers.close, GRACE)
             ends.callback(reader.close)
+            ends.enter_context(_interrupts(self._inbox.put))
             reader.start()
             self._loop(reader)
 
@@ -188,7 +191,7 @@ class Run:
             event.stage.elsewhere -= len(event.rows)
             self._keep(event.stage, event.rows)
         else:
-            raise event  # of the committer
+            raise event  # of the committer, or Ctrl-C
 
     # into a step
 
@@ -557,6 +560,28 @@ class Run:
             if stage.done:
                 with suppress(Stopped):
                     self._commit_now(stage, [])
+
+
+@contextmanager
+def _interrupts(tell: Callable[[BaseException], None]) -> Iterator[None]:
+    """Time in which Ctrl-C is an event; raised between two instructions, it would lose results
+    that are just taken from the queue. A second one is raised where it comes.
+    """
+
+    def interrupt(*_: Any) -> None:
+        signal.signal(signal.SIGINT, raises)
+        tell(KeyboardInterrupt())
+
+    raises = signal.default_int_handler
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not raises:  # the program has its own way
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, raises)
 
 
 def _attempt(

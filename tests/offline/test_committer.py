@@ -50,15 +50,14 @@ class Watched(Committer):
 
 
 class Gated:
-    """A committer of such a file, and what it told."""
+    """A committer of such a file, and its errors."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.progress = GatedProgress(error)
-        self.told: list[list[Commit]] = []
         self.errors: list[BaseException] = []
         progress: Any = self.progress
         self.full = threading.Event()  # somebody waits for room
-        self.committer = Watched(self.full, progress, self.told.append, self.errors.append)
+        self.committer = Watched(self.full, progress, self.errors.append)
 
     def open(self) -> None:
         self.progress.gate.release(1000)
@@ -73,7 +72,7 @@ def test_all_that_waits_shares_a_transaction_in_order() -> None:
         gated.committer.submit(commit)
     gated.open()
     gated.committer.close()
-    assert gated.progress.transactions == gated.told == [commits[:1], commits[1:]]
+    assert gated.progress.transactions == [commits[:1], commits[1:]]
     assert gated.errors == []
 
 
@@ -119,7 +118,7 @@ def test_a_commit_beyond_all_bounds_waits_alone(monkeypatch: pytest.MonkeyPatch)
     for _ in range(3):
         gated.committer.submit(done([1, 2, 3]))
     gated.committer.close()
-    assert [len(commits) for commits in gated.told] == [1, 1, 1]
+    assert [len(commits) for commits in gated.progress.transactions] == [1, 1, 1]
 
 
 def test_an_error_is_told_once_and_ends_it() -> None:
@@ -135,7 +134,7 @@ def test_an_error_is_told_once_and_ends_it() -> None:
     with pytest.raises(OSError, match="no room"):
         gated.committer.close()
     assert gated.errors == [error]
-    assert gated.told == gated.progress.transactions == []
+    assert gated.progress.transactions == []
 
 
 def test_an_error_reaches_those_who_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,37 +160,14 @@ def test_an_error_reaches_those_who_wait_for_room(monkeypatch: pytest.MonkeyPatc
     assert len(raised) == 1
 
 
-def test_an_error_of_the_one_who_is_told_ends_it() -> None:
-    progress: Any = GatedProgress()
-    progress.gate.release(10)
-    errors: list[BaseException] = []
-    error = ValueError("told")
-
-    def tell(commits: list[Commit]) -> None:
-        raise error
-
-    committer = Committer(progress, tell, errors.append)
-    committer.submit(done(["a"]))
-    with pytest.raises(ValueError, match="told"):
-        committer.close()
-    assert errors == [error]
-
-
-def test_what_is_told_is_committed(tmp_path: Path) -> None:
+def test_all_that_was_submitted_is_committed_at_the_end(tmp_path: Path) -> None:
     progress = Progress.open(tmp_path / "progress")
     keys: list[Key] = list(range(3000))
-    told: list[Key] = []
-
-    def tell(commits: list[Commit]) -> None:
-        new = [key for commit in commits for key, *_ in commit.done]
-        assert outputs(progress, new) == {(key, 0): value(key) for key in new}
-        told.extend(new)
-
     errors: list[BaseException] = []
-    committer = Committer(progress, tell, errors.append)
+    committer = Committer(progress, errors.append)
     for first in range(0, len(keys), 10):
         committer.submit(done(keys[first : first + 10]))
     committer.close()
+    assert outputs(progress, keys) == {(key, 0): value(key) for key in keys}
     progress.close()
-    assert told == keys
     assert errors == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 from collections.abc import Callable
 from itertools import permutations
@@ -96,6 +97,33 @@ def test_an_item_that_is_never_made_does_not_hold_up_the_end(
     error = ended(lambda: run(same, rows_of(100), dest, preprocess=wait, watch=crash))
     never.set()
     assert isinstance(error, Crash)
+
+
+@pytest.mark.parametrize("moment", ["_handle", "_end", "_commit", "_commit_now"])
+def test_an_interrupt_loses_no_result_wherever_it_comes(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = getattr(_run.Run, moment)
+    computed: list[int] = []
+
+    def interrupted(*args: Any) -> None:
+        if computed:
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.undo()
+        method(*args)
+
+    def fn(items: list[int]) -> list[int]:
+        computed.extend(items)
+        return items
+
+    monkeypatch.setattr(_run.Run, moment, interrupted)
+    dest = tmp_path / "out.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        run(fn, rows_of(1000), dest, batch_size=10)
+    assert 0 < len(computed) < 1000
+    assert run(fn, rows_of(1000), dest).skipped > 0
+    assert sorted(computed) == list(range(1000))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_interrupt_while_one_step_ends_leaves_no_other_running(

@@ -324,7 +324,9 @@ def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
         return items
 
     (error,) = in_process(closing, [1]).results
-    assert str(error) == "the process of closing closed its pipe"
+    # or its own thread ends it, which takes the closed pipe for the driver's end
+    how = str(error).removeprefix("the process of closing ")
+    assert how in {"closed its pipe", "exited with 1"}
 
 
 def test_closing_before_a_process_has_started_starts_none() -> None:
