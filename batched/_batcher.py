@@ -20,7 +20,13 @@ from ._collate.settings import Device, FeatureSettings, PaddingSide, Unpad
 from ._core.policy import BatchPolicy, Flush, OnFull
 from ._execution.execution import Execution, is_failure, never
 from ._execution.memory import is_out_of_memory
-from ._requests import FeatureRequestParser, ItemRequestParser, RequestParser
+from ._requests import (
+    FeatureRequestParser,
+    ItemRequestParser,
+    Preparation,
+    PreparedRequestParser,
+    RequestParser,
+)
 from ._runtime.async_backend import ends_current_task, is_notebook
 from ._runtime.event_loop import EventLoopRuntime, EventLoops
 from ._runtime.observer import Observer
@@ -166,6 +172,8 @@ class BatchFunction:
     options: Options
     told: set[str] = field(default_factory=set, compare=False)
     """Warnings that callers have been given already, once per decorated function."""
+    preparation: Preparation | None = None
+    """Maker of its items; None: callers pass them as they are."""
 
     @classmethod
     def of(cls, func: object, options: Options, *, coroutines: bool) -> BatchFunction:
@@ -245,7 +253,11 @@ class BatchFunction:
         requests: RequestParser
         collator: Collator
         if options.features is None:
-            requests = ItemRequestParser(name, binder, home, options.item_length)
+            requests = (
+                ItemRequestParser(name, binder, home, options.item_length)
+                if self.preparation is None
+                else PreparedRequestParser(name, binder, options.item_length, self.preparation)
+            )
             collator = ItemCollator(name)
         else:
             collator = FeatureCollator(name, options.features, self.told)

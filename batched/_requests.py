@@ -154,6 +154,55 @@ class ItemRequestParser:
         )
 
 
+class Preparation(Protocol):
+    """How items are made of what callers pass, in the thread or task of each."""
+
+    def is_one(self, given: Any, /) -> bool:
+        """Whether `given`, a list, is one item rather than several."""
+        ...
+
+    def prepare(self, given: Any, settings: Mapping[str, Any], /) -> Any:
+        """The item made of `given` and the keyword arguments of its call. An exception is that
+        caller's alone.
+        """
+        ...
+
+
+class PreparedRequestParser(ItemRequestParser):
+    """Takes what an item is made of, or a list of such. Calls with different settings share a
+    batch: the items carry them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        binder: Binder,
+        length: Callable[[Any], Any] | None,
+        preparation: Preparation,
+    ) -> None:
+        super().__init__(name, binder, "", length)
+        self._preparation = preparation
+
+    def parse(
+        self,
+        item: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        owner: object,
+        waker: Any,
+        single: bool,
+        /,
+    ) -> Request:
+        if item is MISSING or args:
+            raise TypeError(f"{self._name} takes one prompt, or one list, and settings by keyword")
+        prepare = self._preparation.prepare
+        if single or not isinstance(item, list) or (item and self._preparation.is_one(item)):
+            item = prepare(item, kwargs)
+        else:
+            item = [prepare(each, kwargs) for each in item]
+        return super().parse(item, (), {}, owner, waker, single)
+
+
 class FeatureRequestParser:
     """Takes features, as one mapping or by keyword."""
 

@@ -31,7 +31,7 @@ LAYERS = [
     ["batched._batched"],
     ["batched._batched_inference"],
     ["batched._decorator"],
-    ["batched.inference", "batched.aio", "batched.metrics", "batched.asgi"],
+    ["batched._prompts", "batched.inference", "batched.aio", "batched.metrics", "batched.asgi"],
     ["batched"],
     ["batched.offline"],
     ["batched._closed_loop", "batched._display", "batched._reference"],

@@ -1,0 +1,48 @@
+"""Prompts: a text, a chat, or ids of tokens; told apart, and from lists of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+"""One message of a chat: its `role`, and its `content`."""
+
+Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
+"""A text, a list of messages, or a list of ids."""
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+"""Roles that messages can have."""
+
+
+def is_prompt(given: Sequence[Any]) -> bool:
+    """Whether `given`, a list, is one prompt: a chat or ids. Any other is a list of prompts."""
+    first = given[0]
+    return (isinstance(first, Mapping) and "role" in first) or is_id(first)
+
+
+def is_id(value: object) -> bool:
+    """Whether `value` can be the id of a token; numpy's integers are, too."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def check_chat(name: str, messages: Sequence[Any]) -> None:
+    """Raises an error that names the first message that is none.
+
+    Raises:
+        TypeError: a message is no mapping.
+        ValueError: there is no message, or one has no role or an unknown one.
+    """
+    if not messages:
+        raise ValueError(f"{name} got an empty chat; it needs at least one message")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TypeError(
+                f"{name}: message {number} of a chat must be a dict with role and content, got "
+                f"{message!r:.60}"
+            )
+        role = message.get("role")
+        if role not in ROLES:
+            raise ValueError(
+                f"{name}: message {number} has the role {role!r}; roles are {', '.join(ROLES)}"
+            )
