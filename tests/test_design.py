@@ -84,6 +84,7 @@ def test_the_layout_names_every_file_and_no_other() -> None:
     )
 
 
+@pytest.mark.once
 def test_every_guarantee_has_its_tests() -> None:
     text = page("guarantees.md")
     promises = re.findall(r"^- .*?(?=^- |^## |\Z)", text, re.MULTILINE | re.DOTALL)

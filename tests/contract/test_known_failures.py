@@ -559,6 +559,7 @@ async def test_threads_that_race_for_the_first_access_find_one_batcher(stage: Nu
         assert instance.method.stats.calls == racers
 
 
+@pytest.mark.once
 @pytest.mark.skipif(sys.platform == "win32", reason="counts context switches")
 def test_idle_batchers_do_not_wake_up() -> None:
     """batched 0.1.5: 50 idle ones woke up 10,600 times a second; with `timeout_ms=0` they kept a

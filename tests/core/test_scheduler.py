@@ -1069,6 +1069,7 @@ def test_nobody_is_held_where_those_left_behind_would_wait_too_long() -> None:
         assert rule.is_here(5, 3), "everybody is there"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "request_of",
     [

@@ -88,6 +88,7 @@ def mixed(longest: int = LONGEST) -> list[dict[str, Any]]:
     return [call(source.randint(1, longest), first) for first in range(CALLS)]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("compute", "odd", "longest"),
     [

@@ -493,6 +493,7 @@ def lossless(went_in: Any, back: Any) -> bool:
     return bool(went_in == back) or went_in != went_in
 
 
+@pytest.mark.once
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(st.lists(VALUES, max_size=5), max_size=4))
 def test_whatever_comes_is_stored_without_loss_or_refused(batches: list[list[Any]]) -> None:

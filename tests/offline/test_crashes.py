@@ -21,6 +21,8 @@ from batched.offline._commit import Key
 from batched.offline._progress import Progress
 from progress_files import done, failed, log_of, outputs, query, value
 
+pytestmark = pytest.mark.once
+
 ROWS = 3000
 ALL: list[Key] = list(range(ROWS))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

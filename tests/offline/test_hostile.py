@@ -24,6 +24,8 @@ from batched.offline._places import InProcess
 from batched.offline._progress import Progress
 from batched.offline._worker import ThreadWorkers
 
+pytestmark = pytest.mark.once
+
 ONCE = offline.Retry(attempts=1)
 
 

@@ -89,6 +89,7 @@ def kill_until(tmp_path: Path, kills: int, *options: str) -> None:
         assert dest.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.once
 @pytest.mark.timeout(120)
 def test_a_killed_run_goes_on_loses_nothing_and_computes_nothing_twice(tmp_path: Path) -> None:
     kill_until(tmp_path, 5)

@@ -41,6 +41,7 @@ class Crash(BaseException):
     """The end of a process, as far as a run can tell."""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 def test_another_batch_size_loses_no_row_and_computes_none_twice(
     tmp_path: Path, before: int, after: int

@@ -281,6 +281,7 @@ def test_a_source_that_changed_is_noted_anew(
     assert source(progress) == now
 
 
+@pytest.mark.once
 def test_any_change_of_a_long_source_is_noted(progress: Progress) -> None:
     chance = random.Random(1)
     keys: list[Key] = list(range(3 * NOTES))
@@ -301,6 +302,7 @@ def test_a_source_that_did_not_change_is_not_written(progress: Progress) -> None
     assert changes(progress) == before
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (3, 40_000), (39_999, 40_000)])
 def test_a_key_that_stands_twice_is_refused(progress: Progress, first: int, second: int) -> None:
     keys: list[Key] = [f"key {n}" for n in range(50_000)]

@@ -26,6 +26,8 @@ from batched.offline import _formats  # noqa: E402
 from batched.offline._columns import Columns  # noqa: E402
 from batched.offline._result import Stamp, open_result  # noqa: E402
 
+pytestmark = pytest.mark.once
+
 DESTINATIONS = ["r.parquet", "r.jsonl", "r.csv", "r/"]
 
 

@@ -638,6 +638,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1
 """
 
 
+@pytest.mark.once
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["generator", ".jsonl", ".csv", ".parquet"])
 def test_memory_is_bounded_whatever_the_size(kind: str, tmp_path: Path) -> None:

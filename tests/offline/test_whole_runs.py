@@ -44,6 +44,7 @@ class Fragile:
 ENDS = ["hang", "exit", "segfault", "killed", "raise"]
 
 
+@pytest.mark.once
 def test_each_way_to_die_costs_one_row(tmp_path: Path) -> None:
     rows = [{"text": f"text {number}"} for number in range(64)]
     for place, text in enumerate(ENDS):

@@ -282,6 +282,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_a_message() -> 
     assert server.sent == []
 
 
+@pytest.mark.once
 async def test_every_part_of_a_body_arrives_and_few_are_read_ahead() -> None:
     parts = [f"part {number}".encode() for number in range(20)]
     arrived: list[Message] = []
@@ -439,6 +440,7 @@ async def test_a_cancellation_that_is_asyncios_own_passes() -> None:
     assert serving.cancelled()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("status", [499, 503])
 async def test_a_thousand_requests_leave_nothing_behind(status: int) -> None:
     """Whose clients leave, or whose calls are refused: no scope, without help of the garbage
