@@ -14,6 +14,7 @@ same in every process.
   the function itself changes; of it and of any other object the type counts.
 - Arguments of a step and of `functools.partial` count by value, with lists, dicts, sets, arrays and
   dataclasses too. They are kept as hashes: one may be a password.
+- A function that has a text `meaning` counts by that.
 - What a function calls does not count, neither do globals, nor the state of an instance whose
   method or `__call__` is the function. `version=` stands for all of that, and for the code.
 - Base classes of the same module count as code, others by their names.
@@ -46,7 +47,10 @@ def fingerprint(step: Any) -> dict[str, Any]:
     """The meaning of a step, as JSON values."""
     functions = ("preprocess", "postprocess", "route")
     if step.version is None:
-        code: dict[str, str | None] = {"code": code_hash(step.fn)}
+        meaning = getattr(step.fn, "meaning", None)
+        code: dict[str, str | None] = {
+            "code": meaning if isinstance(meaning, str) else code_hash(step.fn)
+        }
         code |= {name: _code_or_none(getattr(step, name)) for name in functions}
     else:
         code = {"version": str(step.version)}

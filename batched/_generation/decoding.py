@@ -1,0 +1,104 @@
+"""Decoding of one batch: left padding, one pass of the model for each token, and a batch that
+becomes smaller as rows end.
+
+`generate` of transformers sets out the cache, the mask and the positions, and calls the loop that
+is here (its `custom_generate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from .choice import choose
+from .row import Row
+from .stream import wake
+
+
+def decode(model: Any, rows: Sequence[Row], pad: int) -> None:
+    """Adds tokens to each row until all have ended. `pad` fills the left of shorter prompts, where
+    the mask has it pass for nothing.
+    """
+    width = max([row.size for row in rows])
+    ids = torch.full((len(rows), width), pad)
+    mask = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, width - row.size :] = torch.tensor(row.prompt.ids)
+        mask[place, width - row.size :] = 1
+    model.generate(
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        custom_generate=partial(_loop, rows=list(rows)),
+        max_new_tokens=max([row.prompt.limit for row in rows]),
+        pad_token_id=pad,
+        **ONE_TEXT,
+    )
+
+
+ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
+"""Settings of `generate` without which rows would be multiplied."""
+
+
+def _loop(model: Any, ids: torch.Tensor, *, rows: list[Row], **inputs: Any) -> torch.Tensor:
+    """Decoding, as `generate` calls it, which takes from the inputs what is named here; what it
+    returns is not used.
+    """
+    for name in ("logits_processor", "stopping_criteria", "generation_config"):
+        del inputs[name]  # each row has its own
+    step: dict[str, Any] = {"is_first_iteration": True}
+    while True:
+        outputs = model(
+            **model.prepare_inputs_for_generation(ids, **step, **inputs), return_dict=True
+        )
+        step = {"next_sequence_length": 1}
+        inputs = model._update_model_kwargs_for_generation(outputs, inputs)
+        # a copy, for the whole may be large
+        scores = outputs.logits[:, -1].to(torch.float32, copy=True)
+        del outputs
+        tokens = choose(rows, ids, scores)
+        ids = torch.cat([ids, tokens[:, None]], -1)
+        for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
+            if not row.ended:
+                row.add(token)
+                _ask_criteria(row, ids[place : place + 1], scores[place : place + 1])
+        wake([row.prompt.stream for row in rows if row.prompt.stream is not None])
+        live = [place for place, row in enumerate(rows) if not row.ended]
+        if not live:
+            return ids
+        if len(live) < len(rows) and _can_shrink(inputs):
+            rows = [rows[place] for place in live]
+            ids, inputs = _select(torch.tensor(live, device=ids.device), ids, inputs)
+
+
+def _ask_criteria(row: Row, ids: torch.Tensor, scores: torch.Tensor) -> None:
+    """Ends a row if one of the caller's own criteria says so."""
+    for criterion in row.prompt.criteria:
+        if bool(torch.as_tensor(criterion(ids[:, ids.shape[1] - row.size :], scores)).all()):
+            row.finish_reason, row.ended = "stop", True
+
+
+def _can_shrink(inputs: dict[str, Any]) -> bool:
+    """Whether rows can be taken out of the cache: one that is compiled for keeps its shape."""
+    cache = inputs.get("past_key_values")
+    layers = getattr(cache, "layers", ())
+    return (
+        bool(layers)
+        and not getattr(cache, "is_compileable", False)
+        and all(hasattr(layer, "batch_select_indices") for layer in layers)
+    )
+
+
+def _select(
+    live: torch.Tensor, ids: torch.Tensor, inputs: dict[str, Any]
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The rows that go on."""
+    count = ids.shape[0]
+    inputs["past_key_values"].batch_select_indices(live)
+    for name, value in inputs.items():
+        # rows are the axis before the last: positions may have one plane for each kind
+        if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[-2] == count:
+            inputs[name] = value.index_select(value.ndim - 2, live)
+    return ids.index_select(0, live), inputs
