@@ -111,7 +111,7 @@ class TextGenerator(Batched[Prompt, U, ...]):
     def __init__(
         self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
     ) -> None:
-        from ._generation.reader import PromptReader
+        from ._generation.reader import PromptReader, layered
 
         self._arguments = model, tokenizer, {"details": details, **settings}
         of_function = {
@@ -138,7 +138,7 @@ class TextGenerator(Batched[Prompt, U, ...]):
         # a model that shares all but these settings, for they are read anew for each prompt
         kind = type(model.generation_config)
         plain = copy.copy(model)
-        given = {**own, **settings}
+        given = layered(own, settings)
         plain.generation_config = kind(
             **{key: given.pop(key) for key in OF_BATCHES if key in given}
         )

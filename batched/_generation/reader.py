@@ -29,6 +29,9 @@ OBJECTS: Final = {"logits_processor", "stopping_criteria", "prefix_allowed_token
 
 MODES: Final = ("greedy_search", "sample")
 
+OF_MORE: Final = ("num_beams", "num_return_sequences", "guidance_scale")
+"""Settings other than 1 of which mean more rows than prompts."""
+
 PLAIN_CRITERIA: Final = {"MaxLengthCriteria", "EosTokenCriteria"}
 """Criteria that each row has in another form."""
 
@@ -136,18 +139,22 @@ class PromptReader:
             TypeError: there is no such setting.
             ValueError: one has a value that it cannot have.
         """
-        given = {**self._defaults, **settings}
+        given = layered(self._defaults, settings)
         for name in given.keys() - self._known:
             alike = get_close_matches(name, self._known, 1)
             hint = f"; did you mean {alike[0]!r}?" if alike else ""
             raise TypeError(f"{self._name} has no setting {name!r}{hint}")
         seed, stops = given.pop("seed", None), given.pop("stop_strings", None) or ()
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        if not all(isinstance(stop, str) and stop for stop in stops):
+            raise TypeError(
+                f"{self._name}: stop_strings must be a string or several, none of them empty, got "
+                f"{stops!r}"
+            )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"{self._name}: seed must be an integer, got {seed!r}")
         ends = [*_ids(self._defaults.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
         given["eos_token_id"] = sorted({*ends}) or self._tokenizer.eos_token_id
-        if "do_sample" not in given and not SAMPLING.isdisjoint(given):
-            given["do_sample"] = given.get("temperature") != 0
         if given.get("temperature") == 0:
             del given["temperature"]
         limit = self._limit(
@@ -164,7 +171,7 @@ class PromptReader:
             ids,
             limit,
             frozenset(_ids(config.eos_token_id)),
-            (stops,) if isinstance(stops, str) else tuple(stops),
+            stops,
             seed if config.do_sample else None,
             key,
             processors,
@@ -201,20 +208,17 @@ class PromptReader:
             )
             return ids
 
-        config = type(self._model.generation_config)(
-            **{name: value for name, value in given.items() if name not in OBJECTS}
-        )
-        mode = config.get_generation_mode().value
-        for what, fits in (
-            (f"generation mode {mode!r}", mode in MODES),
-            ("guidance_scale", config.guidance_scale in (None, 1)),
-            ("num_return_sequences", config.num_return_sequences in (None, 1)),
-        ):
-            if not fits:
-                raise ValueError(
-                    f"{self._name} writes one text for each prompt, greedily or by sampling; for "
-                    f"{what} call the model's own generate"
-                )
+        others = [name for name in OF_MORE if given.get(name) not in (None, 1)]
+        plain = {name: value for name, value in given.items() if name not in OBJECTS}
+        if not others:
+            config = type(self._model.generation_config)(**plain)
+            mode = config.get_generation_mode().value
+            others = [] if mode in MODES else [mode]
+        if others:
+            raise ValueError(
+                f"{self._name} writes one text for each prompt, greedily or by sampling; for "
+                f"{others[0]} call the model's own generate"
+            )
         prompt = torch.tensor([ids], device=self._model.device)
         self._model.generate(
             prompt,
@@ -227,6 +231,16 @@ class PromptReader:
         if fixed and not made[0].criteria and len(self._kept) < KEPT:
             self._kept[key] = made[0]
         return made[0]
+
+
+def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings `before`, and `more` that hold in their place, with all that they imply."""
+    lengths = {"max_new_tokens", "max_length"}
+    old = lengths if lengths & more.keys() else frozenset[str]()
+    given = {**{name: value for name, value in before.items() if name not in old}, **more}
+    if "do_sample" not in more and SAMPLING & more.keys():
+        given["do_sample"] = given.get("temperature") != 0
+    return given
 
 
 def _is_own(criterion: Any) -> bool:

@@ -1,0 +1,201 @@
+"""What a prompt may be, which settings there are, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+from typing import Any
+
+import numpy
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+import batched
+from batched.generation import Generation, TextGenerator
+from language_models import POSITIONS, VOCABULARY, gpt2, model, tokenizer
+
+pytestmark = pytest.mark.model
+
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the dog?"}]
+
+
+@pytest.fixture(scope="module")
+def generator() -> Any:
+    with TextGenerator(model(), tokenizer(chat=True), max_new_tokens=6) as made:
+        yield made
+
+
+def test_a_text_a_chat_and_their_ids_are_the_same_prompt(generator: TextGenerator[str]) -> None:
+    text = "<s>system: be brief<|end|><s>user: the dog?<|end|><s>assistant: "
+    ids = tokenizer()(text)["input_ids"]
+    assert generator(CHAT) == generator(text) == generator(ids) == generator(list(numpy.array(ids)))
+    begun = [*CHAT, {"role": "assistant", "content": "It"}]
+    assert generator(begun) == generator(text + "It")
+
+
+def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> None:
+    prompts: list[Any] = ["the dog", CHAT, [5, 6, 7]]
+    alone = [generator(prompt) for prompt in prompts]
+    assert generator(prompts) == alone
+    assert list(generator.map(prompts)) == alone
+    assert [generator.submit(prompt).result() for prompt in prompts] == alone
+    assert asyncio.run(generator.acall(prompts)) == alone
+    assert generator([]) == []
+    assert generator.stats.total_processed >= 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "error", "message"),
+    [
+        ("", {}, ValueError, "got an empty prompt"),
+        (17, {}, TypeError, "takes a text, a list of messages or a list of ids, got int"),
+        (b"text", {}, TypeError, "got bytes"),
+        ([{"role": "wizard", "content": "x"}], {}, ValueError, "message 0 has the role 'wizard'"),
+        ([5, VOCABULARY], {}, ValueError, f"from 0 to {VOCABULARY - 1}, got {VOCABULARY} at place"),
+        ([5, -1], {}, ValueError, "got -1 at place 1"),
+        ([5, "x"], {}, ValueError, "got 'x' at place 1"),
+        ([5] * POSITIONS, {}, ValueError, f"has {POSITIONS} tokens; the model has {POSITIONS} pos"),
+        ("x", {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
+        ("x", {"max_new_tokens": 1.5}, TypeError, "max_new_tokens must be an integer, got 1.5"),
+        ([5] * 9, {"max_length": 9}, ValueError, "max_length=9 leaves no room after a prompt of 9"),
+        ("x", {"max_new_token": 5}, TypeError, "no setting 'max_new_token'; did you mean 'max_new"),
+        ("x", {"num_beams": 3}, ValueError, "for num_beams call the model's"),
+        ("x", {"num_return_sequences": 2}, ValueError, "for num_return_sequences call"),
+        ("x", {"guidance_scale": 2.0}, ValueError, "for guidance_scale call"),
+        ("x", {"seed": "a"}, TypeError, "seed must be an integer, got 'a'"),
+        ("x", {"temperature": -1.0}, ValueError, "temperature"),
+        ("x", {"stop_strings": ["a", ""]}, TypeError, "stop_strings"),
+        ("x", {"stop_strings": [5]}, TypeError, "stop_strings"),
+        ("x", {"prompt_lookup_num_tokens": 5}, ValueError, "for assisted_generation call the"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_told_to_that_caller_alone(
+    generator: TextGenerator[str],
+    prompt: Any,
+    settings: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    other = generator.submit("the dog")
+    with pytest.raises(error) as refused:
+        generator(prompt, **settings)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert other.result() == generator("the dog")
+
+
+def test_a_chat_needs_a_template_and_a_call_an_open_generator() -> None:
+    generator = TextGenerator(model(), tokenizer())
+    with (
+        generator,
+        pytest.raises(ValueError, match="the tokenizer has no chat template; pass a text"),
+    ):
+        generator(CHAT)
+    with pytest.raises(batched.BatcherClosed):
+        generator("the dog")
+    with pytest.raises(TypeError, match="takes one prompt, or one list, and settings by keyword"):
+        generator("the dog", 5)
+
+
+def test_other_models_and_settings_are_refused_where_the_generator_is_made() -> None:
+    sizes: dict[str, Any] = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    with pytest.raises(TypeError, match="needs a causal language model of transformers"):
+        TextGenerator(T5ForConditionalGeneration(T5Config(vocab_size=99, **sizes)), tokenizer())
+    with pytest.raises(TypeError, match="has no setting 'tempreature'; did you mean 'temperature'"):
+        TextGenerator(model(), tokenizer(), tempreature=1.0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        TextGenerator(model(), tokenizer(), batch_size=0)
+
+
+def test_a_text_ends_at_the_last_position() -> None:
+    with TextGenerator(model(), tokenizer(), details=True, min_new_tokens=9) as generator:
+        found = generator([7] * (POSITIONS - 3), max_new_tokens=9)
+    assert (len(found.tokens), found.finish_reason) == (3, "length")
+
+
+def test_settings_of_the_model_hold_unless_others_are_given() -> None:
+    own = gpt2().eval()
+    own.generation_config.update(
+        do_sample=True, temperature=2.0, repetition_penalty=1.1, stop_strings=["e"], max_length=30
+    )
+    before = own.generation_config.to_dict()
+    with TextGenerator(own, tokenizer(), details=True) as generator:
+        texts = {generator([5, 6, 7], seed=seed).text for seed in range(8)}
+        assert len(texts) > 1
+        assert all("e" not in text for text in texts)
+        lengths = [generator([5, 6, 7], seed=seed, stop_strings=[]) for seed in range(4)]
+        assert {len(each.tokens) for each in lengths if each.finish_reason == "length"} <= {27}
+        greedy = [generator([5, 6, 7], temperature=0).tokens for _ in range(3)]
+        assert greedy[0] == greedy[1] == greedy[2]
+    assert own.generation_config.to_dict() == before
+
+
+def test_the_tokenizer_is_not_changed_and_its_own_state_changes_nothing() -> None:
+    own = tokenizer(pad="<|end|>")
+    own.padding_side = "right"
+    own.backend_tokenizer.enable_truncation(2)
+    before = copy.deepcopy(own).backend_tokenizer.to_str()
+    with TextGenerator(model(), own, max_new_tokens=4) as generator:
+        text = generator("the quick brown fox jumps")
+    assert own.backend_tokenizer.to_str() == before
+    with TextGenerator(model(), tokenizer(), max_new_tokens=4) as generator:
+        assert generator("the quick brown fox jumps") == text
+
+
+def test_many_threads_may_read_prompts_at_once() -> None:
+    texts: list[str] = []
+    with TextGenerator(model(), tokenizer(), max_new_tokens=2) as generator:
+        alone = generator("the dog")
+        threads = [
+            threading.Thread(target=lambda: texts.append(generator("the dog"))) for _ in range(64)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert texts == [alone] * 64
+
+
+def test_details_and_options_and_copies() -> None:
+    with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=5) as generator:
+        found = generator("the dog")
+        assert isinstance(found, Generation)
+        assert (len(found.tokens), found.prompt_tokens) == (
+            5,
+            len(tokenizer()("the dog").input_ids),
+        )
+        with generator.with_options(max_new_tokens=2, batch_size=3) as other:
+            assert other("the dog").tokens == found.tokens[:2]
+            assert other.options["batch_size"] == 3
+        with pickle.loads(pickle.dumps(generator)) as copied:
+            assert copied("the dog") == found
+        assert generator.meaning == copied.meaning != other.meaning
+
+
+def test_a_criterion_and_a_processor_of_the_caller_see_their_own_prompt_alone() -> None:
+    seen: list[int] = []
+
+    def fourth(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert ids.shape[0] == 1
+        seen.append(int(ids[0, 0]))
+        return torch.tensor([ids.shape[1] >= 7])
+
+    def always(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert ids[0, 0] == 9
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([42]), 0)
+
+    with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=9) as generator:
+        long = generator.submit([3] * 30)
+        ended = generator.submit([8, 8, 8], stopping_criteria=[fourth])
+        forced = generator.submit([9, 9], logits_processor=[always])
+        assert len(long.result().tokens) == 9
+        assert (len(ended.result().tokens), ended.result().finish_reason) == (4, "stop")
+        assert forced.result().tokens == [42] * 9
+    assert set(seen) == {8}
