@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation", "Message", "Prompt", "TextGenerator"]
 
-U = TypeVar("U")
+_U = TypeVar("_U")
 
 MAX_BATCH_TOKENS: Final = 65_536
 """Most tokens of a batch, those of the prompts and the new ones, if there is no other setting."""
@@ -57,7 +57,7 @@ class Generation:
     """Tokens of the prompt."""
 
 
-class TextGenerator(Batched[Prompt, U, ...]):
+class TextGenerator(Batched[Prompt, _U, ...]):
     """A causal language model that callers give one prompt each, from threads and event loops, and
     that writes for all of them at once. Each gets the text that it would get alone.
 
@@ -155,6 +155,30 @@ class TextGenerator(Batched[Prompt, U, ...]):
         super().__init__(replace(function, preparation=reader))
         self.__doc__ = type(self).__doc__
 
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        device: Any = None,
+        dtype: Any = "auto",
+        model_kwargs: Mapping[str, Any] | None = None,
+        details: Literal[False] = False,
+        **settings: Any,
+    ) -> TextGenerator[str]: ...
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        device: Any = None,
+        dtype: Any = "auto",
+        model_kwargs: Mapping[str, Any] | None = None,
+        details: Literal[True],
+        **settings: Any,
+    ) -> TextGenerator[Generation]: ...
     @classmethod
     def from_pretrained(
         cls,
@@ -164,7 +188,7 @@ class TextGenerator(Batched[Prompt, U, ...]):
         dtype: Any = "auto",
         model_kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
-    ) -> Self:
+    ) -> Any:
         """A generator of a model that `transformers` loads, with its tokenizer.
 
         Args:
@@ -203,20 +227,24 @@ class TextGenerator(Batched[Prompt, U, ...]):
         text = json.dumps(own, sort_keys=True, default=lambda value: type(value).__name__)
         return f"{model.config.name_or_path or type(model).__name__} {text}"
 
-    async def acall(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-        """As in every batched function; a cancelled call leaves its batch at the next token."""
-        if item is not MISSING and not args:
-            several = isinstance(item, list) and not (item and is_prompt(item))
-            prepare = self._reader.prepare
-            item = [prepare(each, kwargs) for each in item] if several else prepare(item, kwargs)
-            kwargs = {}
-        try:
-            return await super().acall(item, *args, **kwargs)
-        except BaseException:
-            for prompt in item if isinstance(item, list) else [item]:
-                if isinstance(prompt, PreparedPrompt):
-                    prompt.cancelled = True
-            raise
+    if not TYPE_CHECKING:  # its types are those of every batched function
+
+        async def acall(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
+            """As in every batched function; a cancelled call leaves its batch at the next token."""
+            if item is not MISSING and not args:
+                several = isinstance(item, list) and not (item and is_prompt(item))
+                prepare = self._reader.prepare
+                item = (
+                    [prepare(each, kwargs) for each in item] if several else prepare(item, kwargs)
+                )
+                kwargs = {}
+            try:
+                return await super().acall(item, *args, **kwargs)
+            except BaseException:
+                for prompt in item if isinstance(item, list) else [item]:
+                    if isinstance(prompt, PreparedPrompt):
+                        prompt.cancelled = True
+                raise
 
     async def stream(self, prompt: Prompt, /, **settings: Any) -> AsyncGenerator[str, None]:
         """The text of one prompt, piece by piece, while it stays in its batch, on any event loop.

@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def blocks(page: Path, language: str) -> list[str]:
             page,
             block,
             id=f"{page.name} {number}",
-            marks=[pytest.mark.model] if "transformers" in block else [],
+            marks=[pytest.mark.model] if "transformers" in block or "TextGen" in block else [],
         )
         for page in PAGES
         for number, block in enumerate(blocks(page, "python"), 1)
@@ -58,10 +59,25 @@ def test_every_python_block_runs(
     (tmp_path / "reviews.csv").write_text("id,text\na,good\nb,not so good\n")
     if "offline" in block:
         pytest.importorskip("pyarrow")
+    if "TextGenerator" in block:
+        use_small_model(monkeypatch)
     for package in ("sentence_transformers", "fastapi", "starlette"):
         if package in block:
             pytest.importorskip(package)
     exec(compile(block, page.name, "exec", dont_inherit=True), {"__name__": "readme"})
+
+
+def use_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a small model with random weights take the place of each that is loaded."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from batched.generation import TextGenerator
+    from language_models import model, tokenizer
+
+    def load(_: str, **settings: Any) -> Any:
+        return TextGenerator(model(), tokenizer(chat=True), **settings)
+
+    monkeypatch.setattr(TextGenerator, "from_pretrained", load)
 
 
 def test_no_python_block_is_overlooked() -> None:

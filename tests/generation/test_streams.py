@@ -21,7 +21,7 @@ from language_models import model, tokenizer
 pytestmark = pytest.mark.model
 
 PROMPT = "the quick brown fox"
-LONG = {"max_new_tokens": 40, "min_new_tokens": 40}
+LONG: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
 
 
 @contextmanager
