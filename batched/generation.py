@@ -215,7 +215,8 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             device = torch.accelerator.current_accelerator()
         if device is not None:
             model.to(device)
-        return cls(model, tokenizer, **settings)
+        make: Any = cls
+        return make(model, tokenizer, **settings)
 
     @property
     def meaning(self) -> str:
@@ -283,7 +284,9 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
         """
         model, tokenizer, before = self._arguments
-        return type(self)(model, tokenizer, **{**before, **settings})
+        make: Any = type(self)
+        made: Self = make(model, tokenizer, **{**before, **settings})
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         model, tokenizer, settings = self._arguments

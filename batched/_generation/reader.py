@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 
@@ -99,7 +99,7 @@ class PromptReader:
         elif isinstance(given[0], Mapping):
             ids = self._ids_of_chat(given)
         else:
-            ids = [*given]
+            ids = list(cast("Sequence[int]", given))
             for number, token in enumerate(ids):
                 if not is_id(token) or not 0 <= token < self._vocabulary:
                     raise ValueError(
