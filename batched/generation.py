@@ -20,6 +20,7 @@ from ._generation.row import FinishReason, PreparedPrompt, Row, text_of
 from ._generation.stream import Stream
 from ._prompts import Message, Prompt, is_prompt
 from ._requests import MISSING
+from ._runtime.shift import within_run
 
 if TYPE_CHECKING:
     from typing import Self
@@ -307,8 +308,15 @@ class _Writer:
     def generate(self, prompts: list[PreparedPrompt]) -> list[Any]:
         from ._generation.decoding import decode
 
+        shift = within_run()
+
+        def answer(row: Row) -> None:
+            # its caller need not wait for the others, nor the row be written again with them
+            if shift is not None and shift.answer_early(row.prompt, self._result(row)):
+                row.prompt.cancelled = True
+
         rows = [Row(prompt, self._decode) for prompt in prompts]
-        decode(self._model, rows, self._pad)
+        decode(self._model, rows, self._pad, answer)
         return [self._result(row) for row in rows]
 
     def stable(self, prompt: PreparedPrompt, tokens: Sequence[int]) -> str:

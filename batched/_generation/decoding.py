@@ -7,7 +7,7 @@ is here (its `custom_generate`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,9 @@ from .row import Row
 from .stream import wake
 
 
-def decode(model: Any, rows: Sequence[Row], pad: int) -> None:
-    """Adds tokens to each row until all have ended. `pad` fills the left of shorter prompts, where
-    the mask has it pass for nothing.
+def decode(model: Any, rows: Sequence[Row], pad: int, on_end: Callable[[Row], None]) -> None:
+    """Adds tokens to each row until all have ended, each of which `on_end` is told. `pad` fills the
+    left of shorter prompts, where the mask has it pass for nothing.
     """
     width = max([row.size for row in rows])
     ids = torch.full((len(rows), width), pad)
@@ -31,7 +31,7 @@ def decode(model: Any, rows: Sequence[Row], pad: int) -> None:
     model.generate(
         ids.to(model.device),
         attention_mask=mask.to(model.device),
-        custom_generate=partial(_loop, rows=list(rows)),
+        custom_generate=partial(_loop, rows=list(rows), on_end=on_end),
         max_new_tokens=max([row.prompt.limit for row in rows]),
         pad_token_id=pad,
         **ONE_TEXT,
@@ -42,7 +42,14 @@ ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
 """Settings of `generate` without which rows would be multiplied."""
 
 
-def _loop(model: Any, ids: torch.Tensor, *, rows: list[Row], **inputs: Any) -> torch.Tensor:
+def _loop(
+    model: Any,
+    ids: torch.Tensor,
+    *,
+    rows: list[Row],
+    on_end: Callable[[Row], None],
+    **inputs: Any,
+) -> torch.Tensor:
     """Decoding, as `generate` calls it, which takes from the inputs what is named here; what it
     returns is not used.
     """
@@ -64,6 +71,8 @@ def _loop(model: Any, ids: torch.Tensor, *, rows: list[Row], **inputs: Any) -> t
             if not row.ended:
                 row.add(token)
                 _ask_criteria(row, ids[place : place + 1], scores[place : place + 1])
+                if row.ended:
+                    on_end(row)
         wake([row.prompt.stream for row in rows if row.prompt.stream is not None])
         live = [place for place, row in enumerate(rows) if not row.ended]
         if not live:

@@ -189,6 +189,18 @@ class Runtime(Reception):
         finally:
             self._answers.tell(batch)
 
+    def answer(self, request: Request, result: Any) -> None:
+        """Answers a call of one item while its batch runs on."""
+        try:
+            with self._lock:
+                ended = settle(self._scheduler, ([(request, 0, 1)], [result], [1]))
+                self._answers.end(request, ended)
+            complete(ended, self.execution.collator.join, self.name)
+            self._answers.tell(request)
+        except BaseException:
+            self._answers.leave(request)
+            raise
+
     @abstractmethod
     def _new_bell(self) -> Any:
         """What a worker for the present scheduler rests on; it knows that `scheduler`."""

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import Context, ContextVar
+from typing import Any
 from weakref import WeakSet
 
 from .._core.scheduler import Batch, Request
@@ -43,10 +44,13 @@ class Shift:
     does which runs batches for it, besides running the function.
     """
 
-    __slots__ = ("__weakref__", "_before", "badge", "batch", "thread", "waits")
+    __slots__ = ("__weakref__", "_answer", "_before", "badge", "batch", "thread", "waits")
 
-    def __init__(self, badge: Badge, batch: Batch) -> None:
+    def __init__(
+        self, badge: Badge, batch: Batch, answer: Callable[[Request, Any], None] | None = None
+    ) -> None:
         self.badge = badge
+        self._answer = answer  # answers one call of the batch; None: that is not possible here
         self.batch: Batch | None = batch  # None once the run is over
         self.thread: threading.Thread | None = None  # the only one that can hold it up; None: any
         self.waits: dict[Badge, WeakSet[Wait]] = {}  # of its code, by whose answer is waited for
@@ -59,6 +63,18 @@ class Shift:
         """Whether this code can hold it up: a task that it started may outlive a run."""
         return self.batch is not None or self.thread is threading.current_thread()
 
+    def answer_early(self, item: object, result: Any) -> bool:
+        """Answers the call of one item of the batch before the others: what the function returns
+        for it is not used. False if it is one of a list, which is answered as a whole.
+        """
+        batch, answer = self.batch, self._answer
+        if batch is not None and answer is not None:
+            for request, _, _ in batch.slices:
+                if request.items is item and not request.listed:
+                    answer(request, result)
+                    return True
+        return False
+
     def answers(self) -> None:
         """The function has returned: what callbacks do, and what they have others do, is no part of
         the run.
@@ -66,7 +82,8 @@ class Shift:
         _shift.set(self._before)
 
     def ends(self) -> None:
-        self.batch = None  # contexts live long, and results are to be kept by nobody
+        # contexts live long, and results are to be kept by nobody
+        self.batch = self._answer = None
         if self.waits:
             self.waits = {}
 
@@ -143,6 +160,7 @@ def enter_worker(badge: Badge) -> None:
     """
     worker = Shift.__new__(Shift)
     worker.badge, worker.batch, worker.waits = badge, None, {}
+    worker._answer = None
     worker.thread = threading.current_thread()
     _shift.set(worker)
 

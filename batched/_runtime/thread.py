@@ -122,7 +122,7 @@ class ThreadRuntime(Runtime):
 
     def run(self, batch: Batch, prepared: Prepared | None, bell: Any = None) -> Look | None:
         """Calls the function for `batch` here, and answers its callers; see `_finish`."""
-        shift = Shift(self.badge, batch)
+        shift = Shift(self.badge, batch, self.answer)
         try:
             outcomes = self.execution.run(batch, prepared)
             shift.answers()

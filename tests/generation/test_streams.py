@@ -161,6 +161,46 @@ def test_a_batch_that_runs_out_of_memory_repeats_no_piece() -> None:
         assert texts == [generator(PROMPT[:end], seed=7) for end in (3, 4, 5, 6)]
 
 
+def test_a_text_that_has_ended_does_not_wait_for_longer_ones() -> None:
+    answered: dict[int, threading.Event] = {limit: threading.Event() for limit in (3, 5, 7)}
+    prompts = {3: "the", 5: "quick", 7: "fox"}
+
+    def look(step: int, size: int) -> None:
+        for limit, event in answered.items():
+            if step > limit:
+                assert event.wait(30)
+
+    async def streamed(generator: TextGenerator[str]) -> str:
+        pieces = generator.stream(prompts[5], max_new_tokens=5, min_new_tokens=5)
+        text = "".join([piece async for piece in pieces])
+        answered[5].set()
+        return text
+
+    with watched(look) as sizes, together(4) as generator:
+        future = generator.submit(prompts[3], max_new_tokens=3, min_new_tokens=3)
+        future.add_done_callback(lambda _: answered[3].set())
+        found: list[str] = []
+
+        def call() -> None:
+            found.append(generator(prompts[7], max_new_tokens=7, min_new_tokens=7))
+            answered[7].set()
+
+        threads = [
+            threading.Thread(target=call),
+            threading.Thread(target=lambda: found.append(generator(PROMPT, **LONG))),
+        ]
+        for thread in threads:
+            thread.start()
+        text = asyncio.run(streamed(generator))
+        for thread in threads:
+            thread.join(30)
+    assert sizes == [4] * 3 + [3] * 2 + [2] * 2 + [1] * 33
+    with TextGenerator(model(), tokenizer()) as alone:
+        limits = [{"max_new_tokens": limit, "min_new_tokens": limit} for limit in (3, 5, 7)]
+        short = [alone(prompt, **of) for prompt, of in zip(prompts.values(), limits, strict=True)]
+        assert [future.result(), text, *found] == [*short, alone(PROMPT, **LONG)]
+
+
 def test_an_error_of_the_model_ends_the_stream() -> None:
     def look(step: int, size: int) -> None:
         if step == 3:
