@@ -32,7 +32,7 @@ LAYERS = [
     ["batched._batched_inference"],
     ["batched._decorator"],
     ["batched.inference", "batched.aio", "batched.metrics", "batched.asgi"],
-    ["batched._prompts"],
+    ["batched._prompts", "batched._service_errors"],
     ["batched._generation"],
     ["batched.generation"],
     ["batched"],
