@@ -8,6 +8,7 @@ BatchedError
 ├── QueueFull(RuntimeError)            no room in the queue, and the call was not to wait for it
 ├── QueueTimeout(TimeoutError)         the call waited too long, and nothing of it was run
 ├── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
+├── ChatError(RuntimeError)            a chat service has no answer to a prompt, or no usable one
 ├── SourceError(ValueError)            rows, keys or columns that `batched.offline` cannot read, or
 │                                      that changed while it did
 ├── RunLocked(RuntimeError)            another run has the progress file
@@ -27,6 +28,7 @@ __all__ = [
     "BatchSizeMismatch",
     "BatchedError",
     "BatcherClosed",
+    "ChatError",
     "CollationError",
     "QueueFull",
     "QueueTimeout",
@@ -100,6 +102,19 @@ class QueueTimeout(BatchedError, TimeoutError):
 
 class BatcherClosed(BatchedError, RuntimeError):
     """The batcher was shut down, so it takes no more calls; entering `with fn:` opens it again."""
+
+
+class ChatError(BatchedError, RuntimeError):
+    """A chat service has answered a prompt with an error, with what is no result, or not at all; it
+    was asked again if that is worth it.
+    """
+
+    request_id: str | None = None
+    """Of the last request, by which the service knows it; it is in the message, too."""
+    status_code: int | None = None
+    """HTTP status of the last answer, if that was an error."""
+    is_service: bool = False
+    """Whether the service is at fault, so that the same prompt may be answered later."""
 
 
 class SourceError(BatchedError, ValueError):

@@ -1,0 +1,1 @@
+"""Requests to a chat service: what is asked, when, and what the answers are worth."""

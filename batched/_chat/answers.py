@@ -1,0 +1,102 @@
+"""Answers of a chat service: the text or the object in one, or why it has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Unusable(Exception):
+    """What was answered is no result."""
+
+    def __init__(self, why: str, *, again: bool) -> None:
+        super().__init__(why)
+        self.again = again  # another request may get a better one
+
+
+class Tokens(NamedTuple):
+    """Tokens that a request took, as the service counts them."""
+
+    prompt: int
+    completion: int
+
+
+def parse_body(content: bytes) -> Mapping[str, Any]:
+    """The object in the body of an answer.
+
+    Raises:
+        Unusable: there is none.
+    """
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        raise Unusable(
+            f"its answer is no JSON, or was cut off: {content[:60]!r}", again=True
+        ) from None
+    if not isinstance(body, dict):
+        raise Unusable(f"its answer is no JSON object: {content[:60]!r}", again=True)
+    if body.get("error"):
+        raise Unusable(f"it answered with an error: {message_of(body['error'])}", again=True)
+    return body
+
+
+def message_of(error: Any) -> str:
+    """What a service says of an error, in the object that stands for it."""
+    said = error.get("message") if isinstance(error, Mapping) else None
+    return f"{said or error}"[:500]
+
+
+def read_tokens(body: Mapping[str, Any]) -> Tokens | None:
+    """Tokens that the request took, if the service says so."""
+    usage = body.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    prompt, completion = (usage.get(f"{kind}_tokens") for kind in ("prompt", "completion"))
+    if not isinstance(prompt, int):
+        return None
+    return Tokens(prompt, completion if isinstance(completion, int) else 0)
+
+
+def read_result(body: Mapping[str, Any], schema: Any) -> Any:
+    """The text in an answer or, with the pydantic class `schema`, an instance of it.
+
+    Raises:
+        Unusable: there is none.
+    """
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Unusable("its answer has no choices", again=True)
+    reason, message = choices[0].get("finish_reason"), choices[0].get("message")
+    if not isinstance(message, dict):
+        raise Unusable("its answer has no message", again=True)
+    if reason == "content_filter":
+        raise Unusable("its filter held the answer back (content_filter)", again=False)
+    if message.get("refusal"):
+        raise Unusable(f"the model refused: {message['refusal']}"[:500], again=False)
+    content = message.get("content")
+    cut = reason == "length"
+    if not isinstance(content, str) or not content.strip():
+        raise Unusable(
+            f"its answer has no text (content is {content!r:.60}, finish_reason {reason!r})",
+            again=not cut,
+        )
+    if schema is None:
+        return content
+    from pydantic import ValidationError
+
+    try:
+        return schema.model_validate_json(content)
+    except ValidationError as error:
+        if cut:
+            raise Unusable(
+                "its JSON was cut off at the most tokens that it may have (finish_reason 'length')",
+                again=False,
+            ) from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Unusable(
+            f"its JSON does not fit {schema.__name__}: {where + ': ' if where else ''}"
+            f"{first['msg']}, in {content!r:.60}",
+            again=True,
+        ) from None

@@ -1,0 +1,262 @@
+"""A server that speaks the protocol of chat completions, in a thread of its own, and misbehaves as
+it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+BOUND: Final = 30.0
+"""Seconds after which a wait counts as a hang."""
+
+
+@dataclass
+class Asked:
+    """One request."""
+
+    number: int
+    """From 0 on."""
+    moment: float
+    """When it was read (s)."""
+    body: dict[str, Any]
+    headers: dict[str, str]
+    before: int
+    """Requests with the same prompt that came before."""
+
+    @property
+    def prompt(self) -> str:
+        return str(self.body["messages"][-1]["content"])
+
+
+@dataclass
+class Reply:
+    """What the server does with it."""
+
+    text: str | None = None
+    """Content of a regular answer; None: of one without."""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Any = None
+    """Body in place of the regular one, as bytes or as JSON."""
+    after: float = 0.0
+    """Seconds until it is sent."""
+    end: Literal["whole", "reset", "hang", "trickle", "half"] = "whole"
+    """How it is sent: a trickle is a byte each tenth of a second."""
+    usage: dict[str, int] | None = None
+    reason: str = "stop"
+
+
+Behave = Callable[[Asked], Reply]
+
+
+def answer(asked: Asked) -> Reply:
+    return Reply(f"re: {asked.prompt}")
+
+
+def refuse(status: int = 429, **headers: str) -> Reply:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Reply(status=status, headers=named, body={"error": {"message": "not now"}})
+
+
+class ChatServer:
+    """The server; `behave` may be exchanged at any time. What is counted is read from any
+    thread.
+    """
+
+    def __init__(self, behave: Behave = answer) -> None:
+        self.behave = behave
+        self.moments: list[float] = []  # at which requests were read (s)
+        self.seen: Counter[str] = Counter()  # prompts
+        self.answered: Counter[str] = Counter()  # those with status 200
+        self.statuses: Counter[int] = Counter()
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.connections = 0
+        self._gate: asyncio.Event | None = None  # at which answers wait
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._changed = threading.Condition()  # notified with each request and each answer
+        self._thread = threading.Thread(target=self._run, name="chat server")
+        self._thread.start()
+        self.up()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def up(self) -> None:
+        self._do(self._up())
+
+    def down(self) -> None:
+        """Ends all connections; new ones are refused."""
+        self._do(self._down())
+
+    def hold(self) -> None:
+        """Has answers wait for `release`."""
+        self._gate = asyncio.Event()
+
+    def release(self) -> None:
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            self._loop.call_soon_threadsafe(gate.set)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for `condition`, which what the server sees makes true."""
+        with self._changed:
+            assert self._changed.wait_for(condition, BOUND), "it did not happen in time"
+
+    def close(self) -> None:
+        self.release()
+        self.down()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(BOUND)
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def _do(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(BOUND)
+
+    async def _up(self) -> None:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self._port))
+        self._port = listener.getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=1024)
+
+    async def _down(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            _reset(writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
+                headers = {
+                    name.lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in head)
+                }
+                body = json.loads(await reader.readexactly(int(headers["content-length"])))
+                if not await self._answer(body, headers, writer):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(
+        self, body: dict[str, Any], headers: dict[str, str], writer: asyncio.StreamWriter
+    ) -> bool:
+        prompt = str(body["messages"][-1]["content"])
+        asked = Asked(len(self.moments), time.perf_counter(), body, headers, self.seen[prompt])
+        self._count(asked, prompt)
+        try:
+            reply = self.behave(asked)
+            self.statuses[reply.status] += 1
+            if self._gate is not None:
+                await self._gate.wait()
+            if reply.after:
+                await asyncio.sleep(reply.after)
+            return await self._send(reply, asked, writer)
+        finally:
+            with self._changed:
+                self.in_flight -= 1
+                self._changed.notify_all()
+
+    def _count(self, asked: Asked, prompt: str) -> None:
+        with self._changed:
+            self.moments.append(asked.moment)
+            self.seen[prompt] += 1
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            self._changed.notify_all()
+
+    async def _send(self, reply: Reply, asked: Asked, writer: asyncio.StreamWriter) -> bool:
+        if reply.end == "reset":
+            _reset(writer)
+            return False
+        if reply.end == "hang":
+            await asyncio.sleep(BOUND)
+            return False
+        content = reply.body if reply.body is not None else _regular(reply, asked)
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        lines = [
+            f"HTTP/1.1 {reply.status} As told",
+            "content-type: application/json",
+            f"content-length: {len(data)}",
+            f"x-request-id: req_{asked.number}",
+            *(f"{name}: {value}" for name, value in reply.headers.items()),
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        if reply.end == "half":
+            writer.write(data[: len(data) // 2])
+            await writer.drain()
+            return False
+        if reply.end == "trickle":
+            for place in range(len(data)):
+                writer.write(data[place : place + 1])
+                await writer.drain()
+                await asyncio.sleep(0.1)
+            return True
+        writer.write(data)
+        if reply.status == 200:
+            self.answered[asked.prompt] += 1
+        await writer.drain()
+        return True
+
+
+def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
+    usage = reply.usage or {"prompt_tokens": 10, "completion_tokens": 5}
+    return {
+        "id": f"chatcmpl-{asked.number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": asked.body["model"],
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": reply.reason,
+                "message": {"role": "assistant", "content": reply.text},
+            }
+        ],
+        "usage": usage,
+    }
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    with suppress(OSError, AttributeError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@contextmanager
+def chat_server(behave: Behave = answer) -> Iterator[ChatServer]:
+    server = ChatServer(behave)
+    try:
+        yield server
+    finally:
+        server.close()
