@@ -242,7 +242,10 @@ def _add_run(commands: Commands) -> None:
         help="len or module:function: length of an item, so that like lengths run together",
     )
     parser.add_argument(
-        "--workers", type=_positive, metavar="N", help="batches that run at once (1)"
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="batches that run at once (the function's own, or 1)",
     )
     parser.add_argument("--processes", action="store_true", help="make each worker a process")
     parser.add_argument(

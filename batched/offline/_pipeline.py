@@ -111,7 +111,7 @@ class Pipeline:
             replace(
                 step,
                 batch_size=step.batch_size or batch_size,
-                workers=step.workers or workers or 1,
+                workers=step.workers or workers or step.own_workers,
             )
             for step in self.steps
         ]
@@ -332,7 +332,10 @@ def _worker_spec(number: int, step: Step) -> WorkerSpec:
         workers=step.workers or 1,
         processes=step.processes,
         timeout_s=step.timeout_s,
-        retry=step.retry,
+        # what repeats calls by itself has done so when it fails
+        retry=replace(step.retry, attempts=1)
+        if getattr(step.fn, "retries_itself", False)
+        else step.retry,
         isolate_errors=step.isolate_errors,
         models=step.max_models if step.is_class and step.route is not None else 0,
     )

@@ -75,7 +75,7 @@ class Step:
     """Most rows times the longest of them in one batch."""
     workers: int | None = field(default=None, kw_only=True)
     """Batches that run at once, each in a thread, in a process, or as a task; None: the run's, or
-    1.
+    else the decorated function's own `max_concurrent_batches`, or 1.
     """
     processes: bool = field(default=False, kw_only=True)
     """Whether each worker is a process."""
@@ -154,6 +154,11 @@ class Step:
     @property
     def is_coroutine(self) -> bool:
         return not self.is_class and self.parts.function.coroutine
+
+    @property
+    def own_workers(self) -> int:
+        """Batches that run at once where nobody says."""
+        return self.parts.function.options.policy.max_concurrent_batches
 
     @property
     def parts(self) -> Parts:

@@ -199,6 +199,19 @@ def test_an_outage_ends_the_run_marks_nothing_as_failed_and_the_next_goes_on(
     assert read(dest) == expected(rows)
 
 
+def test_a_decorated_function_runs_as_many_batches_at_once_as_it_says(tmp_path: Path) -> None:
+    together = threading.Barrier(3)
+
+    @batched.dynamically(batch_size=1, max_concurrent_batches=3)
+    def lengths(texts: list[str]) -> list[int]:
+        together.wait(10)
+        return [len(text) for text in texts]
+
+    assert run(lengths, rows_of(6), tmp_path / "own.parquet").ok == 6
+    together = threading.Barrier(2)
+    assert run(lengths, rows_of(6), tmp_path / "two.parquet", workers=2).ok == 6
+
+
 def test_a_service_that_fails_for_a_while_costs_no_row(tmp_path: Path) -> None:
     rows, dest = rows_of(640), tmp_path / "out.parquet"
     calls = 0
