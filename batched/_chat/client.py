@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 from .._batched import Batched
 from .._batcher import BatchFunction, Options
@@ -24,11 +24,14 @@ from .session import Service
 if TYPE_CHECKING:
     from typing import Self
 
-    from pydantic import BaseModel
+    from typing_extensions import TypeVar
 
-    M = TypeVar("M", bound=BaseModel)
+    U = TypeVar("U", default=str)
+else:
+    from typing import TypeVar
 
-U = TypeVar("U")
+    U = TypeVar("U")
+
 P = TypeVar("P", bound=Prompt)
 
 MILLION: Final = 1_000_000
@@ -73,58 +76,15 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
         ImportError: the `openai` client is not installed.
     """
 
-    @overload
-    def __init__(
-        self: ChatClient[str],
-        base_url: str,
-        model: str,
-        *,
-        schema: None = None,
-        max_workers: int = 30,
-        api_key: str | None = None,
-        system: str | None = None,
-        timeout_s: float = 60.0,
-        attempts: int = 5,
-        max_wait_s: float = 600.0,
-        requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
-        prices: tuple[float, float] | None = None,
-        name: str | None = None,
-        max_queue_size: int | None = None,
-        on_full: OnFull = "wait",
-        queue_timeout_ms: float | None = None,
-        on_batch: Callable[[BatchRecord], object] | None = None,
-        **parameters: Any,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: ChatClient[M],
-        base_url: str,
-        model: str,
-        *,
-        schema: type[M],
-        max_workers: int = 30,
-        api_key: str | None = None,
-        system: str | None = None,
-        timeout_s: float = 60.0,
-        attempts: int = 5,
-        max_wait_s: float = 600.0,
-        requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
-        prices: tuple[float, float] | None = None,
-        name: str | None = None,
-        max_queue_size: int | None = None,
-        on_full: OnFull = "wait",
-        queue_timeout_ms: float | None = None,
-        on_batch: Callable[[BatchRecord], object] | None = None,
-        **parameters: Any,
-    ) -> None: ...
+    retries_itself: Final = True
+    """Calling it again after a fault of the service only repeats what it has done."""
+
     def __init__(
         self,
         base_url: str,
         model: str,
         *,
-        schema: Any = None,
+        schema: type[U] | None = None,
         max_workers: int = 30,
         api_key: str | None = None,
         system: str | None = None,
@@ -252,11 +212,6 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
             },
         }
         return json.dumps(meaning, sort_keys=True, default=repr)
-
-    @property
-    def retries_itself(self) -> bool:
-        """True: who calls it again after a fault of the service only repeats what it has done."""
-        return True
 
     def with_options(self, **changes: Any) -> Self:
         """The same client with other settings or parameters; it has a queue, a loop and limits of

@@ -270,9 +270,10 @@ class Session:
         service, parameters = self.service, dict(question.parameters)
         if service.response_format is not None:
             parameters["response_format"] = service.response_format
+        # of all of it, also of an answer that comes byte by byte
+        limit = asyncio.timeout(service.timeout_s)
         try:
-            # all of it, also of an answer that comes byte by byte
-            async with asyncio.timeout(service.timeout_s) as limit:
+            async with limit:
                 raw = await self._http.chat.completions.with_raw_response.create(
                     model=service.model, messages=question.messages, **parameters
                 )
