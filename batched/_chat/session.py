@@ -3,9 +3,10 @@ its turn, asks, and asks again where that is worth it.
 
 1. Calls are let through in the order in which they come, as `Limits` allow. One timer is set, for
    the first moment at which another may go, or gives up.
-2. A refusal costs a call none of its attempts, and neither does a failure while the breaker is
-   open. What bounds these is `max_wait_s`: since the call was first refused and, of a service that
-   answers nobody, since it was last well.
+2. A refusal costs a call none of its attempts. Neither does a failure while the breaker is open,
+   unless it may be the prompt's: HTTP 500, or a time limit that passes. What bounds the others is
+   `max_wait_s`: since the call was first refused and, of a service that answers nobody, since its
+   first fault.
 3. Whatever else may be better the next time, failures and unusable answers, is one attempt each,
    after a pause of the call's own.
 """
@@ -30,6 +31,10 @@ from .questions import Question
 
 REFUSALS: Final = (429, 503)
 """HTTP statuses that mean "not now": too many requests, service unavailable."""
+OWN_FAULT: Final = 500
+"""HTTP status of a service that is there, and breaks on the prompt; most others come from what
+stands before one that is not.
+"""
 NO_CREDIT: Final = "insufficient_quota"
 """Code of a 429 that no wait mends."""
 FIRST_BACKOFF: Final = 0.5
@@ -172,7 +177,9 @@ class Session:
                 return reply.result
             now = perf_counter()
             costs_nothing = reply.outcome == "refusal" or (
-                limits.open_until is not None and reply.outcome in ("failure", "time limit")
+                limits.open_until is not None
+                and reply.outcome == "failure"
+                and reply.status != OWN_FAULT
             )
             if costs_nothing:
                 since = now if since is None else since

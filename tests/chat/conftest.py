@@ -1,0 +1,45 @@
+"""A server that misbehaves as it is told, and clients of it, which are closed in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai")
+
+from batched._chat import limits, session
+from batched.chat import ChatClient
+from chat_server import ChatServer, chat_server
+
+Make = Callable[..., "ChatClient[Any]"]
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with chat_server() as running:
+        yield running
+
+
+@pytest.fixture
+def client_of() -> Iterator[Make]:
+    """Makes clients of a server."""
+    made: list[ChatClient[Any]] = []
+
+    def make(server: ChatServer, **settings: Any) -> ChatClient[Any]:
+        known = {"name": "chat", "max_workers": 4}
+        made.append(ChatClient(server.url, "a-model", **{**known, **settings}))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that nobody asks for are short."""
+    monkeypatch.setattr(session, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(limits, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(limits, "MOST_PAUSE", 0.2)

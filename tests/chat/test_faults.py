@@ -1,0 +1,329 @@
+"""What becomes of calls when a real server misbehaves."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pydantic
+import pytest
+
+from batched._chat import limits
+from batched.chat import ChatClient
+from batched.errors import ChatError
+from chat_server import Asked, Behave, ChatServer, Reply, answer, refuse
+
+Make = Callable[..., ChatClient[Any]]
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def first(count: int, *replies: Reply) -> Behave:
+    """`replies`, in turn, to the first `count` requests; then answers."""
+
+    def behave(asked: Asked) -> Reply:
+        return replies[asked.number % len(replies)] if asked.number < count else answer(asked)
+
+    return behave
+
+
+def most_within(seconds: float, moments: Sequence[float]) -> int:
+    """Most of `moments` in any time of that length."""
+    times = sorted(moments)
+    return max(bisect_left(times, time + seconds) - place for place, time in enumerate(times))
+
+
+def content(text: Any, reason: str = "stop") -> Reply:
+    choice = {"finish_reason": reason, "message": {"role": "assistant", "content": text}}
+    return Reply(body={"choices": [choice]})
+
+
+# ---------------------------------------------------------------- answers that are none
+
+
+@pytest.mark.parametrize(
+    ("reply", "why", "again"),
+    [
+        (Reply("x", end="half"), "no answer came: Connection error. (RemoteProtocolError", True),
+        (Reply(body=b'{"choices": [{"mess'), "its answer is no JSON, or was cut off", True),
+        (Reply(body=b""), "its answer is no JSON, or was cut off: b''", True),
+        (Reply(body=b"<html>busy</html>"), "its answer is no JSON, or was cut off: b'<html", True),
+        (Reply(body=b"\xff\xfe"), "its answer is no JSON", True),
+        (Reply(body=b"[" * 100_000), "its answer is no JSON", True),
+        (Reply(body=[1]), "its answer is no JSON object: b'[1]'", True),
+        (Reply(body={"error": {"message": "overloaded"}}), "with an error: overloaded", True),
+        (Reply(body={"error": "overloaded"}), "with an error: overloaded", True),
+        (Reply(body={"choices": []}), "its answer has no choices", True),
+        (Reply(body={"choices": None}), "its answer has no choices", True),
+        (Reply(body={}), "its answer has no choices", True),
+        (Reply(body={"choices": [{"message": None}]}), "its answer has no message", True),
+        (Reply(None), "its answer has no text (content is None, finish_reason 'stop')", True),
+        (Reply(""), "its answer has no text (content is ''", True),
+        (Reply(" \n"), "its answer has no text", True),
+        (content(["x"]), "its answer has no text", True),
+        (Reply("", reason="length"), "no text (content is '', finish_reason 'length')", False),
+        (Reply("half of it", reason="content_filter"), "its filter held the answer back", False),
+        (
+            Reply(body={"choices": [{"message": {"content": None, "refusal": "I will not"}}]}),
+            "the model refused: I will not",
+            False,
+        ),
+    ],
+)
+def test_what_is_no_answer_is_an_error_with_the_id_of_the_request(
+    server: ChatServer, client_of: Make, quick: None, reply: Reply, why: str, again: bool
+) -> None:
+    server.behave = first(2, reply)
+    with pytest.raises(ChatError) as raised:
+        client_of(server, attempts=2)("one")
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(server.moments) == (2 if again else 1)
+    if reply.end == "whole":
+        assert raised.value.request_id == f"req_{1 if again else 0}"
+        assert f"[request {raised.value.request_id}]" in str(raised.value)
+        assert not raised.value.is_service
+
+
+@pytest.mark.parametrize(
+    ("reply", "why", "again"),
+    [
+        (content('{"name": "Ann"}'), "its JSON does not fit Person: age: Field required", True),
+        (content('{"name": "Ann", "a'), "its JSON does not fit Person: Invalid JSON", True),
+        (content('{"name": "Ann", "a', "length"), "its JSON was cut off at the most tokens", False),
+    ],
+)
+def test_json_that_does_not_fit_its_schema_is_an_error(
+    server: ChatServer, client_of: Make, quick: None, reply: Reply, why: str, again: bool
+) -> None:
+    server.behave = first(2, reply)
+    with pytest.raises(ChatError) as raised:
+        client_of(server, attempts=2, schema=Person)("one")
+    assert why in str(raised.value)
+    assert len(server.moments) == (2 if again else 1)
+
+
+def test_an_unusable_answer_is_asked_for_again(
+    server: ChatServer, client_of: Make, quick: None
+) -> None:
+    server.behave = first(3, Reply(None), Reply(body=b"{"), Reply(body={}))
+    client = client_of(server, attempts=4)
+    assert client("one") == "re: one"
+    assert (client.usage.requests, client.usage.retries) == (4, 3)
+    assert client.usage.completion_tokens == 10  # those of what was unusable, too
+
+
+# ---------------------------------------------------------------- errors of the service
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_an_error_of_the_request_is_told_at_once(
+    server: ChatServer, client_of: Make, status: int
+) -> None:
+    server.behave = lambda asked: refuse(status) if asked.prompt == "bad" else answer(asked)
+    client = client_of(server)
+    with pytest.raises(ChatError) as raised:
+        client("bad")
+    assert str(raised.value) == f"chat: the service answered {status}: not now [request req_0]"
+    assert raised.value.status_code == status
+    assert not raised.value.is_service
+    assert client("good") == "re: good"
+    assert len(server.moments) == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [refuse(408), refuse(500), refuse(502), refuse(529), Reply(end="reset"), Reply("x", end="half")],
+    ids=lambda reply: f"{reply.status} {reply.end}",
+)
+def test_a_fault_of_the_service_is_tried_again_as_often_as_it_may_be(
+    server: ChatServer, client_of: Make, quick: None, reply: Reply
+) -> None:
+    server.behave = first(5, reply)
+    client = client_of(server, attempts=3)
+    assert client_of(server, attempts=3).usage.requests == 0
+    with pytest.raises(ChatError, match=r"\(3 requests\)") as raised:
+        client("one")
+    assert raised.value.is_service
+    assert client("two") == "re: two"
+    assert len(server.moments) == 6
+
+
+def test_a_refusal_costs_no_attempt(server: ChatServer, client_of: Make) -> None:
+    soon = {"retry_after_ms": "20"}
+    server.behave = first(6, refuse(429, **soon), refuse(503, **soon))
+    client = client_of(server, attempts=1)
+    assert client("one") == "re: one"
+    assert client.usage.retries == 6
+
+
+def test_a_refusal_without_a_time_is_waited_for_all_the_same(
+    server: ChatServer, client_of: Make, quick: None
+) -> None:
+    server.behave = first(4, refuse(429), refuse(503))
+    assert client_of(server, attempts=1)("one") == "re: one"
+
+
+def test_a_refusal_that_no_wait_mends_is_told_at_once(server: ChatServer, client_of: Make) -> None:
+    spent = {"error": {"message": "no credit", "code": "insufficient_quota"}}
+    server.behave = lambda asked: Reply(status=429, body=spent)
+    with pytest.raises(ChatError, match="no credit") as raised:
+        client_of(server)("one")
+    assert raised.value.is_service
+    assert len(server.moments) == 1
+
+
+def test_a_pause_longer_than_a_call_may_wait_is_told_at_once(
+    server: ChatServer, client_of: Make
+) -> None:
+    server.behave = lambda asked: refuse(429, retry_after="3600")
+    client = client_of(server, max_wait_s=60)
+    for _ in range(2):
+        with pytest.raises(ChatError, match=r"the service asks to wait for 3\d\d\d s") as raised:
+            client("one")
+        assert raised.value.is_service
+        assert "(max_wait_s=60); the service answered 429: not now" in str(raised.value)
+    assert len(server.moments) == 1
+    assert client.usage.paused_s > 3000
+
+
+def test_a_call_that_is_refused_again_and_again_ends_though_others_are_answered(
+    server: ChatServer, client_of: Make
+) -> None:
+    soon = {"retry_after_ms": "20"}
+    server.behave = lambda asked: refuse(429, **soon) if asked.prompt == "large" else answer(asked)
+    client = client_of(server, max_wait_s=0.3)
+    with ThreadPoolExecutor(1) as callers:
+        failed = callers.submit(client, "large")
+        while not failed.done():
+            client("small")
+        with pytest.raises(ChatError, match="the service answered 429"):
+            failed.result()
+
+
+@pytest.mark.parametrize("end", ["hang", "trickle"])
+def test_the_time_limit_is_of_the_whole_answer(
+    server: ChatServer, client_of: Make, quick: None, end: Any
+) -> None:
+    server.behave = first(1, Reply("x", end=end))
+    client = client_of(server, timeout_s=0.4, attempts=1)
+    with pytest.raises(ChatError, match=r"no whole answer came within 0.4 s \(timeout_s\)") as told:
+        client("one")
+    assert told.value.is_service
+    assert client.with_options(attempts=2)("two") == "re: two"
+
+
+# ---------------------------------------------------------------- all callers together
+
+
+def test_a_pause_that_one_call_is_asked_for_is_everybodys(
+    server: ChatServer, client_of: Make
+) -> None:
+    client = client_of(server, max_workers=8)
+    pause = 0.5
+    refused: list[float] = []
+
+    def behave(asked: Asked) -> Reply:
+        if asked.number == 40:
+            refused.append(asked.moment)
+            return refuse(429, retry_after_ms=str(int(1000 * pause)))
+        return answer(asked)
+
+    server.behave = behave
+    prompts = [f"prompt {number}" for number in range(120)]
+    assert client(prompts) == [f"re: {prompt}" for prompt in prompts]
+    # those that were on their way when it was refused come in a moment
+    (start,) = refused
+    within = [moment for moment in server.moments if start + 0.2 < moment < start + pause]
+    assert not within
+    assert client.usage.limit < 8 or len(server.moments) == 121
+
+
+def test_refusals_lower_the_number_of_requests_at_once(server: ChatServer, client_of: Make) -> None:
+    def behave(asked: Asked) -> Reply:
+        few = server.in_flight <= 3
+        return Reply("yes", after=0.01) if few else refuse(429, retry_after_ms="10")
+
+    server.behave = behave
+    client = client_of(server, max_workers=16)
+    assert client([f"prompt {number}" for number in range(150)]) == ["yes"] * 150
+    assert server.statuses[429] < 150
+    assert client.usage.limit <= 8
+
+
+def test_an_outage_opens_the_breaker_and_costs_no_call(
+    server: ChatServer, client_of: Make, quick: None
+) -> None:
+    client = client_of(server, max_workers=8)
+    assert client("before") == "re: before"
+    server.down()
+    prompts = [f"prompt {number}" for number in range(40)]
+    answers = [client.submit(prompt) for prompt in prompts]
+    pause = threading.Event()
+    while not client.usage.is_open:
+        assert not pause.wait(0.005)
+    server.up()
+    assert [future.result(20) for future in answers] == [f"re: {prompt}" for prompt in prompts]
+    assert not client.usage.is_open
+
+
+def test_a_prompt_on_which_the_service_breaks_has_an_end_though_it_is_alone(
+    server: ChatServer, client_of: Make, quick: None
+) -> None:
+    server.behave = lambda asked: refuse(500)
+    count = limits.MOST_FAILURES + 3
+    with pytest.raises(ChatError, match=rf"the service answered 500.*\({count} requests\)"):
+        client_of(server, attempts=count)("one")
+
+
+def test_a_lone_caller_waits_for_the_end_of_an_outage(
+    server: ChatServer, client_of: Make, quick: None
+) -> None:
+    server.behave = first(3 * limits.MOST_FAILURES, refuse(502), Reply(end="reset"))
+    client = client_of(server, attempts=limits.MOST_FAILURES)
+    assert client("one") == "re: one"
+    assert client.usage.retries == 3 * limits.MOST_FAILURES
+
+
+def test_in_a_long_outage_calls_wait_for_so_long_and_no_longer(
+    server: ChatServer, client_of: Make, quick: None
+) -> None:
+    client = client_of(server, max_workers=8, max_wait_s=0.5)
+    server.down()
+    answers = [client.submit(f"prompt {number}") for number in range(12)]
+    errors = [future.exception(20) for future in answers]
+    assert all(isinstance(error, ChatError) and error.is_service for error in errors)
+    waited = [error for error in errors if "the service has answered nothing for" in str(error)]
+    assert waited
+    assert "(max_wait_s=0.5); no answer came: Connection error." in str(waited[0])
+    server.up()
+    assert client("after") == "re: after"
+
+
+def test_budgets_of_a_minute_are_kept(
+    server: ChatServer, client_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WINDOW", 0.6)  # for a minute, and 0.1 for one and its delays
+    client = client_of(server, max_workers=16, requests_per_minute=30)
+    client([f"prompt {number}" for number in range(100)])
+    assert most_within(0.5, server.moments) <= 30
+    assert len(server.moments) == 100
+
+
+def test_budgets_of_tokens_are_kept_whatever_was_estimated(
+    server: ChatServer, client_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WINDOW", 0.6)
+    server.behave = lambda asked: Reply(
+        "yes", usage={"prompt_tokens": 20, "completion_tokens": 30}
+    )
+    client = client_of(server, max_workers=16, tokens_per_minute=1000, max_tokens=40)
+    client([f"prompt {number:60}" for number in range(100)])
+    assert most_within(0.5, server.moments) * 50 <= 1000
+    assert len(server.moments) == 100

@@ -1,0 +1,163 @@
+"""A chat client as a step of an offline run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from batched import offline
+from batched.chat import ChatClient
+from batched.errors import RunStopped
+from chat_server import Asked, ChatServer, Reply, answer, refuse
+
+Make = Callable[..., ChatClient[Any]]
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "prompt": f"prompt {number}"} for number in range(count)]
+
+
+def run(client: ChatClient[Any], rows: Any, dest: Path, **settings: Any) -> offline.Report:
+    known = {"retry": offline.Retry(wait_initial=0.01, wait_jitter=0)}
+    step = offline.Step(client, input="prompt", output="answer", **{**known, **settings})
+    return offline.Pipeline(step).run(rows, dest, key="id", watch=False)
+
+
+def read(dest: Path) -> dict[int, str]:
+    lines = map(json.loads, dest.read_text().splitlines())
+    return {row["id"]: row["answer"] for row in lines}
+
+
+def test_a_step_asks_as_many_at_once_as_the_client_may(
+    server: ChatServer, client_of: Make, tmp_path: Path
+) -> None:
+    server.hold()
+    done: list[offline.Report] = []
+    client = client_of(server, max_workers=6)
+    runner = threading.Thread(
+        target=lambda: done.append(run(client, rows_of(20), tmp_path / "answers.jsonl"))
+    )
+    runner.start()
+    server.until(lambda: server.in_flight == 6)
+    server.release()
+    runner.join(30)
+    assert done[0].ok == 20
+    assert server.most_in_flight == 6
+
+
+def test_bad_rows_are_dead_letters_and_a_resumed_run_asks_only_for_what_is_missing(
+    server: ChatServer, client_of: Make, quick: None, tmp_path: Path
+) -> None:
+    bad = {"prompt 17": refuse(400), "prompt 60": Reply(None), "prompt 150": Reply(body=b"{")}
+    down, back = threading.Event(), threading.Event()
+
+    def behave(asked: Asked) -> Reply:
+        if not back.is_set() and len(server.answered) >= 80:
+            down.set()
+        if down.is_set() and not back.is_set():  # an outage in the midst of it
+            if asked.number > 160:
+                back.set()
+            return Reply(end="reset") if asked.number % 2 else refuse(503)
+        return bad.get(asked.prompt) or answer(asked)
+
+    server.behave = behave
+    rows = rows_of(200)
+    rows[99]["prompt"] = ""
+    dest = tmp_path / "answers.jsonl"
+    client = client_of(server, max_workers=8, attempts=3)
+    report = run(client, rows, dest)
+    assert (report.ok, report.failed) == (196, 4)
+    letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
+    assert set(letters) == {17, 60, 99, 150}
+    assert letters[17].startswith("ChatError: chat: the service answered 400: not now [request req")
+    assert "its answer has no text" in letters[60]
+    assert "[request req_" in letters[60]
+    assert letters[99] == "ValueError: chat got an empty prompt"
+    assert read(dest) == {
+        row["id"]: f"re: {row['prompt']}" for row in rows if row["id"] not in letters
+    }
+    server.behave, before = answer, server.seen.copy()
+    rows[99]["prompt"] = "not empty any more"
+    again = run(client_of(server), rows, dest)
+    assert (again.ok, again.failed, again.skipped) == (4, 0, 196)
+    assert set(server.seen - before) == {*bad, "not empty any more"}
+
+
+def test_a_service_that_is_down_marks_nothing_as_failed(
+    server: ChatServer, client_of: Make, quick: None, tmp_path: Path
+) -> None:
+    dest = tmp_path / "answers.jsonl"
+    server.down()
+    client = client_of(server, max_workers=8, max_wait_s=0.3)
+    with pytest.raises(RunStopped, match="no answer came") as raised:
+        run(client, rows_of(20), dest)
+    assert (raised.value.report.ok, raised.value.report.failed) == (0, 0)
+    server.up()
+    assert run(client, rows_of(20), dest).ok == 20
+
+
+def test_a_step_that_says_nothing_more_runs(
+    server: ChatServer, client_of: Make, tmp_path: Path
+) -> None:
+    step = offline.Step(client_of(server), input="prompt", output="answer")
+    assert offline.Pipeline(step).run(rows_of(3), tmp_path / "a.jsonl", watch=False).ok == 3
+
+
+def test_a_row_is_not_asked_again_by_the_step_once_the_client_has_tried(
+    server: ChatServer, client_of: Make, quick: None, tmp_path: Path
+) -> None:
+    server.behave = lambda asked: refuse(500) if asked.prompt == "prompt 3" else answer(asked)
+    client = client_of(server, max_workers=2, attempts=2)
+    retry = offline.Retry(attempts=7, wait_initial=0.01, wait_jitter=0)
+    report = run(client, rows_of(30), tmp_path / "answers.jsonl", retry=retry)
+    assert (report.ok, report.failed) == (29, 1)
+    # twice, whenever the row's turn comes: at first, three times after the others, and at the end
+    assert server.seen["prompt 3"] <= 2 * 5
+
+
+def test_workers_may_be_processes(server: ChatServer, client_of: Make, tmp_path: Path) -> None:
+    dest = tmp_path / "answers.jsonl"
+    report = run(client_of(server), rows_of(6), dest, processes=True, workers=2)
+    assert report.ok == 6
+    assert read(dest)[5] == "re: prompt 5"
+
+
+def test_the_command_line_takes_a_client_for_its_function(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    (tmp_path / "module.py").write_text(
+        f"from batched.chat import ChatClient\nclient = ChatClient({server.url!r}, 'm')\n"
+    )
+    with (tmp_path / "prompts.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["prompt"], ["one"], ["two"]])
+    command = "run module:client prompts.csv answers.parquet --input prompt --output answer --quiet"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "batched", *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(tmp_path / "answers.parquet").to_pylist()
+    assert rows == [
+        {"prompt": "one", "answer": "re: one"},
+        {"prompt": "two", "answer": "re: two"},
+    ]
