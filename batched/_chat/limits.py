@@ -22,15 +22,17 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
-DECREASE: Final = 0.7
-"""Factor of the limit after a refusal, as of CUBIC, the usual congestion control of TCP."""
+DECREASE: Final = 0.9
+"""Factor of the limit after a refusal, as in Netflix's concurrency-limits; TCP's half leaves a tenth
+of what a service allows unused, since one round of 30 answers must make up for it.
+"""
 SLOWER: Final = 2.0
 """Mean latency beside the usual one, from which on requests are taken to stand in line there."""
 SAMPLES: Final = 32
 """Answers of which the mean latency is taken: that of 16 times as many words is no such sign."""
 WEIGHT: Final = 0.2
 """Weight of a new mean in the usual latency."""
-FIRST_PAUSE: Final = 0.5
+FIRST_PAUSE: Final = 0.2
 """First pause after a refusal that names no moment, and of the breaker (s)."""
 MOST_PAUSE: Final = 16.0
 """Longest of either (s); so long may calls wait after an outage."""

@@ -242,7 +242,7 @@ def test_a_pause_that_one_call_is_asked_for_is_everybodys(
     (start,) = refused
     within = [moment for moment in server.moments if start + 0.2 < moment < start + pause]
     assert not within
-    assert client.usage.limit < 8 or len(server.moments) == 121
+    assert len(server.moments) < 130
 
 
 def test_refusals_lower_the_number_of_requests_at_once(server: ChatServer, client_of: Make) -> None:
@@ -252,8 +252,8 @@ def test_refusals_lower_the_number_of_requests_at_once(server: ChatServer, clien
 
     server.behave = behave
     client = client_of(server, max_workers=16)
-    assert client([f"prompt {number}" for number in range(150)]) == ["yes"] * 150
-    assert server.statuses[429] < 150
+    assert client([f"prompt {number}" for number in range(90)]) == ["yes"] * 90
+    assert server.statuses[429] < 90
     assert client.usage.limit <= 8
 
 

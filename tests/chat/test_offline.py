@@ -66,7 +66,7 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_asks_only_for_what_is_missi
         if not back.is_set() and len(server.answered) >= 80:
             down.set()
         if down.is_set() and not back.is_set():  # an outage in the midst of it
-            if asked.number > 160:
+            if asked.number > 110:
                 back.set()
             return Reply(end="reset") if asked.number % 2 else refuse(503)
         return bad.get(asked.prompt) or answer(asked)
