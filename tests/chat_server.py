@@ -10,8 +10,9 @@ import socket
 import struct
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -66,6 +67,12 @@ def answer(asked: Asked) -> Reply:
 def refuse(status: int = 429, **headers: str) -> Reply:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply(status=status, headers=named, body={"error": {"message": "not now"}})
+
+
+def most_within(seconds: float, moments: Sequence[float]) -> int:
+    """Most of `moments` in any time of that length."""
+    times = sorted(moments)
+    return max(bisect_left(times, time + seconds) - place for place, time in enumerate(times))
 
 
 class ChatServer:
@@ -159,16 +166,20 @@ class ChatServer:
                     for name, _, value in (line.partition(":") for line in head)
                 }
                 body = json.loads(await reader.readexactly(int(headers["content-length"])))
-                if not await self._answer(body, headers, writer):
+                if not await self._answer(body, headers, reader, writer):
                     break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the other end, or this server, is gone
         finally:
             self._writers.discard(writer)
             writer.close()
 
     async def _answer(
-        self, body: dict[str, Any], headers: dict[str, str], writer: asyncio.StreamWriter
+        self,
+        body: dict[str, Any],
+        headers: dict[str, str],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> bool:
         prompt = str(body["messages"][-1]["content"])
         asked = Asked(len(self.moments), time.perf_counter(), body, headers, self.seen[prompt])
@@ -180,6 +191,9 @@ class ChatServer:
                 await self._gate.wait()
             if reply.after:
                 await asyncio.sleep(reply.after)
+            if reply.end == "hang":
+                await reader.read(1)  # until the other end is gone
+                return False
             return await self._send(reply, asked, writer)
         finally:
             with self._changed:
@@ -197,9 +211,6 @@ class ChatServer:
     async def _send(self, reply: Reply, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         if reply.end == "reset":
             _reset(writer)
-            return False
-        if reply.end == "hang":
-            await asyncio.sleep(BOUND)
             return False
         content = reply.body if reply.body is not None else _regular(reply, asked)
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
