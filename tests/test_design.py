@@ -17,7 +17,7 @@ from batched._core import cost, linger
 ROOT = Path(__file__).parent.parent
 CODE = ROOT / "batched"
 DESIGN = ROOT / "docs/design"
-PACKAGES = ("_core", "_collate", "_execution", "_runtime", "_generation", "offline")
+PACKAGES = ("_core", "_collate", "_execution", "_runtime", "_generation", "_chat", "offline")
 
 Word = tuple[str, str]
 """Path of a file, from `batched/` on, and a name in it."""

@@ -5,6 +5,7 @@ settings are the real ones, and their links lead somewhere.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 from dataclasses import fields
@@ -17,6 +18,7 @@ import batched
 from batched._batcher import Options
 from batched._collate.settings import FeatureSettings
 from batched._core.policy import BatchPolicy
+from chat_server import Asked, Reply, answer, chat_server
 
 pytestmark = pytest.mark.once
 
@@ -30,6 +32,15 @@ MOST_WORDS = 900
 
 FIRST_LINES = 10
 """Most lines of README's first block, blank ones not counted."""
+
+
+CHAT_SERVICE = "http://localhost:8000/v1"
+"""Address that the pages write for a chat service."""
+
+
+def answer_as_asked(asked: Asked) -> Reply:
+    wants_json = "response_format" in asked.body
+    return Reply('{"product": "kettle", "stars": 1}') if wants_json else answer(asked)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -64,7 +75,12 @@ def test_every_python_block_runs(
     for package in ("sentence_transformers", "fastapi", "starlette"):
         if package in block:
             pytest.importorskip(package)
-    exec(compile(block, page.name, "exec", dont_inherit=True), {"__name__": "readme"})
+    with contextlib.ExitStack() as ends:
+        if CHAT_SERVICE in block:
+            pytest.importorskip("openai")
+            server = ends.enter_context(chat_server(answer_as_asked))
+            block = block.replace(CHAT_SERVICE, server.url)
+        exec(compile(block, page.name, "exec", dont_inherit=True), {"__name__": "readme"})
 
 
 def use_small_model(monkeypatch: pytest.MonkeyPatch) -> None:

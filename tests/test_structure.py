@@ -35,6 +35,8 @@ LAYERS = [
     ["batched._prompts", "batched._service_errors"],
     ["batched._generation"],
     ["batched.generation"],
+    ["batched._chat"],
+    ["batched.chat"],
     ["batched"],
     ["batched.offline"],
     ["batched._closed_loop", "batched._display", "batched._reference"],
@@ -174,6 +176,8 @@ def test_importing_it_loads_none_of_what_it_works_with() -> None:
         "rich",
         "matplotlib",
         "typing_extensions",
+        "openai",
+        "pydantic",
     } & set(loaded)
 
 

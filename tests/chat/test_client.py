@@ -179,7 +179,10 @@ def test_bad_input_is_one_sentence_to_that_caller_alone(
 
 @pytest.mark.parametrize(
     ("prompt", "kind"),
-    [("half a pair: \ud800", UnicodeEncodeError), ([{"role": "user", "content": object()}], TypeError)],
+    [
+        ("half a pair: \ud800", UnicodeEncodeError),
+        ([{"role": "user", "content": object()}], TypeError),
+    ],
 )
 def test_what_cannot_be_sent_is_an_error_of_its_own(
     server: ChatServer, client_of: Make, prompt: Any, kind: type[Exception]

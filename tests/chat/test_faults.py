@@ -132,7 +132,14 @@ def test_an_error_of_the_request_is_told_at_once(
 
 @pytest.mark.parametrize(
     "reply",
-    [refuse(408), refuse(500), refuse(502), refuse(529), Reply(end="reset"), Reply("x", end="half")],
+    [
+        refuse(408),
+        refuse(500),
+        refuse(502),
+        refuse(529),
+        Reply(end="reset"),
+        Reply("x", end="half"),
+    ],
     ids=lambda reply: f"{reply.status} {reply.end}",
 )
 def test_a_fault_of_the_service_is_tried_again_as_often_as_it_may_be(
@@ -313,9 +320,7 @@ def test_budgets_of_tokens_are_kept_whatever_was_estimated(
     server: ChatServer, client_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "WINDOW", 0.6)
-    server.behave = lambda asked: Reply(
-        "yes", usage={"prompt_tokens": 20, "completion_tokens": 30}
-    )
+    server.behave = lambda asked: Reply("yes", usage={"prompt_tokens": 20, "completion_tokens": 30})
     client = client_of(server, max_workers=16, tokens_per_minute=1000, max_tokens=40)
     client([f"prompt {number:60}" for number in range(60)])
     assert most_within(0.5, server.moments) * 50 <= 1000

@@ -74,7 +74,11 @@ def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
         replies = [
             *(refuse(500), refuse(502), Reply(end="reset"), Reply("x", end="half"), Reply(None)),
             *(Reply(body=b'{"choices": [{"me'), Reply(body={"choices": []}), Reply("")),
-            *(Reply("x", end="hang"), Reply("x", end="trickle"), Reply(answer(asked).text, after=1)),
+            *(
+                Reply("x", end="hang"),
+                Reply("x", end="trickle"),
+                Reply(answer(asked).text, after=1),
+            ),
         ]
         return replies[int(chance * 1e6) % len(replies)]
 
