@@ -23,8 +23,8 @@ from math import inf
 from typing import Final, Literal
 
 DECREASE: Final = 0.9
-"""Factor of the limit after a refusal, as in Netflix's concurrency-limits; with less, a tenth of what
-a service allows is left unused, since each round of answers makes up for only one.
+"""Factor of the limit after a refusal, as in Netflix's concurrency-limits; with less, a tenth of
+what a service allows is left unused, since each round of answers makes up for only one.
 """
 SLOWER: Final = 2.0
 """Mean latency beside the usual one, from which on requests are taken to stand in line there."""

@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Any, Protocol, assert_type
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
 import batched
 from batched import Feature, Future, Stats
+from batched.chat import ChatClient, ChatUsage
 
 Vector = tuple[float, ...]
 
@@ -250,3 +252,27 @@ async def methods(model: Model) -> None:
     assert_type(Model.inner("x"), int)
     assert_type(Model.outer(["x"]), list[int])
     Model.embed(model, "x")
+
+
+class Person(pydantic.BaseModel):
+    name: str
+
+
+async def chats(texts: list[str], chat: list[dict[str, str]]) -> None:
+    client = ChatClient("http://localhost/v1", "model", max_workers=3, temperature=0.5)
+    assert_type(client("x"), str)
+    assert_type(client("x", temperature=0), str)
+    assert_type(client(texts), list[str])
+    assert_type(client(chat), str)
+    assert_type(client([chat, chat]), list[str])
+    assert_type(client([{"role": "user", "content": "x"}]), str)
+    assert_type(client.submit("x"), Future[str])
+    assert_type(client.map(texts), Generator[str, None, None])
+    assert_type(await client.acall("x"), str)
+    assert_type(await client.acall(texts), list[str])
+    assert_type(client.usage, ChatUsage)
+    people = ChatClient("http://localhost/v1", "model", schema=Person)
+    assert_type(people("x"), Person)
+    assert_type(people.with_options(temperature=0)(texts), list[Person])
+    with people as opened:
+        assert_type(opened("x"), Person)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import batched
+from batched.chat import ChatClient
 
 
 @batched.dynamically
@@ -74,3 +75,13 @@ def takes_no_list(text: str) -> list[float]:
 @batched.dynamically  # wrong
 async def coroutine(texts: list[str]) -> list[float]:
     return [float(len(text)) for text in texts]
+
+
+def chats() -> None:
+    client = ChatClient("http://localhost/v1", "model")
+    client(3)  # wrong
+    client([1.5])  # wrong
+    number: int = client("x")  # wrong
+    print(number)
+    ChatClient("http://localhost/v1", "model", max_workers="3")  # wrong
+    ChatClient("http://localhost/v1")  # wrong
