@@ -28,7 +28,7 @@ class Endpoint:
         _endpoints.add(self)
 
     def _begin_anew(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.RLock()  # guards what follows; a finalizer may break in on it
         self._session: Session | None = None
         self._finalizer: weakref.finalize[..., Endpoint] | None = None
         self._calls = 0  # under way

@@ -284,13 +284,11 @@ class Session:
                 raw = await self._http.chat.completions.with_raw_response.create(
                     model=service.model, messages=question.messages, **parameters
                 )
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
+        except Exception as error:
+            if not (isinstance(error, TimeoutError) and limit.expired()):
+                return _failure(error), None
             why = f"no whole answer came within {service.timeout_s:g} s (timeout_s)"
             return _Reply("time limit", error=error, why=why, again=True), None
-        except Exception as error:
-            return _failure(error), None
         reply = _Reply("rejection", request_id=raw.headers.get("x-request-id"))
         tokens = None
         try:

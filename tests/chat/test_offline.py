@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -22,6 +23,11 @@ from batched.errors import RunStopped
 from chat_server import Asked, ChatServer, Reply, answer, refuse
 
 Make = Callable[..., ChatClient[Any]]
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
@@ -105,6 +111,25 @@ def test_a_service_that_is_down_marks_nothing_as_failed(
     assert (raised.value.report.ok, raised.value.report.failed) == (0, 0)
     server.up()
     assert run(client, rows_of(20), dest).ok == 20
+
+
+def test_objects_of_a_schema_become_columns(
+    server: ChatServer, client_of: Make, tmp_path: Path
+) -> None:
+    server.behave = lambda asked: Reply('{"name": "Ann", "age": 7}')
+    step = offline.Step(
+        client_of(server, schema=Person),
+        input="prompt",
+        output=["name", "age"],
+        postprocess=Person.model_dump,
+    )
+    dest = tmp_path / "people.jsonl"
+    offline.Pipeline(step).run(rows_of(2), dest, key="id", watch=False)
+    assert json.loads(dest.read_text().splitlines()[1]) == {
+        **rows_of(2)[1],
+        "name": "Ann",
+        "age": 7,
+    }
 
 
 def test_a_step_that_says_nothing_more_runs(
