@@ -20,6 +20,7 @@ import pytest
 
 import batched
 from batched._chat.questions import Question
+from batched._prompts import Prompt
 from batched.chat import ChatClient
 from batched.errors import BatcherClosed
 from chat_server import Asked, ChatServer, Reply
@@ -68,22 +69,27 @@ def test_a_list_of_messages_is_one_prompt_and_any_other_list_is_many(
     client = client_of(server)
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "two"}]
     assert client(chat) == "re: two"
-    assert client(["one", chat]) == ["re: one", "re: two"]
+    both: list[Prompt] = ["one", chat]
+    assert client(both) == ["re: one", "re: two"]
     assert client([]) == []
     assert client.submit(chat).result(10) == "re: two"
-    assert list(client.map(["one", chat])) == ["re: one", "re: two"]
+    assert list(client.map(both)) == ["re: one", "re: two"]
 
 
 def test_threads_and_coroutines_share_one_client(server: ChatServer, client_of: Make) -> None:
     client = client_of(server, max_workers=8)
     prompts = [f"prompt {number}" for number in range(100)]
 
+    def ask(prompt: str) -> Any:
+        return client(prompt)
+
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(client.acall(f"{prompt}, async") for prompt in prompts))
 
     with ThreadPoolExecutor(16) as callers:
         waiting = callers.submit(asyncio.run, ask_all())
-        assert list(callers.map(client, prompts)) == [f"re: {prompt}" for prompt in prompts]
+        answers = [callers.submit(ask, prompt) for prompt in prompts]
+        assert [each.result(20) for each in answers] == [f"re: {prompt}" for prompt in prompts]
         assert waiting.result(20) == [f"re: {prompt}, async" for prompt in prompts]
     assert client.stats.total_processed == 200
     assert server.most_in_flight <= 8

