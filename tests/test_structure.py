@@ -92,7 +92,10 @@ def test_imports_point_one_way(module: str) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("batched._core")])
+@pytest.mark.parametrize(
+    "module",
+    [name for name in MODULES if name.startswith(("batched._core", "batched._chat.limits"))],
+)
 def test_the_core_is_pure(module: str) -> None:
     outside = {name.split(".")[0] for name in imports(module)} - {"batched"}
     assert outside <= {

@@ -78,7 +78,7 @@ class Budget:
             gone = self._expenses.popleft()
             gone.counted = False
             self._total -= gone.amount
-        excess = self._total + min(amount, self._most) - self._most
+        excess = self._total + amount - self._most
         when = now
         for expense in self._expenses:
             if excess <= 0:

@@ -191,7 +191,6 @@ class Session:
                 raise reply.error
             if gives_up or not reply.again:
                 raise self._error(reply, requests) from reply.error
-            del reply  # its traceback holds this frame
             if not costs_nothing:
                 longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 60))
                 await asyncio.sleep(longest * (1 + random.random()) / 2)

@@ -165,6 +165,15 @@ def test_failures_in_a_row_open_the_breaker_for_one_probe_at_a_time() -> None:
     assert limits.ready_at(due + 1, 0) == inf
 
 
+def test_older_requests_that_fail_let_no_second_probe_pass() -> None:
+    limits = limits_of()
+    (old,) = send(limits, 1)
+    due = opened(limits, 0.0)
+    limits.begin(due, 0)
+    limits.end(old, due, "failure")
+    assert limits.ready_at(due + 1, 0) == inf
+
+
 def test_failures_among_answers_open_nothing() -> None:
     limits = limits_of()
     for number in range(10 * MOST_FAILURES):
@@ -276,6 +285,14 @@ def test_a_budget_is_spent_to_the_full() -> None:
     assert now == pytest.approx(9 * WINDOW)  # the tenth minute's are spent as it begins
 
 
+def test_no_more_time_passes_than_what_is_needed_is_worth() -> None:
+    budget = Budget(100)
+    budget.spend(0.0, 60)
+    budget.spend(10.0, 40)
+    assert budget.ready_at(20.0, 50) == WINDOW
+    assert budget.ready_at(20.0, 70) == 10.0 + WINDOW
+
+
 def test_what_is_more_than_the_whole_budget_goes_alone() -> None:
     budget = Budget(100)
     budget.spend(0.0, 10)
@@ -296,7 +313,8 @@ def test_what_an_answer_took_in_fact_takes_the_place_of_the_estimate() -> None:
     slow = limits.begin(200.0, 60)
     assert limits.ready_at(300.0, 60) == 300.0  # it is forgotten
     limits.end(slow, 301.0, "answer", tokens=90)
-    assert limits.ready_at(301.0, 60) == 301.0
+    limits.begin(301.0, 10)
+    assert limits.ready_at(302.0, 90) == 302.0
 
 
 def test_a_budget_of_requests_counts_each_of_them() -> None:
