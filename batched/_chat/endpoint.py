@@ -13,9 +13,6 @@ from .session import Counts, Service, Session
 
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
-_of_parents: list[Session] = []
-"""Sessions that a fork has copied: their loops must not be closed, for a parent has them."""
-
 
 class Endpoint:
     """Asks a service. Its session begins with the first call, and ends with this object or, once
@@ -85,9 +82,9 @@ class Endpoint:
         return session
 
     def after_fork(self) -> None:
-        """Forgets, in the child, what runs in the parent only."""
-        if self._session is not None:
-            _of_parents.append(self._session)
+        """Forgets, in the child, what runs in the parent only. The thread that it had there keeps
+        the session, so that nothing of it is closed here.
+        """
         if self._finalizer is not None:
             self._finalizer.detach()
         closed = self._closed

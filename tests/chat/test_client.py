@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -307,7 +308,9 @@ def test_a_closed_client_takes_no_calls_until_it_is_opened_again(
         client("two")
     with client:
         assert client("three") == "re: three"
+        assert client("four") == "re: four"
     assert not threads_of("chat")
+    assert server.connections == 2  # one before, and one after
 
 
 def test_shutdown_finishes_what_was_accepted_and_ends_its_threads(
@@ -328,13 +331,16 @@ def test_aclose_ends_its_threads(server: ChatServer, client_of: Make) -> None:
     client = client_of(server, name="async")
 
     async def use() -> None:
-        async with client:
-            assert await client.acall("one") == "re: one"
+        for _ in range(2):
+            async with client:
+                assert await client.acall("one") == "re: one"
+                assert await client.acall("two") == "re: two"
         with pytest.raises(BatcherClosed):
             await client.acall("two")
 
     asyncio.run(use())
     until_gone("async")
+    assert server.connections == 2
 
 
 def test_a_client_that_is_dropped_leaves_no_thread(server: ChatServer) -> None:
@@ -371,13 +377,17 @@ def test_it_travels_by_its_settings(server: ChatServer, client_of: Make) -> None
 def test_after_a_fork_parent_and_child_ask_on(server: ChatServer, client_of: Make) -> None:
     client = client_of(server)
     assert client("before") == "re: before"
+    session = weakref.ref(client._endpoint._session)
     server.hold()
     waiting = client.submit("meanwhile")
     server.until(lambda: server.in_flight == 1)
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            os._exit(0 if client("child") == "re: child" else 1)
+            answer = client("child")
+            gc.collect()
+            # what the parent has open must not be closed here
+            os._exit(0 if answer == "re: child" and session() is not None else 1)
         os._exit(2)
     server.until(lambda: server.in_flight == 2)
     server.release()
