@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 from .._batched import Batched
 from .._batcher import BatchFunction, Options
-from .._core.policy import OnFull
 from .._prompts import Prompt
-from ..stats import BatchRecord
 from .endpoint import Endpoint
 from .questions import ChatPreparation, Question
 from .session import Service
@@ -36,6 +34,9 @@ P = TypeVar("P", bound=Prompt)
 
 MILLION: Final = 1_000_000
 """Tokens that prices are for."""
+
+OF_FUNCTION: Final = ("name", "max_queue_size", "on_full", "queue_timeout_ms", "on_batch")
+"""Settings that are those of every batched function."""
 
 SECRET: Final = ("extra_headers",)
 """Parameters that may hold a key."""
@@ -69,7 +70,22 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
 
     A prompt is a text, or a list of messages. All callers, in threads and on event loops, share one
     set of limits: as many requests run at once as the service bears, and where it asks for a pause,
-    all of them pause.
+    all of them pause. Other keywords are parameters of chat completions, or settings of
+    `batched.dynamically` for the queue: `max_queue_size`, `on_full`, `queue_timeout_ms`,
+    `on_batch`, `name`.
+
+    Args:
+        base_url: address of the service, such as `http://localhost:8000/v1`.
+        model: name of the model there.
+        schema: pydantic class of the results; None: they are texts.
+        max_workers: most requests at once.
+        api_key: key of the service; None: `OPENAI_API_KEY` of the environment.
+        system: what the model is told before each prompt.
+        timeout_s: longest time of one request, to its last byte.
+        attempts: most requests for one prompt that fail by themselves.
+        max_wait_s: longest time that a call waits for a service that refuses it, or answers nobody.
+        requests_per_minute, tokens_per_minute: budgets in any 60 seconds.
+        prices: of a million tokens of prompts, and of answers, for `usage.cost`.
 
     Raises:
         TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
@@ -94,11 +110,6 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
         prices: tuple[float, float] | None = None,
-        name: str | None = None,
-        max_queue_size: int | None = None,
-        on_full: OnFull = "wait",
-        queue_timeout_ms: float | None = None,
-        on_batch: Callable[[BatchRecord], object] | None = None,
         **parameters: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -114,17 +125,16 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
             "requests_per_minute": requests_per_minute,
             "tokens_per_minute": tokens_per_minute,
             "prices": prices,
-            "name": name,
-            "max_queue_size": max_queue_size,
-            "on_full": on_full,
-            "queue_timeout_ms": queue_timeout_ms,
-            "on_batch": on_batch,
         }
         _check(settings)
         self._settings = MappingProxyType({**settings, **parameters})
+        of_function = {name: parameters.pop(name) for name in OF_FUNCTION if name in parameters}
         self._parameters = parameters
+        of_function["name"] = of_function.get("name") or model
+        one_by_one = {"batch_size": 1, "flush": "eager", "max_concurrent_batches": max_workers}
+        options = Options().updated({**one_by_one, **of_function})
         service = Service(
-            name or model,
+            str(options.name),
             base_url,
             model,
             # a local server takes any, and the official client wants one
@@ -139,18 +149,11 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
             tokens_per_minute,
         )
         preparation = ChatPreparation(
-            service.name, system, parameters, schema=schema is not None, settings=settings
-        )
-        options = Options(name=service.name).updated(
-            {
-                "batch_size": 1,
-                "flush": "eager",
-                "max_concurrent_batches": max_workers,
-                "max_queue_size": max_queue_size,
-                "on_full": on_full,
-                "queue_timeout_ms": queue_timeout_ms,
-                "on_batch": on_batch,
-            }
+            service.name,
+            system,
+            parameters,
+            schema=schema is not None,
+            settings=[*settings, *OF_FUNCTION],
         )
         self._endpoint = Endpoint(service)
         ask = _batch_function(self._endpoint)
@@ -211,7 +214,7 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
                 name: value for name, value in self._parameters.items() if name not in SECRET
             },
         }
-        return json.dumps(meaning, sort_keys=True, default=repr)
+        return json.dumps(meaning, sort_keys=True, default=lambda value: type(value).__name__)
 
     def with_options(self, **changes: Any) -> Self:
         """The same client with other settings or parameters; it has a queue, a loop and limits of
@@ -285,7 +288,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     url = settings["base_url"]
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise ValueError(f"base_url must be an address such as http://localhost:8000/v1, got {url}")
-    for name, optional in (("model", False), ("api_key", True), ("system", True), ("name", True)):
+    for name, optional in (("model", False), ("api_key", True), ("system", True)):
         value = settings[name]
         if not (isinstance(value, str) and value) and not (optional and value is None):
             raise TypeError(f"{name} must be a text that is not empty, got {value!r}")

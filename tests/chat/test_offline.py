@@ -19,8 +19,8 @@ pytest.importorskip("pyarrow")
 
 from batched import offline
 from batched.chat import ChatClient
-from batched.errors import RunStopped
-from chat_server import Asked, ChatServer, Reply, answer, refuse
+from batched.errors import RunMismatch, RunStopped
+from chat_server import Asked, ChatServer, Reply, answer, chat_server, refuse
 
 Make = Callable[..., ChatClient[Any]]
 
@@ -111,6 +111,19 @@ def test_a_service_that_is_down_marks_nothing_as_failed(
     assert (raised.value.report.ok, raised.value.report.failed) == (0, 0)
     server.up()
     assert run(client, rows_of(20), dest).ok == 20
+
+
+def test_another_model_or_parameter_is_another_step_and_another_address_is_not(
+    server: ChatServer, client_of: Make, tmp_path: Path
+) -> None:
+    dest = tmp_path / "answers.jsonl"
+    run(client_of(server, temperature=0), rows_of(3), dest)
+    with pytest.raises(RunMismatch):
+        run(client_of(server, temperature=1), rows_of(3), dest)
+    with chat_server() as other:
+        moved = client_of(other, temperature=0, max_workers=2, api_key="another")
+        assert run(moved, rows_of(4), dest).skipped == 3
+        assert len(other.moments) == 1
 
 
 def test_objects_of_a_schema_become_columns(
