@@ -128,7 +128,9 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
         }
         _check(settings)
         self._settings = MappingProxyType({**settings, **parameters})
-        of_function = {name: parameters.pop(name) for name in OF_FUNCTION if name in parameters}
+        of_function: dict[str, Any] = {
+            name: parameters.pop(name) for name in OF_FUNCTION if name in parameters
+        }
         self._parameters = parameters
         of_function["name"] = of_function.get("name") or model
         one_by_one = {"batch_size": 1, "flush": "eager", "max_concurrent_batches": max_workers}
