@@ -154,7 +154,7 @@ def measured(arguments: argparse.Namespace) -> Result:
     }
     rates: dict[str, list[float]] = {name: [] for name in named}
     right: dict[str, int] = {}
-    for _ in range(1 if arguments.quick or arguments.check else 3):
+    for _ in range(1 if arguments.quick or arguments.check else 2):
         texts: dict[str, Tokens] = {}
         for name, way in named.items():
             began = time.perf_counter()
