@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import batched
+from batched._runtime import runtime
 from batched._runtime.shift import within_run
 
 
@@ -107,6 +108,20 @@ def test_a_callback_that_raises_harms_nobody() -> None:
         holding.go.set()
         outcome: Any = late.exception(30) or late.result()
         assert outcome == "late at last" or isinstance(outcome, batched.BatchFunctionError)
+
+
+def test_a_failure_while_one_is_answered_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> int:
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr(runtime, "complete", broken)
+    with decorated(Holding(), 2) as fn, ThreadPoolExecutor(2) as callers:
+        early, late = callers.submit(fn, "early"), callers.submit(fn, "late")
+        assert early.result(30) == "soon"
+        assert isinstance(late.exception(30), MemoryError)
 
 
 def test_who_has_gone_is_not_answered() -> None:
