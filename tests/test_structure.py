@@ -46,8 +46,14 @@ LAYERS = [
     ["batched.__main__"],
 ]
 
-WITH_EXTRAS = ("batched._bench", "batched._demo", "batched._display", "batched._offline_demo")
-"""What commands are made of, which need packages that the library does not."""
+WITH_EXTRAS = {
+    "batched._bench": "matplotlib",
+    "batched._demo": "matplotlib",
+    "batched._display": "matplotlib",
+    "batched._generation": "torch",
+    "batched._offline_demo": "matplotlib",
+}
+"""Modules that need a package that the library does not."""
 
 
 def layer(module: str) -> int:
@@ -156,7 +162,8 @@ def test_public_modules_say_what_is_public(module: str) -> None:
 def test_every_module_is_importable() -> None:
     for info in pkgutil.walk_packages(batched.__path__, "batched."):
         if not info.name.endswith("__main__"):
-            if info.name.startswith(WITH_EXTRAS) and importlib.util.find_spec("matplotlib") is None:
+            needed = [extra for name, extra in WITH_EXTRAS.items() if info.name.startswith(name)]
+            if any(importlib.util.find_spec(extra) is None for extra in needed):
                 continue
             importlib.import_module(info.name)
 
