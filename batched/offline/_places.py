@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from math import inf
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running
 from time import perf_counter
 from typing import Any, Final, Protocol
 from weakref import WeakSet
@@ -190,7 +191,7 @@ class InProcess:
             if self._killed:
                 raise PlaceClosed
             try:
-                with _without_main_script():
+                with _without_main_script(), _without_interrupts():
                     process.start()
             finally:
                 theirs.close()
@@ -264,6 +265,20 @@ _PLACES: Final[WeakSet[InProcess]] = WeakSet()
 def _kill_all() -> None:
     for place in list(_PLACES):
         place.kill()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Time in which a process that starts begins with SIGINT blocked, until it ignores that."""
+    if sys.platform == "win32":
+        yield
+        return
+    ensure_running()  # the process that comes with the first one, whose start unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _starting = threading.Lock()

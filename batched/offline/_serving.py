@@ -117,6 +117,8 @@ def unwrap(func: Callable[..., Any]) -> Callable[..., Any]:
 def serve(connection: Connection[Any, Any], name: str, payload: bytes) -> None:
     """Calls the pickled function with what comes, until `connection` is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends us
+    if sys.platform != "win32":  # and was blocked until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with_driver()
     on: tuple[type[BaseException], ...] = ()
     try:

@@ -313,6 +313,19 @@ def test_a_process_whose_pipe_another_one_holds_open_is_found_dead() -> None:
     assert str(bad) == "the process of forking exited with 4"
 
 
+def test_an_interrupt_while_a_process_starts_is_for_the_driver_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if '--multiprocessing-fork' in sys.orig_argv:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    assert results(in_process(double, [1, 2])) == [2, 4]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
