@@ -298,6 +298,9 @@ class _Writer:
     """The batch function: prompts in, texts out."""
 
     def __init__(self, model: Any, tokenizer: Any, details: bool) -> None:
+        vocabulary = tokenizer.get_vocab()
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        self._bytes = frozenset([vocabulary[name] for name in names if name in vocabulary])
         self._model = model
         self._tokenizer = tokenizer
         self._details = details
@@ -321,7 +324,10 @@ class _Writer:
 
     def stable(self, prompt: PreparedPrompt, tokens: Sequence[int]) -> str:
         """Text of the first tokens of a prompt, as far as further ones do not change it."""
-        text = text_of(prompt, tokens, self._decode).rstrip("\N{REPLACEMENT CHARACTER}")
+        size = len(tokens)
+        while size and tokens[size - 1] in self._bytes:  # all of them change with the next one
+            size -= 1
+        text = text_of(prompt, tokens[:size], self._decode).rstrip("\N{REPLACEMENT CHARACTER}")
         # a stop string may have begun
         ends = [stop[:size] for stop in prompt.stop_strings for size in range(1, len(stop))]
         return text[: len(text) - max([len(end) for end in ends if text.endswith(end)], default=0)]
