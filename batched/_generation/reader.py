@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 
 from .._prompts import Prompt, check_chat, is_id, is_prompt
+from .choice import OF_SCORES_ALONE
 from .decoding import ONE_TEXT
 from .row import PreparedPrompt
 
@@ -35,11 +36,13 @@ OF_MORE: Final = ("num_beams", "num_return_sequences", "guidance_scale")
 PLAIN_CRITERIA: Final = {"MaxLengthCriteria", "EosTokenCriteria"}
 """Criteria that each row has in another form."""
 
-OF_ONE_PROMPT: Final = {
-    "ExponentialDecayLengthPenalty",
-    "ForcedEOSTokenLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "SuppressTokensAtBeginLogitsProcessor",
+OF_ANY_PROMPT: Final = OF_SCORES_ALONE | {
+    "ForcedBOSTokenLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
 }
 """Processors that know how long the prompt was, or the text may become."""
 
@@ -227,14 +230,22 @@ class PromptReader:
             **{**given, **ONE_TEXT},
         )
         kinds = {type(each).__name__ for each in made[0].processors}
-        fixed = OBJECTS.isdisjoint(given) and OF_ONE_PROMPT.isdisjoint(kinds)
+        fixed = OBJECTS.isdisjoint(given) and kinds <= OF_ANY_PROMPT
         if fixed and not made[0].criteria and len(self._kept) < KEPT:
             self._kept[key] = made[0]
         return made[0]
 
 
 def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings `before`, and `more` that hold in their place, with all that they imply."""
+    """Settings `before`, and `more` that hold in their place, with all that they imply; None: as
+    before.
+    """
+    # arrays and their numbers as lists and Python's own
+    more = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in more.items()
+        if value is not None
+    }
     lengths = {"max_new_tokens", "max_length"}
     old = lengths if lengths & more.keys() else frozenset[str]()
     given = {**{name: value for name, value in before.items() if name not in old}, **more}
