@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Final, TypeAlias
 
 Message: TypeAlias = Mapping[str, Any]
@@ -23,7 +24,7 @@ def is_prompt(given: Sequence[Any]) -> bool:
 
 def is_id(value: object) -> bool:
     """Whether `value` can be the id of a token; numpy's integers are, too."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_chat(name: str, messages: Sequence[Any]) -> None:

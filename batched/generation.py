@@ -32,15 +32,6 @@ _U = TypeVar("_U")
 MAX_BATCH_TOKENS: Final = 65_536
 """Most tokens of a batch, those of the prompts and the new ones, if there is no other setting."""
 
-OF_BATCHES: Final = (
-    "cache_config",
-    "cache_implementation",
-    "compile_config",
-    "disable_compile",
-    "use_cache",
-)
-"""Settings of `generate` that prompts cannot have one by one."""
-
 
 @dataclass(frozen=True)
 class Generation:
@@ -112,7 +103,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
     def __init__(
         self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
     ) -> None:
-        from ._generation.reader import PromptReader, layered
+        from ._generation.reader import OF_BATCHES, PromptReader, layered, listed
 
         self._arguments = model, tokenizer, {"details": details, **settings}
         of_function = {
@@ -122,6 +113,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             BatchPolicy(max_batch_tokens=MAX_BATCH_TOKENS),
             length=attrgetter("length"),
             on_oom="split",
+            isolate_errors=True,
             name=type(self).__name__,
         ).updated(of_function)
         name = str(options.name)
@@ -140,14 +132,11 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         kind = type(model.generation_config)
         plain = copy.copy(model)
         given = layered(own, settings)
-        plain.generation_config = kind(
-            **{key: given.pop(key) for key in OF_BATCHES if key in given}
-        )
-        if "eos_token_id" in settings and "eos_token_id" in own:
-            given["eos_token_id"] = [
-                *_listed(own["eos_token_id"]),
-                *_listed(settings["eos_token_id"]),
-            ]
+        plain.generation_config = kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()})
+        given["eos_token_id"] = [
+            *listed(own.get("eos_token_id")),
+            *listed(settings.get("eos_token_id")),
+        ]
         tokenizer = copy.deepcopy(tokenizer)  # which has a state, of padding and truncation
         reader = PromptReader(plain, tokenizer, name, given)
         self._writer = _Writer(plain, tokenizer, details)
@@ -225,7 +214,12 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         of the same function. Weights do not count: `Step(version=...)` stands for them.
         """
         model, _, settings = self._arguments
-        own = {key: value for key, value in settings.items() if key not in Settings.__annotations__}
+        own = {
+            # JSON has no keys such as those of sequence_bias
+            key: list(value.items()) if isinstance(value, Mapping) else value
+            for key, value in settings.items()
+            if key not in Settings.__annotations__
+        }
         text = json.dumps(own, sort_keys=True, default=lambda value: type(value).__name__)
         return f"{model.config.name_or_path or type(model).__name__} {text}"
 
@@ -304,6 +298,9 @@ class _Writer:
         # any token would do, for the mask hides it
         pads = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         self._pad = next((pad for pad in pads if pad is not None), 0)
+        vocabulary = tokenizer.get_vocab()
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        self._bytes = frozenset([vocabulary[name] for name in names if name in vocabulary])
 
     def generate(self, prompts: list[PreparedPrompt]) -> list[Any]:
         from ._generation.decoding import decode
@@ -321,7 +318,10 @@ class _Writer:
 
     def stable(self, prompt: PreparedPrompt, tokens: Sequence[int]) -> str:
         """Text of the first tokens of a prompt, as far as further ones do not change it."""
-        text = text_of(prompt, tokens, self._decode).rstrip("\N{REPLACEMENT CHARACTER}")
+        size = len(tokens)
+        while size and tokens[size - 1] in self._bytes:  # all of them change with the next one
+            size -= 1
+        text = text_of(prompt, tokens[:size], self._decode).rstrip("\N{REPLACEMENT CHARACTER}")
         # a stop string may have begun
         ends = [stop[:size] for stop in prompt.stop_strings for size in range(1, len(stop))]
         return text[: len(text) - max([len(end) for end in ends if text.endswith(end)], default=0)]
@@ -337,7 +337,3 @@ class _Writer:
         if not self._details:
             return text
         return Generation(text, row.tokens, row.finish_reason, len(row.prompt.ids))
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -49,7 +49,7 @@ def choose(rows: Sequence[Row], ids: torch.Tensor, scores: torch.Tensor) -> torc
     """
     groups: dict[object, list[int]] = {}
     for place, row in enumerate(rows):
-        if row.prompt.processors:
+        if row.prompt.processors and not row.ended:
             groups.setdefault(row.prompt.settings, []).append(place)
     for places in groups.values():
         _process(rows, places, ids, scores)

@@ -60,7 +60,7 @@ def _loop(
         outputs = model(
             **model.prepare_inputs_for_generation(ids, **step, **inputs), return_dict=True
         )
-        step = {"next_sequence_length": 1}
+        step = {"next_sequence_length": 1 if inputs.get("use_cache") else None}
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
         # a copy, for the whole may be large
         scores = outputs.logits[:, -1].to(torch.float32, copy=True)

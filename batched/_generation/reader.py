@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 
 from .._prompts import Prompt, check_chat, is_id, is_prompt
+from .choice import OF_SCORES_ALONE
 from .decoding import ONE_TEXT
 from .row import PreparedPrompt
 
@@ -27,6 +28,15 @@ SAMPLING: Final = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
 OBJECTS: Final = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"}
 """Settings that are code of the caller's, with a state of its own for each prompt."""
 
+OF_BATCHES: Final = {
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "disable_compile",
+    "use_cache",
+}
+"""Settings of `generate` that prompts cannot have one by one."""
+
 MODES: Final = ("greedy_search", "sample")
 
 OF_MORE: Final = ("num_beams", "num_return_sequences", "guidance_scale")
@@ -35,13 +45,15 @@ OF_MORE: Final = ("num_beams", "num_return_sequences", "guidance_scale")
 PLAIN_CRITERIA: Final = {"MaxLengthCriteria", "EosTokenCriteria"}
 """Criteria that each row has in another form."""
 
-OF_ONE_PROMPT: Final = {
-    "ExponentialDecayLengthPenalty",
-    "ForcedEOSTokenLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "SuppressTokensAtBeginLogitsProcessor",
+OF_ANY_PROMPT: Final = OF_SCORES_ALONE | {
+    "ForcedBOSTokenLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
 }
-"""Processors that know how long the prompt was, or the text may become."""
+"""Processors that may serve other prompts too. Others know of theirs, or of the text so far."""
 
 KEPT: Final = 64
 """Most sets of settings of which it is kept what became of them."""
@@ -100,12 +112,14 @@ class PromptReader:
             ids = self._ids_of_chat(given)
         else:
             ids = list(cast("Sequence[int]", given))
-            for number, token in enumerate(ids):
-                if not is_id(token) or not 0 <= token < self._vocabulary:
-                    raise ValueError(
-                        f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got "
-                        f"{token!r:.60} at place {number}"
-                    )
+        if not ids:
+            raise ValueError(f"{name} got an empty prompt; the tokenizer finds no token in it")
+        for number, token in enumerate(ids):
+            if not is_id(token) or not 0 <= token < self._vocabulary:
+                raise ValueError(
+                    f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got "
+                    f"{token!r:.60} at place {number}"
+                )
         if self._positions is not None and len(ids) >= self._positions:
             raise ValueError(
                 f"{name}: the prompt has {len(ids)} tokens; the model has {self._positions} "
@@ -139,6 +153,8 @@ class PromptReader:
             TypeError: there is no such setting.
             ValueError: one has a value that it cannot have.
         """
+        for name in OF_BATCHES & settings.keys():
+            raise TypeError(f"{self._name}: {name} is to be set where the generator is made")
         given = layered(self._defaults, settings)
         for name in given.keys() - self._known:
             alike = get_close_matches(name, self._known, 1)
@@ -153,10 +169,11 @@ class PromptReader:
             )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"{self._name}: seed must be an integer, got {seed!r}")
-        ends = [*_ids(self._defaults.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
+        ends = [*listed(self._defaults.get("eos_token_id")), *listed(settings.get("eos_token_id"))]
         given["eos_token_id"] = sorted({*ends}) or self._tokenizer.eos_token_id
         if given.get("temperature") == 0:
             del given["temperature"]
+            given["do_sample"] = False
         limit = self._limit(
             len(ids), given.pop("max_new_tokens", None), given.pop("max_length", None)
         )
@@ -170,7 +187,7 @@ class PromptReader:
         return PreparedPrompt(
             ids,
             limit,
-            frozenset(_ids(config.eos_token_id)),
+            frozenset(listed(config.eos_token_id)),
             stops,
             seed if config.do_sample else None,
             key,
@@ -227,14 +244,22 @@ class PromptReader:
             **{**given, **ONE_TEXT},
         )
         kinds = {type(each).__name__ for each in made[0].processors}
-        fixed = OBJECTS.isdisjoint(given) and OF_ONE_PROMPT.isdisjoint(kinds)
+        fixed = OBJECTS.isdisjoint(given) and kinds <= OF_ANY_PROMPT
         if fixed and not made[0].criteria and len(self._kept) < KEPT:
             self._kept[key] = made[0]
         return made[0]
 
 
 def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings `before`, and `more` that hold in their place, with all that they imply."""
+    """Settings `before`, and `more` that hold in their place, with all that they imply; None: as
+    before.
+    """
+    # arrays and their numbers as lists and Python's own
+    more = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in more.items()
+        if value is not None
+    }
     lengths = {"max_new_tokens", "max_length"}
     old = lengths if lengths & more.keys() else frozenset[str]()
     given = {**{name: value for name, value in before.items() if name not in old}, **more}
@@ -248,8 +273,8 @@ def _is_own(criterion: Any) -> bool:
     return type(criterion).__name__ not in PLAIN_CRITERIA
 
 
-def _ids(value: Any) -> list[int]:
-    """Ids of none, one or several terminators."""
+def listed(value: Any) -> list[int]:
+    """None, one or several as a list."""
     if value is None:
         return []
     if hasattr(value, "tolist"):

@@ -92,11 +92,11 @@ class Row:
 
     def _is_stopped(self) -> bool:
         """Whether a stop string, which may be that of a special token, has just been written; all
-        is decoded only if it seems so.
+        is decoded only if it seems so, or if a character was cut, which may spoil those beside it.
         """
         stops = self.prompt.stop_strings
         latest = self.decode(self.tokens[-self._window :], special=True)
-        if not any(stop in latest for stop in stops):
+        if not any(stop in latest for stop in (*stops, "\N{REPLACEMENT CHARACTER}")):
             return False
         whole = self.decode(self.tokens, special=True)
         return any(stop in whole for stop in stops)

@@ -12,7 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+import numpy
 import torch
+from transformers import SynthIDTextWatermarkingConfig
 
 from batched import BatchRecord
 from batched.generation import Generation, TextGenerator
@@ -83,6 +85,44 @@ def test_greedy_tokens_are_those_of_a_prompt_alone_whatever_the_settings_of_all(
     for each, (ids, settings) in zip(found, asked, strict=True):
         assert each.prompt_tokens == len(ids)
         assert not any(stop in each.text for stop in settings.get("stop_strings", ()))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"encoder_repetition_penalty": 3.0}, {"encoder_no_repeat_ngram_size": 1}],
+    ids=str,
+)
+def test_a_setting_that_looks_at_the_prompt_looks_at_its_own(settings: dict[str, Any]) -> None:
+    asked = [(ids, settings) for ids in prompts(6, longest=40)]
+    with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=24) as generator:
+        found = [generator(ids, **settings).tokens for ids, _ in asked]
+    assert found == [alone("llama", ids, settings) for ids, _ in asked]
+
+
+def test_a_watermark_of_one_text_does_not_depend_on_others() -> None:
+    mark = SynthIDTextWatermarkingConfig(keys=list(range(1, 31)), ngram_len=5)
+    with TextGenerator(model(), tokenizer(), max_new_tokens=24) as generator:
+        texts = {
+            generator([5, 6], temperature=1.0, seed=1, watermarking_config=mark) for _ in range(3)
+        }
+    assert len(texts) == 1
+
+
+def test_without_a_cache_the_tokens_are_the_same() -> None:
+    asked = [(ids, {"max_new_tokens": 2 + at}) for at, ids in enumerate(prompts(6, longest=40))]
+    with TextGenerator(model(), tokenizer(), details=True, use_cache=False) as generator:
+        found = together(generator, asked)
+    assert [each.tokens for each in found] == [alone("llama", *each) for each in asked]
+
+
+def test_a_long_array_of_ids_is_not_taken_for_another_one() -> None:
+    ids = prompts(1)[0]
+    with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=4) as generator:
+        for first in (VOCABULARY // 2, 0):
+            kept_out = numpy.zeros(1500, dtype=int)
+            kept_out[500 : 500 + VOCABULARY // 2] = range(first, first + VOCABULARY // 2)
+            found = generator(ids, suppress_tokens=kept_out).tokens
+            assert not {*found} & {*kept_out.tolist()}
 
 
 def test_a_seed_gives_the_same_text_alone_and_in_company() -> None:

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import torch
+from tokenizers.normalizers import Strip
 from transformers import T5Config, T5ForConditionalGeneration
 
 import batched
@@ -60,6 +61,8 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
         ([5, VOCABULARY], {}, ValueError, f"from 0 to {VOCABULARY - 1}, got {VOCABULARY} at place"),
         ([5, -1], {}, ValueError, "got -1 at place 1"),
         ([5, "x"], {}, ValueError, "got 'x' at place 1"),
+        ([numpy.array([5, 6])], {}, TypeError, "takes a text, a list of messages or a list of ids"),
+        ("x", {"cache_implementation": "static"}, TypeError, "to be set where the generator is"),
         ([5] * POSITIONS, {}, ValueError, f"has {POSITIONS} tokens; the model has {POSITIONS} pos"),
         ("x", {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
         ("x", {"max_new_tokens": 1.5}, TypeError, "max_new_tokens must be an integer, got 1.5"),
@@ -147,6 +150,75 @@ def test_the_tokenizer_is_not_changed_and_its_own_state_changes_nothing() -> Non
     assert own.backend_tokenizer.to_str() == before
     with TextGenerator(model(), tokenizer(), max_new_tokens=4) as generator:
         assert generator("the quick brown fox jumps") == text
+
+
+def test_a_text_of_no_tokens_or_of_tokens_that_the_model_lacks_is_refused() -> None:
+    own = tokenizer()
+    own.backend_tokenizer.normalizer = Strip()
+    own.add_tokens([f"more{number}" for number in range(VOCABULARY)])
+    with TextGenerator(model(), own) as generator:
+        with pytest.raises(ValueError, match="an empty prompt; the tokenizer finds no token in it"):
+            generator("  ")
+        with pytest.raises(ValueError, match=f"from 0 to {VOCABULARY - 1}, got"):
+            generator(f"more{VOCABULARY - 1}")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": None, "top_p": None, "max_new_tokens": None, "eos_token_id": None},
+        {"temperature": 0, "do_sample": True},
+        {"max_new_tokens": numpy.int64(6), "seed": numpy.int64(3)},
+    ],
+    ids=str,
+)
+def test_none_a_temperature_of_0_and_numbers_of_numpy_change_nothing(
+    generator: TextGenerator[str], settings: dict[str, Any]
+) -> None:
+    assert {generator("the dog", **settings) for _ in range(4)} == {generator("the dog")}
+
+
+def test_an_error_in_code_of_one_caller_is_told_to_that_caller_alone() -> None:
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    settings: dict[str, Any] = {"flush": "window", "timeout_ms": 60_000, "batch_size": 3}
+    with TextGenerator(model(), tokenizer(), max_new_tokens=4, **settings) as generator:
+        good = generator.submit("the dog")
+        bad = [
+            generator.submit("the fox", logits_processor=[broken]),
+            generator.submit("the fox", stopping_criteria=[broken]),
+        ]
+        for future in bad:
+            with pytest.raises(KeyError, match="mine"):
+                future.result()
+        text = good.result()
+    with TextGenerator(model(), tokenizer(), max_new_tokens=4) as generator:
+        assert text == generator("the dog")
+
+
+def test_a_processor_is_not_called_after_the_end_of_its_row() -> None:
+    seen: list[int] = []
+
+    def look(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(ids.shape[1])
+        return scores
+
+    settings: dict[str, Any] = {"flush": "window", "timeout_ms": 60_000, "batch_size": 2}
+    made = TextGenerator(model(), tokenizer(), cache_implementation="static", **settings)
+    with made as generator:
+        long = generator.submit([5, 6], max_new_tokens=6, min_new_tokens=6)
+        generator.submit([7, 8], max_new_tokens=2, logits_processor=[look]).result()
+        long.result()
+    assert seen == [2, 3]
+
+
+def test_settings_of_any_kind_count_for_what_a_generator_means() -> None:
+    meanings = {
+        TextGenerator(model(), tokenizer(), sequence_bias={(5,): bias}).meaning
+        for bias in (-1.0, -2.0)
+    }
+    assert len(meanings) == 2
 
 
 def test_many_threads_may_read_prompts_at_once() -> None:

@@ -14,6 +14,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import torch
 import trio
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from batched.generation import TextGenerator
 from language_models import model, tokenizer
@@ -92,6 +95,46 @@ def test_a_character_comes_whole_though_its_tokens_come_one_by_one() -> None:
             return [piece async for piece in generator.stream([5], logits_processor=[spell])]
 
     assert asyncio.run(main()) == ["\N{PILE OF POO}"] * 2
+
+
+def byte_tokenizer() -> Any:
+    """Decodes as those of SentencePiece do: bytes that are next to each other are one string."""
+    names = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
+    made = Tokenizer(
+        BPE({name: number for number, name in enumerate(names)}, [], byte_fallback=True)
+    )
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def spelled(given: bytes) -> dict[str, Any]:
+    """Settings with which `byte_tokenizer` and a prompt of one token lead to these bytes."""
+
+    def spell(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:] = -torch.inf
+        scores[0, 3 + given[tokens.shape[1] - 1]] = 0
+        return scores
+
+    return {"logits_processor": [spell], "max_new_tokens": len(given)}
+
+
+def test_a_stop_string_is_seen_behind_characters_of_many_bytes() -> None:
+    settings = spelled("\N{PILE OF POO}\N{EURO SIGN}\n\N{EURO SIGN}\N{EURO SIGN}".encode())
+    with TextGenerator(model(), byte_tokenizer(), details=True) as generator:
+        found = generator([5], stop_strings="\n", **settings)
+    assert found.text == "\N{PILE OF POO}\N{EURO SIGN}"
+    assert (len(found.tokens), found.finish_reason) == (8, "stop")
+
+
+def test_a_byte_is_held_back_until_what_follows_cannot_change_it() -> None:
+    settings = spelled("\N{PILE OF POO}".encode() + b"\xf0\x9f")  # the second one breaks off
+
+    async def main() -> None:
+        with TextGenerator(model(), byte_tokenizer()) as generator:
+            pieces = [piece async for piece in generator.stream([5], **settings)]
+            assert "".join(pieces) == await generator.acall([5], **settings)
+
+    asyncio.run(main())
 
 
 def test_one_that_stops_listening_leaves_the_batch_and_the_others_go_on() -> None:
