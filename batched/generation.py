@@ -210,18 +210,23 @@ class TextGenerator(Batched[Prompt, _U, ...]):
 
     @property
     def meaning(self) -> str:
-        """The model and its settings, by which an offline run knows whether results are still those
-        of the same function. Weights do not count: `Step(version=...)` stands for them.
+        """What its texts depend on, as JSON: the model's name, its generation config, the chat
+        template and settings; functions and other objects by their names. Weights do not count.
         """
-        model, _, settings = self._arguments
+        model, tokenizer, settings = self._arguments
         own = {
             # JSON has no keys such as those of sequence_bias
             key: list(value.items()) if isinstance(value, Mapping) else value
             for key, value in settings.items()
             if key not in Settings.__annotations__
         }
-        text = json.dumps(own, sort_keys=True, default=lambda value: type(value).__name__)
-        return f"{model.config.name_or_path or type(model).__name__} {text}"
+        meaning = {
+            "model": model.config.name_or_path or type(model).__name__,
+            "generation_config": model.generation_config.to_diff_dict(),
+            "chat_template": getattr(tokenizer, "chat_template", None),
+            "settings": own,
+        }
+        return json.dumps(meaning, sort_keys=True, default=_told)
 
     if not TYPE_CHECKING:  # its types are those of every batched function
 
@@ -286,6 +291,13 @@ class TextGenerator(Batched[Prompt, _U, ...]):
     def __reduce__(self) -> tuple[Any, ...]:
         model, tokenizer, settings = self._arguments
         return partial(type(self), **settings), (model, tokenizer)
+
+
+def _told(value: Any) -> Any:
+    """A value that JSON does not have."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 class _Writer:

@@ -161,7 +161,7 @@ class PromptReader:
             hint = f"; did you mean {alike[0]!r}?" if alike else ""
             raise TypeError(f"{self._name} has no setting {name!r}{hint}")
         seed, stops = given.pop("seed", None), given.pop("stop_strings", None) or ()
-        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        stops = tuple(stops) if isinstance(stops, (list, tuple)) else (stops,)
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise TypeError(
                 f"{self._name}: stop_strings must be a string or several, none of them empty, got "

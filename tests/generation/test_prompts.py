@@ -75,6 +75,7 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
         ("x", {"temperature": -1.0}, ValueError, "temperature"),
         ("x", {"stop_strings": ["a", ""]}, TypeError, "stop_strings"),
         ("x", {"stop_strings": [5]}, TypeError, "stop_strings"),
+        ("x", {"stop_strings": 5}, TypeError, "stop_strings"),
         ("x", {"prompt_lookup_num_tokens": 5}, ValueError, "for assisted_generation call the"),
     ],
     ids=str,
