@@ -16,6 +16,7 @@ TIMEOUT = 240.0
 """Of a sweep over all moments (s); it takes a few seconds."""
 
 
+@pytest.mark.once  # of minutes on all of them
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -125,7 +125,7 @@ def test_readme_is_short() -> None:
 def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
     demo, tests = blocks(README, "sh")[:2]
     assert demo.strip() == 'python -m pip install -e ".[demo]" && python -m batched demo'
-    assert tests.strip() == 'python -m pip install -e ".[test]" && python -m pytest --cov -n auto'
+    assert tests.strip() == 'python -m pip install -e ".[test]" && python -m pytest -n auto'
 
 
 def anchors(page: Path) -> set[str]:

