@@ -60,7 +60,7 @@ class AsyncBatchedInference(AsyncBatched[Features, U, P]):
         async def acall(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
         # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-        __call__ = acall  # type: ignore[assignment]
+        __call__ = acall  # type: ignore[assignment]  # features for items
 
         @overload
         def submit(self, features: Features, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...

@@ -89,11 +89,9 @@ class Options:
     (tensor variant), or unknown.
     """
     on_oom: OnOom = "raise"
-    """Whether a batch that runs out of memory is split and run again."""
+    """Second attempts, in halves, at a batch that runs out of memory; "raise": none."""
     isolate_errors: bool = False
-    """Whether the halves of a batch that failed are run again, to find the items that fail
-    alone.
-    """
+    """Second attempts at the halves of a batch that failed, to find the items that fail alone."""
     on_batch: Callable[[BatchRecord], object] | None = None
     """An observer, called with a record of each batch after its callers have been answered."""
     name: str | None = None
@@ -338,8 +336,8 @@ def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> N
 
 
 def _may_be_method(func: object) -> bool:
-    """Whether a class that has `func` as an attribute can mean a method: it was defined in a class,
-    or takes more than the items by position. Others may be defaults of a dataclass.
+    """Test of a function: a class that has it can mean a method, for it was defined in a class, or
+    takes more than the items by position. Others may be defaults of a dataclass.
     """
     if isinstance(func, types.MethodType) or not hasattr(type(func), "__get__"):
         return False
@@ -359,7 +357,7 @@ def _may_be_method(func: object) -> bool:
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:
-    """Whether `check` says so of `func` or, since an object is what its __call__ is, of that."""
+    """Answer of `check` for `func` or, since an object is what its __call__ is, for that."""
     while isinstance(func, partial):
         func = func.func
     return check(func) or check(type(func).__call__)

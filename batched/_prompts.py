@@ -17,13 +17,13 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def is_prompt(given: Sequence[Any]) -> bool:
-    """Whether `given`, a list, is one prompt: a chat or ids. Any other is a list of prompts."""
+    """Test of a list: it is one prompt, a chat or ids. Any other is a list of prompts."""
     first = given[0]
     return (isinstance(first, Mapping) and "role" in first) or is_id(first)
 
 
 def is_id(value: object) -> bool:
-    """Whether `value` can be the id of a token; numpy's integers are, too."""
+    """Test of a value: it can be the id of a token; numpy's integers can, too."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

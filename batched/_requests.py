@@ -158,7 +158,7 @@ class Preparation(Protocol):
     """How items are made of what callers pass, in the thread or task of each."""
 
     def is_one(self, given: Any, /) -> bool:
-        """Whether `given`, a list, is one item rather than several."""
+        """Test of a list: it is one item rather than several."""
         ...
 
     def prepare(self, given: Any, settings: Mapping[str, Any], /) -> Any:

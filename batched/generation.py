@@ -210,7 +210,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
 
     @property
     def meaning(self) -> str:
-        """What its texts depend on, as JSON: the model's name, its generation config, the chat
+        """Basis of its texts, as JSON: the model's name, its generation config, the chat
         template and settings; functions and other objects by their names. Weights do not count.
         """
         model, tokenizer, settings = self._arguments

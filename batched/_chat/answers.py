@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Unusable(Exception):
-    """What was answered is no result."""
+    """Answer that is no result."""
 
     def __init__(self, why: str, *, again: bool) -> None:
         super().__init__(why)
@@ -42,7 +42,7 @@ def parse_body(content: bytes) -> Mapping[str, Any]:
 
 
 def message_of(error: Any) -> str:
-    """What a service says of an error, in the object that stands for it."""
+    """Message of a service, in the object that stands for an error."""
     said = error.get("message") if isinstance(error, Mapping) else None
     return f"{said or error}"[:500]
 

@@ -55,13 +55,13 @@ class ChatUsage:
     completion_tokens: int
     """Tokens of answers, likewise, of unusable ones too."""
     cost: float | None
-    """What these cost by `prices`; None without."""
+    """Cost of these by `prices`; None without."""
     limit: int
     """Requests that may be under way at once now."""
     paused_s: float
     """Time for which no request is sent, because the service asked for that (s)."""
     is_open: bool
-    """Whether the circuit breaker is open: the service is down, as far as is known."""
+    """State of the circuit breaker; open: the service is down, as far as is known."""
 
 
 class ChatClient(Batched[Prompt, U, ...], Generic[U]):
@@ -178,7 +178,7 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
 
     @property
     def usage(self) -> ChatUsage:
-        """What it has asked for since it was made, and its limits now, as a frozen snapshot."""
+        """Snapshot of what it has asked for since it was made, and of its limits now; frozen."""
         counts, limits = self._endpoint.counts, self._endpoint.limits
         prices: tuple[float, float] | None = self._settings["prices"]
         prompt, completion = counts.prompt_tokens, counts.completion_tokens
@@ -206,7 +206,7 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
 
     @property
     def meaning(self) -> str:
-        """What its answers depend on, as JSON: model, system message, schema and parameters."""
+        """Basis of its answers, as JSON: model, system message, schema and parameters."""
         schema = self._settings["schema"]
         meaning = {
             "model": self._settings["model"],

@@ -55,7 +55,7 @@ the service, at once or by taking too long; not sent at all.
 
 @dataclass(eq=False, slots=True)
 class Expense:
-    """What a request takes from a budget."""
+    """Part of a budget that a request takes."""
 
     moment: float
     amount: int

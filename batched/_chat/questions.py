@@ -28,7 +28,7 @@ NOT_TO_BE_SET: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is sent for one prompt."""
+    """Messages and parameters that are sent for one prompt."""
 
     messages: list[Mapping[str, Any]]
     parameters: Mapping[str, Any]

@@ -59,7 +59,7 @@ class Service:
     schema: Any
     """Pydantic class of the results; None: they are texts."""
     response_format: Any
-    """What the service is told of it."""
+    """Description of it for the service."""
     max_workers: int
     timeout_s: float
     attempts: int
@@ -78,7 +78,7 @@ class Service:
 
 @dataclass
 class Counts:
-    """What was asked and answered so far; written on the loop alone."""
+    """Counts of what was asked and answered so far; written on the loop alone."""
 
     requests: int = 0
     retries: int = 0
@@ -107,7 +107,7 @@ class _Reply:
     why: str = ""
     """The same for people."""
     again: bool = False
-    """Whether another request may have one."""
+    """True if another request may have one."""
     request_id: str | None = None
     status: int | None = None
 
@@ -256,7 +256,7 @@ class Session:
     # one request
 
     async def _request(self, question: Question, permit: Permit) -> _Reply:
-        """What became of one request; the limits know of it, too."""
+        """Outcome of one request; the limits know of it, too."""
         asked = spent = None
         reply = _Reply("nothing")
         self.counts.requests += 1
@@ -272,7 +272,7 @@ class Session:
         return reply
 
     async def _send(self, question: Question) -> tuple[_Reply, int | None]:
-        """What became of one request, and the tokens that it took, if that is known."""
+        """Outcome of one request, and the tokens that it took, if that is known."""
         service, parameters = self.service, dict(question.parameters)
         if service.response_format is not None:
             parameters["response_format"] = service.response_format
@@ -306,7 +306,7 @@ class Session:
 
 
 def _failure(error: Exception) -> _Reply:
-    """What an exception of the HTTP client means."""
+    """Meaning of an exception of the HTTP client."""
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         body = getattr(error, "body", None)

@@ -111,7 +111,7 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
             if not todo:
                 # a call is told of its failed item that stood first in it
                 done.sort(key=lambda outcome: _place(outcome[0]))
-                return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]
+                return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # of three
             slices, tried, ways, failed = todo.pop()
             if lost:
                 ended = [_comes_after(each, lost) for each in slices]

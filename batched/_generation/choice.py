@@ -34,7 +34,7 @@ _PACKAGE: Final = "transformers.generation.logits_process"
 
 
 def looks_at_tokens(processor: Any) -> bool:
-    """Whether a processor may look at earlier tokens."""
+    """Test of a processor: it may look at earlier tokens."""
     kind = type(processor)
     return kind.__module__ != _PACKAGE or kind.__name__ not in OF_SCORES_ALONE
 

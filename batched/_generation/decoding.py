@@ -90,7 +90,7 @@ def _ask_criteria(row: Row, ids: torch.Tensor, scores: torch.Tensor) -> None:
 
 
 def _can_shrink(inputs: dict[str, Any]) -> bool:
-    """Whether rows can be taken out of the cache: one that is compiled for keeps its shape."""
+    """Test of the cache: rows can be taken out of it. One that is compiled for keeps its shape."""
     cache = inputs.get("past_key_values")
     layers = getattr(cache, "layers", ())
     return (

@@ -200,16 +200,17 @@ class PromptReader:
         for name, value in (("max_new_tokens", new), ("max_length", length)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"{self._name}: {name} must be an integer, got {value!r}")
-        if isinstance(length, int) and new is None:
-            if length <= size:
-                raise ValueError(
-                    f"{self._name}: max_length={length} leaves no room after a prompt of {size} "
-                    "tokens"
-                )
-            return length - size
-        if isinstance(new, int) and new < 1:
-            raise ValueError(f"{self._name}: max_new_tokens must be at least 1, got {new}")
-        return MAX_NEW_TOKENS if not isinstance(new, int) else new
+        if isinstance(new, int):
+            if new < 1:
+                raise ValueError(f"{self._name}: max_new_tokens must be at least 1, got {new}")
+            return new
+        if not isinstance(length, int):
+            return MAX_NEW_TOKENS
+        if length <= size:
+            raise ValueError(
+                f"{self._name}: max_length={length} leaves no room after a prompt of {size} tokens"
+            )
+        return length - size
 
     def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> _Settings:
         """Settings, as `generate` reads them for a prompt."""
@@ -269,7 +270,7 @@ def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def _is_own(criterion: Any) -> bool:
-    """Whether a criterion is one that the caller asked for."""
+    """Test of a criterion: the caller asked for it."""
     return type(criterion).__name__ not in PLAIN_CRITERIA
 
 

@@ -44,9 +44,9 @@ class PreparedPrompt:
     criteria: Sequence[Any]
     """Further criteria for its end, likewise."""
     stream: Stream | None = None
-    """Whoever wants each token at once."""
+    """Listener who wants each token at once."""
     cancelled: bool = False
-    """Whether nobody wants the text any more."""
+    """True once nobody wants the text any more."""
 
     @property
     def length(self) -> int:
@@ -91,8 +91,9 @@ class Row:
         return text_of(self.prompt, self.tokens, self.decode)
 
     def _is_stopped(self) -> bool:
-        """Whether a stop string, which may be that of a special token, has just been written; all
-        is decoded only if it seems so, or if a character was cut, which may spoil those beside it.
+        """Test of the text: a stop string, which may be that of a special token, has just been
+        written. All is decoded only if it seems so, or if a character was cut, which may spoil
+        those beside it.
         """
         stops = self.prompt.stop_strings
         latest = self.decode(self.tokens[-self._window :], special=True)
@@ -105,6 +106,6 @@ class Row:
 def text_of(prompt: PreparedPrompt, tokens: Sequence[int], decode: Decode) -> str:
     """Text of new tokens of `prompt`, without what ended it."""
     text = decode(tokens[:-1] if tokens and tokens[-1] in prompt.terminators else tokens)
-    return text[
-        : min([len(text), *(at for stop in prompt.stop_strings if (at := text.find(stop)) >= 0)])
-    ]
+    for stop in prompt.stop_strings:
+        text = text.partition(stop)[0]
+    return text
