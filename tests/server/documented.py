@@ -30,11 +30,16 @@ gate = threading.Event()
 held: list[asyncio.Task[Any]] = []
 
 
+def say(line: str) -> None:
+    """Writes `line` whole: workers share the output, and `print` may write parts of one."""
+    os.write(1, f"{line}\n".encode())
+
+
 class Held(str):
     __slots__ = ()
 
     def upper(self) -> str:
-        print("held", flush=True)
+        say("held")
         assert gate.wait(BOUND), "nobody opened the gate"
         return super().upper()
 
@@ -60,9 +65,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, hold, Held("held"))
         loop.add_signal_handler(signal.SIGUSR2, gate.set)
-        print("pid", os.getpid(), flush=True)
+        say(f"pid {os.getpid()}")
         await names["app"](scope, receive, send)
-        print("closed", flush=True)  # in good order
+        say("closed")  # in good order
     elif scope.get("path", "").startswith("/-/"):
         if scope["path"] == "/-/fill":
             hold(*["fill"] * names["shout"].options["max_queue_size"])

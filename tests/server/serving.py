@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -30,17 +31,19 @@ class Output:
         self._heard = threading.Condition()  # guards what follows
         self._lines: list[str] = []
         self._ended = False
-        self._reader = threading.Thread(target=self._read, args=(stream,))
+        # daemon: the stream may be held open for ever by who was forked off
+        self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
         self._reader.start()
 
     def _read(self, stream: IO[str]) -> None:
-        for line in chain(stream, [None]):
-            with self._heard:
-                if line is None:
-                    self._ended = True
-                else:
-                    self._lines.append(line)
-                self._heard.notify_all()
+        with stream:
+            for line in chain(stream, [None]):
+                with self._heard:
+                    if line is None:
+                        self._ended = True
+                    else:
+                        self._lines.append(line)
+                    self._heard.notify_all()
 
     def hear(self, pattern: str, times: int = 1) -> list[re.Match[str]]:
         """The matches of the first lines that match, as soon as there are so many."""
@@ -74,6 +77,7 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **environment},
+            start_new_session=True,
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -104,7 +108,10 @@ class Server:
         return self.output.all()
 
     def kill(self) -> None:
-        self.process.kill()
+        """Ends it and all it has started, which would hold its streams open."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         self.output.all()
         self.log.all()
 
@@ -112,11 +119,10 @@ class Server:
 @contextmanager
 def running(app: str, *arguments: str, **environment: str) -> Iterator[Server]:
     server = Server(app, *arguments, environment=environment)
-    with server.process:
-        try:
-            yield server
-        finally:
-            server.kill()
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
 async def until(look: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
