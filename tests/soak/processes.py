@@ -26,6 +26,8 @@ def forks(rng: random.Random, name: str, calls: int) -> Report:  # as every epis
     """Forks while threads call: the child ends what it inherited and serves, the parent does not
     notice.
     """
+    # a child that began its own would wait for the parent's for ever
+    faulthandler.cancel_dump_traceback_later()
     subject = Subject(rng, name)
     caller = ThreadCaller(subject, rng, 0.0)
     crowd = Crowd(subject.books)
