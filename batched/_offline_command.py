@@ -18,7 +18,7 @@ import orjson
 
 from ._reference import argument_error, describe, first_line, import_attribute
 from .errors import ResultError, RunLocked, RunMismatch, RunStopped, SourceError
-from .offline import Auto, DeadLetter, Pipeline, Report, Step
+from .offline import Auto, DeadLetter, Pipeline, Ray, Report, Step
 from .offline._pipeline import progress_path
 from .offline._progress import Progress
 from .offline._report import dead_letters, error_type, letters_of
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         KeyboardInterrupt: it was interrupted, and has said how to go on.
         argparse.ArgumentError: an argument, the source or the progress file cannot be used.
     """
-    pipeline = _pipeline(args)
+    pipeline, engine = _pipeline(args), _engine(args)
     try:
         report = pipeline.run(
             args.source,
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace, command: str) -> int:
             key=args.key,
             batch_size=Auto() if args.batch_size == "auto" else args.batch_size,
             workers=args.workers,
+            engine=engine,
             resume_step=_step_of(pipeline, args.resume_step),
             on_mismatch=args.on_mismatch,
             keep=args.keep,
@@ -103,6 +104,23 @@ def _pipeline(args: argparse.Namespace) -> Pipeline:
         return Pipeline(Step(found, **of_step), max_failed=args.max_failed)
     except (TypeError, ValueError) as error:
         raise argument_error(first_line(error)) from error
+
+
+def _engine(args: argparse.Namespace) -> Ray | None:
+    """Engine that the arguments describe."""
+    of_ray = {"address": args.address, "num_cpus": args.num_cpus, "num_gpus": args.num_gpus}
+    given = {name: value for name, value in of_ray.items() if value is not None}
+    if args.engine is None and given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise argument_error(f"{names} is for --engine ray")
+    if args.engine is None:
+        return None
+    engine = Ray(**given)
+    try:
+        engine.check()
+    except ImportError as error:
+        raise argument_error(first_line(error)) from error
+    return engine
 
 
 def _length(reference: str) -> Any:

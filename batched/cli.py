@@ -249,11 +249,23 @@ def _add_run(commands: Commands) -> None:
     )
     parser.add_argument("--processes", action="store_true", help="make each worker a process")
     parser.add_argument(
+        "--engine", choices=["ray"], help="where the function computes (on this machine)"
+    )
+    parser.add_argument(
+        "--address", metavar="A", help="address of the Ray cluster (the one around, or a new one)"
+    )
+    parser.add_argument(
+        "--num-cpus", type=_amount, metavar="N", help="CPUs of each worker on Ray (1)"
+    )
+    parser.add_argument(
+        "--num-gpus", type=_amount, metavar="N", help="GPUs of each worker on Ray (0)"
+    )
+    parser.add_argument(
         "--timeout", type=_seconds, metavar="S", help="longest time of one call, of processes"
     )
     parser.add_argument(
         "--max-failed",
-        type=_share,
+        type=_amount,
         metavar="X",
         help="end once more rows have failed: a number of them or, below 1, a share",
     )
@@ -326,7 +338,7 @@ def _seconds(text: str) -> float:
     return _at_least(0.1, float(text))
 
 
-def _share(text: str) -> float:
+def _amount(text: str) -> float:
     return _at_least(0, float(text))
 
 
@@ -346,4 +358,4 @@ def _at_least(least: N, number: N) -> N:
 
 # argparse says "invalid integer value: 'x'"
 _positive.__name__ = _at_least_two.__name__ = _size.__name__ = "integer"
-_seconds.__name__ = _share.__name__ = "number"
+_seconds.__name__ = _amount.__name__ = "number"

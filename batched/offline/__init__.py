@@ -11,6 +11,7 @@ It needs the extra `offline`.
 """
 
 from ._pipeline import Pipeline, run
+from ._ray import Ray
 from ._report import DeadLetter, Report, Snapshot, StepCounts
 from ._retry import Retry
 from ._step import Auto, Step
@@ -19,6 +20,7 @@ __all__ = [
     "Auto",
     "DeadLetter",
     "Pipeline",
+    "Ray",
     "Report",
     "Retry",
     "Snapshot",

@@ -22,6 +22,7 @@ from .._core.request import Batch, Slice
 from .._execution.attempts import CallOutcome, Outcomes
 from .._execution.memory import drop_locals, is_out_of_memory
 from ._places import BuildError, PlaceClosed
+from ._ray import Ray
 from ._retry import Retry
 from ._serving import Function
 
@@ -50,8 +51,10 @@ class WorkerSpec:
     workers: int = 1
     """Batches that run at once."""
     processes: bool = False
+    engine: Ray | None = None
+    """Where it computes; None: here, or in processes."""
     timeout_s: float | None = None
-    """Longest time of one call (s), in a process or of a coroutine function."""
+    """Longest time of one call (s), in a process, in an actor or of a coroutine function."""
     retry: Retry = field(default_factory=Retry)
     isolate_errors: bool = True
     models: int = 0

@@ -17,10 +17,12 @@ from ._errors import RemoteError
 from ._fingerprint import difference, fingerprint
 from ._merging import Merge
 from ._progress import Progress
+from ._ray import Ray
 from ._reading import Plan, Reader
 from ._report import Report, Snapshot
 from ._result import Result, Stamp, open_result
 from ._run import Run, Stopped
+from ._serving import Function
 from ._source import Source, open_source
 from ._stage import Stage
 from ._step import Auto, Step
@@ -64,6 +66,7 @@ class Pipeline:
         key: str | None = None,
         batch_size: int | Auto | None = None,
         workers: int | None = None,
+        engine: Ray | None = None,
         resume_from_last: bool | None = None,
         resume_step: int | str | None = None,
         on_mismatch: OnMismatch = "refuse",
@@ -86,6 +89,7 @@ class Pipeline:
                 Parquet files. It appears once it is whole, in the order of the source.
             key: the column by whose value rows are known again; None: by their number.
             batch_size, workers: those of steps that do not say.
+            engine: where the functions compute; None: on this machine.
             resume_from_last: False computes all anew.
             resume_step: number or name of a step: it and all after it are computed anew.
             on_mismatch: "recompute" if results of other code or parameters are to be replaced,
@@ -107,6 +111,8 @@ class Pipeline:
             raise ValueError(
                 f"on_mismatch must be 'refuse', 'recompute' or 'keep', got {on_mismatch!r}"
             )
+        if engine is not None and not isinstance(engine, Ray):
+            raise TypeError(f"engine must be an offline.Ray, got {engine!r}")
         steps = [
             replace(
                 step,
@@ -115,6 +121,9 @@ class Pipeline:
             )
             for step in self.steps
         ]
+        if engine is not None:
+            engine.check()
+            steps = [_on_actors(step, engine) for step in steps]
         first = 0 if resume_from_last is False else len(steps)
         if resume_step is not None:
             first = self._find(resume_step)
@@ -131,7 +140,7 @@ class Pipeline:
             try:
                 if opened.files is not None and str(result.path) in opened.files.paths:
                     raise ResultError(f"{result.path} is read as the source; name another file")
-                work = _Work(steps, opened, result, store, path, key, keep, first)
+                work = _Work(steps, opened, result, store, path, key, keep, first, engine)
                 # last of all that may be refused, for it may drop what is committed
                 store.forget(first)
                 steps_now = [fingerprint(step) for step in self.steps]
@@ -234,11 +243,13 @@ class _Work:
         key: str | None,
         keep: Iterable[str] | None,
         first: int,
+        engine: Ray | None,
     ) -> None:
         self._source = source
         self._result = result
         self._store = store
         self._path = path
+        self._engine = engine
         self._keep = None if keep is None else list(keep)
         self._plan = Plan(steps, key)
         self._columns = [
@@ -250,7 +261,9 @@ class _Work:
     def run(self, max_failed: float | None, watch: bool | Callable[[Snapshot], None]) -> Report:
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stages = [
-            Stage(number, step, workers_of(_worker_spec(number, step), inbox), columns)
+            Stage(
+                number, step, workers_of(_worker_spec(number, step, self._engine), inbox), columns
+            )
             for number, (step, columns) in enumerate(
                 zip(self._plan.steps, self._columns, strict=True)
             )
@@ -320,7 +333,19 @@ class _Work:
         store.put_all({"results": [stamp], "merged": merged})
 
 
-def _worker_spec(number: int, step: Step) -> WorkerSpec:
+def _waits(step: Step) -> bool:
+    """Tells a coroutine function, which stays with the driver."""
+    return Function(step.fn, step.name, (), {}).coroutine
+
+
+def _on_actors(step: Step, engine: Ray) -> Step:
+    """`step` with a worker for each batch that is on its way to an actor."""
+    if _waits(step):
+        return step
+    return replace(step, workers=(step.workers or 1) * engine.max_in_flight)
+
+
+def _worker_spec(number: int, step: Step, engine: Ray | None) -> WorkerSpec:
     parts = step.parts
     return WorkerSpec(
         step=number,
@@ -331,6 +356,13 @@ def _worker_spec(number: int, step: Step) -> WorkerSpec:
         collator=parts.execution.collator,
         workers=step.workers or 1,
         processes=step.processes,
+        engine=None
+        if engine is None or _waits(step)
+        else replace(
+            engine,
+            num_cpus=engine.num_cpus if step.num_cpus is None else step.num_cpus,
+            num_gpus=engine.num_gpus if step.num_gpus is None else step.num_gpus,
+        ),
         timeout_s=step.timeout_s,
         # what repeats calls by itself has done so when it fails
         retry=replace(step.retry, attempts=1)

@@ -51,8 +51,8 @@ _EXIT_TIME: Final = 5.0
 _END_INTERVAL: Final = 0.002
 """How often it is looked at meanwhile (s)."""
 
-_BUILDS: Final = 3
-"""Processes that may die in a row while they start; then it is not by chance."""
+BUILDS: Final = 3
+"""Processes, or actors, that may die in a row while they start; then it is not by chance."""
 
 _SIGKILL: Final = 9
 """The signal by that name, where there are signals."""
@@ -75,7 +75,7 @@ class WorkerKilled(WorkerDied, MemoryError):
 
 
 class Place(Protocol):
-    """Where a function computes. One thread starts, calls and closes it."""
+    """Where a function computes. Each thread that calls it starts it before, and closes it."""
 
     @property
     def call(self) -> Callable[..., Any]:
@@ -141,7 +141,7 @@ class InProcess:
                 error = self._answer(None)
             except WorkerDied as died:
                 deaths += 1
-                if deaths < _BUILDS:
+                if deaths < BUILDS:
                     continue
                 error = died
             if error is None:

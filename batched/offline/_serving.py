@@ -114,43 +114,74 @@ def unwrap(func: Callable[..., Any]) -> Callable[..., Any]:
     return func.__wrapped__ if isinstance(func, _BatchedBase) else func
 
 
+class Server:
+    """A step's function where it computes: whatever is raised there is told as plain data."""
+
+    def __init__(self, name: str, payload: bytes) -> None:
+        self._name = name
+        self._payload = payload
+        self._call: Callable[..., Any]
+        self._on: tuple[type[BaseException], ...] = ()
+
+    def build(self) -> RemoteError | None:
+        """Makes the pickled function ready; why that is impossible."""
+        try:
+            self._call, self._on = _built(self._name, self._payload)
+        except BaseException as error:
+            return to_remote(error)
+        finally:
+            del self._payload
+        return None
+
+    def answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any] | RemoteError:
+        """What the function returned, alone in a tuple, or what it raised."""
+        try:
+            return (_as_data(self._call(*args, **kwargs), self._on),)
+        except BaseException as error:
+            return _told(error, self._on)
+
+    def unreadable(self, error: Exception) -> RemoteError:
+        """Answer to what cannot be made a call again."""
+        return to_remote(error, self._on)
+
+    def unsendable(self, error: Exception) -> RemoteError:
+        """Answer in place of one that cannot be sent."""
+        return to_remote(
+            TypeError(
+                f"{self._name} returned what cannot be sent from its process "
+                f"({type(error).__name__}: {error})"
+            )
+        )
+
+
 def serve(connection: Connection[Any, Any], name: str, payload: bytes) -> None:
     """Calls the pickled function with what comes, until `connection` is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends us
     if sys.platform != "win32":  # and was blocked until now
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with_driver()
-    on: tuple[type[BaseException], ...] = ()
-    try:
-        call, on = _built(name, payload)
-        del payload
-    except BaseException as error:
-        send(connection, to_remote(error, on))
+    server = Server(name, payload)
+    del payload
+    failed = server.build()
+    send(connection, failed)
+    if failed is not None:
         return
-    send(connection, None)
     while True:
         try:
             args, kwargs = receive(connection)
         except (EOFError, ConnectionError):
             return
-        except Exception as error:  # what was sent cannot be made here
-            send(connection, to_remote(error, on))
+        except Exception as error:
+            send(connection, server.unreadable(error))
             continue
-        try:
-            answer: Any = (_as_data(call(*args, **kwargs), on),)
-        except BaseException as error:
-            answer = _told(error, on)
+        answer = server.answer(args, kwargs)
         del args, kwargs
         try:
             send(connection, answer)
         except OSError:
             return
         except Exception as error:
-            refused = TypeError(
-                f"{name} returned what cannot be sent from its process "
-                f"({type(error).__name__}: {error})"
-            )
-            send(connection, to_remote(refused))
+            send(connection, server.unsendable(error))
         del answer  # the next call has all memory for itself
 
 
@@ -196,7 +227,8 @@ def _die_with_driver() -> None:
 
 
 def send(connection: Connection[Any, Any], message: object) -> None:
-    data, buffers = _pickled(message)
+    buffers: list[memoryview] = []
+    data = pickled(message, buffers)
     connection.send([each.nbytes for each in buffers])
     connection.send_bytes(data)
     for each in buffers:
@@ -212,26 +244,26 @@ def receive(connection: Connection[Any, Any]) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
-def _pickled(message: object) -> tuple[bytes, list[memoryview]]:
-    """`message`, and the large buffers that are to follow it."""
-    buffers: list[memoryview] = []
+def pickled(message: object, buffers: list[memoryview] | None = None) -> bytes:
+    """`message` for another process; large buffers are left out and go to `buffers`, if given."""
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes >= _LARGE:
-            buffers.append(raw)
-            return False
-        return True
+        if buffers is None or raw.nbytes < _LARGE:
+            return True
+        buffers.append(raw)
+        return False
 
     try:
-        data = pickle.dumps(message, protocol=5, buffer_callback=is_small)
+        data: bytes = pickle.dumps(message, protocol=5, buffer_callback=is_small)
         if b"__main__" not in data:  # or in a text, which does no harm
-            return data, buffers
+            return data
     except Exception:  # cloudpickle can more, and takes several times as long for small arrays
         pass
-    buffers.clear()
+    if buffers:
+        buffers.clear()
     data = cloudpickle.dumps(message, protocol=5, buffer_callback=is_small)
-    return data, buffers
+    return data  # noqa: RET504 -- which is where it has its type
 
 
 def _write(connection: Connection[Any, Any], buffer: memoryview) -> None:

@@ -97,24 +97,26 @@ class Stage:
         self._parse = parts.requests.parse
         self._features = parts.function.options.features is not None
         policy = parts.function.options.policy
+        count = step.workers or 1  # workers
         self.scheduler = Scheduler(
             replace(
                 policy,
                 flush="window",  # which holds a batch until it is full
                 timeout_ms=1e15,
-                max_concurrent_batches=2 * (step.workers or 1),
+                max_concurrent_batches=2 * count,
                 prefetch=0,
                 max_queue_size=None,
                 queue_timeout_ms=None,
             )
         )
-        self.limit = AHEAD * policy.batch_size  # rows that may be read and not yet done
+        # rows that may be read and not yet done
+        self.limit = max(AHEAD, 2 * count + 1) * policy.batch_size
         # those, however large they are, that keep the workers busy
-        self.least = (1 + (step.workers or 1)) * policy.batch_size
+        self.least = (1 + count) * policy.batch_size
         # Batches of items that may be prepared and not yet run: what `preprocess` makes is often
         # far larger than the row, as images are than their paths. For lengths, all are looked at.
         varies = parts.function.options.length is not None or self._features
-        self._prepared = AHEAD if varies else 2 * (step.workers or 1) + 1
+        self._prepared = self.limit // policy.batch_size if varies else 2 * count + 1
         self._auto = None if not isinstance(step.batch_size, Auto) else _AutoSize(step.batch_size)
         if self._auto:
             self.scheduler.capacity.batch_size = self._auto.size

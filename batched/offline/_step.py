@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from .._batched import _BatchedBase, parts_of
@@ -32,7 +33,7 @@ class Auto:
 
     def __post_init__(self) -> None:
         for name in ("least", "most"):
-            _check_whole(f"Auto: {name}", getattr(self, name))
+            check_whole(f"Auto: {name}", getattr(self, name))
         if self.most < self.least:
             raise ValueError(
                 f"Auto: most must be at least {self.least}, which is least, got {self.most}"
@@ -78,10 +79,10 @@ class Step:
     else the decorated function's own `max_concurrent_batches`, or 1.
     """
     processes: bool = field(default=False, kw_only=True)
-    """Whether each worker is a process."""
+    """Whether each worker is a process; on Ray it is one in any case."""
     timeout_s: float | None = field(default=None, kw_only=True)
-    """Longest time of one call (s), after which it is cut off; needs processes or a coroutine
-    function.
+    """Longest time of one call (s), after which it is cut off; needs processes, which actors are,
+    too, or a coroutine function.
     """
     retry: Retry = field(default_factory=Retry, kw_only=True)
     """Errors of a service, and how often a call is made again after one."""
@@ -99,6 +100,10 @@ class Step:
     """Instances that each worker keeps, of a class with `route`; the one that was used least lately
     goes.
     """
+    num_cpus: float | None = field(default=None, kw_only=True)
+    """CPUs of each worker that is an actor of Ray; None: as the engine says."""
+    num_gpus: float | None = field(default=None, kw_only=True)
+    """GPUs, likewise."""
     isolate_errors: bool = field(default=True, kw_only=True)
     """Whether rows that fail are found, and cost nothing but themselves."""
 
@@ -124,7 +129,9 @@ class Step:
         for which in ("batch_size", "workers", "max_models"):
             given = getattr(self, which)
             if given is not None and not isinstance(given, Auto):
-                _check_whole(f"step {name!r}: {which}", given)
+                check_whole(f"step {name!r}: {which}", given)
+        for which in ("num_cpus", "num_gpus"):
+            check_amount(f"step {name!r}: {which}", getattr(self, which) or 0)
         for which in ("length", "preprocess", "postprocess", "route"):
             given = getattr(self, which)
             if given is not None and not callable(given):
@@ -233,7 +240,14 @@ def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:
     raise AssertionError(f"a worker calls a function of its own with {items}")
 
 
-def _check_whole(what: str, value: object) -> None:
+def check_amount(what: str, value: object) -> None:
+    """Raises a ValueError unless `value` is a number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < inf:
+        raise ValueError(f"{what} must be a number of at least 0, got {value!r}")
+
+
+def check_whole(what: str, value: object) -> None:
+    """Raises a TypeError or ValueError unless `value` is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an integer of at least 1, got {value!r}")
     if value < 1:

@@ -1,7 +1,7 @@
 """Workers of a step: they take its batches, and put what became of them into a queue.
 
-Each worker is a thread with a place for the function (`_places.py`); the batches of a coroutine
-function run as tasks of one loop. Rules:
+Each worker is a thread with a place for the function (`_places.py`, `_ray.py`); the batches of a
+coroutine function run as tasks of one loop. Rules:
 
 1. A worker runs a batch as the online runtimes do, by `Execution`. Its calls pass through
    `BatchRun`, which knows what is special here; drivers in this module make them.
@@ -29,6 +29,7 @@ from .._runtime.async_backend import ends_current_task
 from ..errors import TimeLimitExceeded
 from ._batch_run import BatchRun, Done, WorkerSpec
 from ._places import BuildError, Here, InProcess, Place, PlaceClosed
+from ._ray import Actors
 
 _KILL_TIME: Final = 10.0
 """Time for a worker to end once its process was killed, or its task cancelled (s)."""
@@ -86,22 +87,30 @@ class Workers(ABC):
         )
 
 
+def _places_of(spec: WorkerSpec) -> list[Place]:
+    """The place of each worker; on Ray they share one."""
+    function, workers = spec.function, range(spec.workers)
+    if spec.engine is None and not spec.processes:
+        return [Here(function) for _ in workers]
+    payload = function.pickled(spec.retry.on)
+    if spec.engine is not None:
+        count = spec.workers // spec.engine.max_in_flight
+        return [Actors(spec.engine, spec.name, payload, count, spec.timeout_s)] * spec.workers
+    return [InProcess(spec.name, payload, spec.timeout_s) for _ in workers]
+
+
 class ThreadWorkers(Workers):
     """Threads, each with a place of its own."""
 
     def __init__(self, spec: WorkerSpec, outbox: SimpleQueue[Done]) -> None:
         super().__init__(spec, outbox)
         self._inbox: SimpleQueue[tuple[Batch, bool] | None] = SimpleQueue()
-        function, places = spec.function, range(spec.workers)
-        self._places: list[Place]
-        if spec.processes:
-            payload = function.pickled(spec.retry.on)
-            self._places = [InProcess(spec.name, payload, spec.timeout_s) for _ in places]
-        else:
-            self._places = [Here(function) for _ in places]
+        self._places = _places_of(spec)
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
+        if self._spec.engine is not None:
+            self._spec.engine.join()
         self._threads = [
             threading.Thread(
                 target=self._work, args=(place,), name=f"batched-{self._spec.name}", daemon=True
@@ -123,7 +132,8 @@ class ThreadWorkers(Workers):
         finally:  # also if Ctrl-C ends the wait
             for place in self._places:
                 place.kill()
-        _join(self._threads, _KILL_TIME if self._spec.processes else 0)
+        elsewhere = self._spec.processes or self._spec.engine is not None
+        _join(self._threads, _KILL_TIME if elsewhere else 0)
 
     def _work(self, place: Place) -> None:
         try:

@@ -1,0 +1,410 @@
+"""Ray: an engine of which each worker is an actor of a cluster.
+
+The driver forms batches, finds bad rows, learns what fits in memory, and commits, as with any other
+engine; only the function computes elsewhere. So a run goes on where one with another engine ended.
+Rules of the actors of a step:
+
+1. Each builds the function once; of a class, one instance. They work as they come: those that are
+   there do not wait for others.
+2. `max_in_flight` batches are on their way to each, so that it never waits for the driver. It runs
+   one after another, in the order in which they were sent.
+3. One that is lost, with its process or its node, is replaced. The calls that were on their way to
+   it are made again, each with no other beside it. What loses an actor then is at fault itself: so
+   a row that kills its process costs no other row, and neither does a node that goes.
+4. It is an error if there is none for `startup_timeout_s`.
+5. They end with the run, and with the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import textwrap
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+from ..errors import TimeLimitExceeded, WorkerDied
+from ._errors import RemoteError
+from ._places import BUILDS, BuildError, PlaceClosed
+from ._serving import Server, pickled
+from ._step import check_amount, check_whole
+
+_logger = logging.getLogger("batched")
+
+_POLL: Final = 0.5
+"""Longest time between two looks at whether a wait is to end (s)."""
+
+_PATIENCE: Final = 10.0
+"""Time without an actor after which that is logged (s)."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """An engine for `run`: functions compute in actors of a Ray cluster, `workers` of them for each
+    step. Coroutine functions stay with the driver, on its loop.
+
+    Needs the extra `ray`, and the same versions of Python, Ray and this library on all nodes. The
+    driver is part of the cluster at `address`, or of the one that it runs in; without either it
+    starts one on this machine.
+
+    Raises:
+        TypeError, ValueError: a setting is of the wrong type or out of its range.
+    """
+
+    address: str | None = None
+    """Address of the cluster, as `ray.init` takes it."""
+    num_cpus: float = 1
+    """CPUs of each actor; a part of one is possible. Of steps that do not say."""
+    num_gpus: float = 0
+    """GPUs of each actor, likewise."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Other resources of each actor, by name."""
+    runtime_env: Mapping[str, Any] | None = None
+    """What actors need on their nodes, as Ray takes it: packages, files, variables."""
+    startup_timeout_s: float = 300
+    """Longest time in which a step has no actor (s): for nodes, and what they need, to come."""
+    max_in_flight: int = 2
+    """Batches sent to an actor and not yet answered; at least 1."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("num_cpus", self.num_cpus),
+            ("num_gpus", self.num_gpus),
+            *self.resources.items(),
+        ):
+            check_amount(f"Ray: {name}", value)
+        check_amount("Ray: startup_timeout_s", self.startup_timeout_s)
+        check_whole("Ray: max_in_flight", self.max_in_flight)
+
+    def check(self) -> None:
+        """Raises an ImportError if the extra is missing."""
+        _import_ray()
+
+    def join(self) -> None:
+        """Makes this process part of the cluster, unless it is part of one already.
+
+        Raises:
+            ConnectionError: there is no cluster at the address.
+        """
+        ray = _import_ray()
+        if not ray.is_initialized():
+            ray.init(address=self.address, logging_level=logging.WARNING)
+
+    def text(self) -> str:
+        """What each actor asks for, for people."""
+        needs = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
+        return ", ".join(f"{name}={value:g}" for name, value in needs.items() if value) or "nothing"
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            "engine=offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
+        ) from error
+    return ray
+
+
+class RemoteServer:
+    """The function of a step in an actor. Messages are pickled here and by the driver, not by Ray,
+    so that what cannot be pickled, or read, is an answer like any other.
+    """
+
+    def __init__(self, name: str, payload: bytes) -> None:
+        self._server = Server(name, payload)
+
+    def join(self) -> None:
+        """Nothing; that it is answered tells that the actor is there."""
+
+    def build(self) -> RemoteError | None:
+        return self._server.build()
+
+    def answer(self, message: bytes) -> bytes:
+        server = self._server
+        try:
+            args, kwargs = pickle.loads(message)
+        except Exception as error:
+            return pickled(server.unreadable(error))
+        try:
+            return pickled(server.answer(args, kwargs))
+        except Exception as error:
+            return pickled(server.unsendable(error))
+
+
+class _Actor:
+    """An actor, as the driver knows it."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.joined = False  # it has its resources, and builds the function
+        self.ready = False
+        self.calls: list[object] = []  # on their way, in their order
+        self.reserved = False  # for one call, beside which there is no other
+        self.freed = 0.0  # moment of its last answer (s)
+
+
+class _LostError(Exception):
+    """The actor of a call is gone, or its answer; says why."""
+
+
+class Actors:
+    """The actors of one step: a place that several threads share."""
+
+    def __init__(
+        self, engine: Ray, name: str, payload: bytes, count: int, timeout_s: float | None
+    ) -> None:
+        self._engine = engine
+        self._name = name
+        self._payload: Any = payload
+        self._count = count
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()  # guards what follows
+        self._actors: list[_Actor] = []
+        # those that come, by what they will answer, which is that they are there, or built
+        self._comings: dict[Any, tuple[_Actor, bool]] = {}
+        self._users = 0
+        self._deaths = 0  # of actors in a row that were never ready
+        self._ended: BaseException | None = None  # why no call is taken
+
+    def start(self) -> None:
+        """Returns once one is ready.
+
+        Raises:
+            BuildError: the function cannot be built, or the cluster has no room.
+        """
+        with self._changed:
+            self._users += 1
+            if self._users == 1:
+                self._payload = _import_ray().put(self._payload)
+                for _ in range(self._count):
+                    self._create()
+                threading.Thread(target=self._watch, name="batched-ray", daemon=True).start()
+            while not any(actor.ready for actor in self._actors):
+                self._wait()
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Output of the function.
+
+        Raises:
+            RemoteError: what it raised.
+            TimeLimitExceeded: it took too long, and its actor was ended.
+            WorkerDied: it lost two actors, the second one with nothing beside it.
+            BuildError: it had to be built again, and could not; or the cluster has no room now.
+            PlaceClosed: `kill` was called.
+        """
+        message = pickled((args, kwargs))
+        try:
+            answer = self._ask(message, alone=False)
+        except _LostError:
+            try:
+                answer = self._ask(message, alone=True)
+            except _LostError as lost:
+                raise WorkerDied(f"the actor of {self._name} was lost: {lost}") from None
+        if isinstance(answer, RemoteError):
+            raise answer
+        return answer[0]
+
+    def close(self) -> None:
+        with self._changed:
+            self._users -= 1
+            if not self._users:
+                self._end(PlaceClosed())
+
+    def kill(self) -> None:
+        with self._changed:
+            self._end(PlaceClosed())
+
+    # a call
+
+    def _ask(self, message: bytes, *, alone: bool) -> Any:
+        from ray import get
+        from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
+
+        call = object()
+        actor, reference = self._send(message, call, alone)
+        sent = perf_counter()
+        try:
+            while True:
+                left = math.inf
+                if self._timeout_s is not None and actor.calls[0] is call:  # it runs
+                    left = max(sent, actor.freed) + self._timeout_s - perf_counter()
+                try:
+                    return pickle.loads(get(reference, timeout=max(0.0, min(left, _POLL))))
+                except GetTimeoutError:
+                    if left <= 0:
+                        self._replace(actor)
+                        raise TimeLimitExceeded(
+                            f"{self._name} took longer than timeout_s={self._timeout_s:g}, and "
+                            "was ended"
+                        ) from None
+                except RayActorError as error:
+                    self._replace(actor)
+                    raise _LostError(_reason(error)) from None
+                except ObjectLostError as error:  # with the node that had the answer
+                    raise _LostError(_reason(error)) from None
+        finally:
+            with self._changed:
+                actor.calls.remove(call)
+                actor.freed = perf_counter()
+                if alone:
+                    actor.reserved = False
+                self._changed.notify_all()
+
+    def _send(self, message: bytes, call: object, alone: bool) -> tuple[_Actor, Any]:
+        """Sends a call to the actor that has least to do, as soon as it may be sent."""
+        with self._changed:
+            while True:
+                free = [actor for actor in self._actors if actor.ready and not actor.reserved]
+                actor = min(free, key=lambda each: len(each.calls), default=None)
+                if actor is None:
+                    self._wait()
+                elif alone:
+                    actor.reserved = True  # or others would come between for ever
+                    while actor.calls and actor.ready:
+                        self._wait()
+                    if actor.ready:
+                        break
+                elif len(actor.calls) < self._engine.max_in_flight:
+                    break
+                else:
+                    self._wait()
+            actor.calls.append(call)
+            return actor, actor.handle.answer.remote(message)
+
+    def _wait(self) -> None:
+        """Waits, with the lock, for any change."""
+        if self._ended is None:
+            self._changed.wait(_POLL)
+        if self._ended is not None:
+            raise self._ended
+
+    # actors
+
+    def _create(self) -> None:
+        engine = self._engine
+        remote: Any = _import_ray().remote(RemoteServer)
+        handle = remote.options(
+            num_cpus=engine.num_cpus,
+            num_gpus=engine.num_gpus,
+            resources=dict(engine.resources),
+            runtime_env=None if engine.runtime_env is None else dict(engine.runtime_env),
+            max_restarts=0,  # it is replaced here
+        ).remote(self._name, self._payload)
+        actor = _Actor(handle)
+        self._actors.append(actor)
+        self._comings[handle.join.remote()] = actor, False
+        self._comings[handle.build.remote()] = actor, True
+
+    def _replace(self, actor: _Actor) -> None:
+        """Has another one come for `actor`, which is gone, or is to go."""
+        with self._changed:
+            if self._ended is not None:
+                raise self._ended
+            if actor not in self._actors:
+                return
+            self._actors.remove(actor)
+            actor.ready = False
+            self._comings = {
+                answer: coming for answer, coming in self._comings.items() if coming[0] is not actor
+            }
+            _kill(actor.handle)
+            self._create()
+            self._changed.notify_all()
+
+    def _end(self, why: BaseException) -> None:
+        """Takes no more calls, with the lock."""
+        if self._ended is None:
+            self._ended = why
+            for actor in self._actors:
+                _kill(actor.handle)
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        """Notes which actors come, in a thread of its own."""
+        try:
+            since, told = perf_counter(), False  # time without one that is there
+            while self._ended is None:
+                self._note_comings()
+                now = perf_counter()
+                if any(actor.joined for actor in self._actors):
+                    since, told = now, False
+                elif now - since > self._engine.startup_timeout_s:
+                    raise TimeoutError(self._no_room(now - since))
+                elif now - since > _PATIENCE and not told:
+                    told = True
+                    _logger.warning("%s; waiting for room", self._no_room(now - since))
+        except BaseException as error:
+            with self._changed:
+                self._end(BuildError(error))
+
+    def _note_comings(self) -> None:
+        """Waits for answers of actors that come, for a moment.
+
+        Raises:
+            RemoteError: one cannot build the function.
+            WorkerDied: one after the other dies before it has.
+        """
+        import ray
+        from ray.exceptions import RayActorError
+
+        with self._changed:
+            comings = [*self._comings]
+            if not comings:
+                self._changed.wait(_POLL)
+                return
+        for answer in ray.wait(comings, timeout=_POLL)[0]:
+            with self._changed:
+                actor, is_built = self._comings.pop(answer, (None, False))
+                if actor is None:  # it was replaced
+                    continue
+                try:
+                    failed = ray.get(answer)
+                except RayActorError as error:
+                    self._deaths += 1
+                    if self._deaths == BUILDS:
+                        raise WorkerDied(
+                            f"the actor of {self._name} was lost while it was built, "
+                            f"{BUILDS} times in a row: {_reason(error)}"
+                        ) from None
+                    self._replace(actor)
+                    continue
+                if failed is not None:
+                    raise failed
+                actor.joined, actor.ready = True, is_built
+                self._deaths = 0 if is_built else self._deaths
+                self._changed.notify_all()
+
+    def _no_room(self, seconds: float) -> str:
+        import ray
+
+        def text(resources: Mapping[str, float]) -> str:
+            return ", ".join(
+                f"{name}={value:g}"
+                for name, value in sorted(resources.items())
+                if name in ("CPU", "GPU") or name in self._engine.resources
+            )
+
+        return (
+            f"step {self._name!r} has no actor after {seconds:.0f} s: each asks for "
+            f"{self._engine.text()}; the cluster has {text(ray.cluster_resources())}, of which "
+            f"{text(ray.available_resources()) or 'nothing'} is free"
+        )
+
+
+def _kill(handle: Any) -> None:
+    import ray
+
+    if ray.is_initialized():  # else this program ends, and the actors have ended before it
+        ray.kill(handle)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray says in short, without the numbers of the actor."""
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]
+    text, _, _ = " ".join(lines).partition(" Some common causes")
+    return textwrap.shorten(text, 300)

@@ -1,0 +1,277 @@
+"""Runs on a real Ray: two raylets on this machine, of which one comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("ray")
+
+import pyarrow.parquet as pq
+import ray
+import ray_steps
+
+from batched import offline
+from batched.offline._progress import Progress
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("default"),  # of Ray itself
+]
+
+TESTS = Path(__file__).parents[1]
+CPUS = 2
+"""Those of the node that stays."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    found = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": CPUS, "include_dashboard": False, "object_store_memory": 2**28},
+    )
+    ray.init(address=found.address, logging_level="ERROR", log_to_driver=False)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def rows(count: int, **odd: str) -> list[dict[str, Any]]:
+    """Rows with a text of their own, but for those named by `row5="BAD"`."""
+    return [{"id": n, "text": odd.get(f"row{n}", f"row {n}")} for n in range(count)]
+
+
+def pipeline(log: Path, pause: float = 0.0, **settings: Any) -> offline.Pipeline:
+    return offline.Pipeline(
+        offline.Step(
+            ray_steps.Shout,
+            args=(str(log), pause),
+            input=["id", "text"],
+            output="loud",
+            version=1,
+        ),
+        offline.Step(
+            ray_steps.measure,
+            input=["id", "loud"],
+            output=["size", "vector"],
+            num_cpus=0,
+            **settings,
+        ),
+    )
+
+
+def run(steps: offline.Pipeline, source: Any, dest: Path, **more: Any) -> offline.Report:
+    engine = offline.Ray(startup_timeout_s=60)
+    settings = {"engine": engine, "workers": CPUS, "key": "id", "watch": False}
+    return steps.run(source, dest, **{**settings, **more})
+
+
+def test_each_actor_builds_its_class_once_and_the_result_is_that_of_any_engine(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    dest, local = tmp_path / "ray.parquet", tmp_path / "local.parquet"
+    report = run(pipeline(log, 0.002), rows(5000), dest)
+    assert (report.ok, report.failed) == (5000, 0)
+    words = ray_steps.notes(log)
+    built = [int(each[1]) for each in words if each[0] == "built"]
+    assert len(built) == len(set(built)) == CPUS
+    assert os.getpid() not in built
+    assert {int(each[1]) for each in words} == set(built), "all of them work"
+    seen = Counter(key for each in words if each[0] == "rows" for key in each[2:])
+    assert set(seen.values()) == {1}
+    assert len(seen) == 5000
+    run(pipeline(tmp_path / "other"), rows(5000), local, engine=None)
+    assert dest.read_bytes() == local.read_bytes()
+
+
+def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
+    odd = {"row5": "bad", "row15": "exit", "row25": "sys.exit", "row35": "hang"}
+    steps = pipeline(tmp_path / "log", timeout_s=1.0, processes=True)
+    report = run(steps, rows(100, **odd), tmp_path / "out.parquet", batch_size=4)
+    assert (report.ok, report.failed) == (96, 4)
+    letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
+    assert letters[5] == "ValueError: bad row"
+    assert letters[15].startswith("WorkerDied: the actor of measure was lost: ")
+    assert letters[25] == "SystemExit: 3"
+    assert "timeout_s=1" in letters[35]
+
+
+def killed_once(log: Path, kill: Callable[[int], object], after: int) -> threading.Thread:
+    """A thread that kills, once so many batches have begun, the process of the latest one."""
+
+    def wait_and_kill() -> None:
+        pause = threading.Event()
+        while len(words := [each for each in ray_steps.notes(log) if each[0] == "rows"]) < after:
+            pause.wait(0.01)
+        kill(int(words[-1][1]))
+
+    thread = threading.Thread(target=wait_and_kill)
+    thread.start()
+    return thread
+
+
+def recomputed(log: Path, committed: set[int]) -> set[int]:
+    """Rows computed although they were committed."""
+    return committed & {int(key) for each in ray_steps.notes(log) for key in each[2:]}
+
+
+def test_a_killed_actor_costs_nothing_but_the_calls_on_their_way(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    killer = killed_once(log, lambda pid: os.kill(pid, signal.SIGKILL), after=20)
+    report = run(pipeline(log, 0.02), rows(2000), tmp_path / "out.parquet", batch_size=25)
+    killer.join()
+    assert (report.ok, report.failed) == (2000, 0)
+    words = ray_steps.notes(log)
+    again = Counter(key for each in words if each[0] == "rows" for key in each[2:])
+    assert sum(count > 1 for count in again.values()) <= 2 * 25
+
+
+def test_a_node_that_comes_is_used_and_one_that_goes_costs_no_row(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    nodes: list[Any] = []
+
+    def change(snapshot: offline.Snapshot) -> None:  # in this thread, as Ray has it
+        built = sum(each[0] == "built" for each in ray_steps.notes(log))
+        if built == CPUS and not nodes:
+            nodes.append(cluster.add_node(num_cpus=CPUS, object_store_memory=2**28))
+        elif built == 2 * CPUS and nodes[0] in cluster.list_all_nodes():
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            sizes.append(snapshot.steps[0].ok)
+
+    sizes: list[int] = []
+    report = run(
+        pipeline(log, 0.05),
+        rows(6000),
+        tmp_path / "out.parquet",
+        workers=2 * CPUS,
+        batch_size=16,
+        watch=change,
+    )
+    assert (report.ok, report.failed) == (6000, 0)
+    assert 0 < sizes[0] < 6000, "in the middle of the run"
+
+
+def committed_in(dest: Path) -> set[int]:
+    path = Path(f"{dest}.progress")
+    if not path.exists():
+        return set()
+    with contextlib.closing(Progress.open(path)) as progress:
+        found = progress.committed(range(5000))
+    return {int(key) for (key, step), each in found.items() if step == 0 and each.status == "ok"}
+
+
+DRIVER = """
+import sys, pathlib
+from batched import offline
+sys.path[:0] = [{tests!r}]
+from offline.test_ray import pipeline, rows, run
+dest, log, address = sys.argv[1:]
+engine = offline.Ray(address=address) if address else None
+run(pipeline(pathlib.Path(log), 0.01), rows(5000), pathlib.Path(dest), engine=engine, batch_size=32)
+"""
+
+
+def test_killed_drivers_of_engines_in_turn_compute_nothing_twice(
+    cluster: Any, tmp_path: Path
+) -> None:
+    dest, log, whole = tmp_path / "out.parquet", tmp_path / "log", tmp_path / "whole.parquet"
+    for address in (cluster.address, "", cluster.address, ""):
+        before = committed_in(dest)
+        log.unlink(missing_ok=True)
+        with subprocess.Popen(
+            [sys.executable, "-c", DRIVER.format(tests=str(TESTS)), str(dest), str(log), address],
+            stderr=subprocess.DEVNULL,
+        ) as driver:
+            killer = killed_once(log, lambda _: driver.kill(), after=30)
+            killer.join()
+        assert driver.returncode == -signal.SIGKILL
+        assert len(committed_in(dest)) > len(before)
+        assert not recomputed(log, before)
+    run(pipeline(log, 0.01), rows(5000), dest)
+    run(pipeline(log), rows(5000), whole, engine=None)
+    assert dest.read_bytes() == whole.read_bytes()
+
+
+def test_a_cluster_without_room_is_told_in_one_sentence(cluster: Any, tmp_path: Path) -> None:
+    engine = offline.Ray(num_cpus=64, num_gpus=0.5, startup_timeout_s=1)
+    with pytest.raises(TimeoutError) as refused:
+        run(pipeline(tmp_path / "log"), rows(10), tmp_path / "out.parquet", engine=engine)
+    assert str(refused.value) == (
+        "step 'Shout' has no actor after 1 s: each asks for num_cpus=64, num_gpus=0.5; the cluster "
+        "has CPU=2, of which CPU=2 is free"
+    )
+    assert run(pipeline(tmp_path / "log"), rows(10), tmp_path / "out.parquet").ok == 10
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "message"),
+    [
+        (ray_steps.Broken, Exception, "FileNotFoundError: no model.bin"),
+        (ray_steps.Dying, Exception, "lost while it was built, 3 times in a row"),
+    ],
+)
+def test_what_cannot_be_built_is_told(
+    cluster: Any, tmp_path: Path, broken: Any, error: type[Exception], message: str
+) -> None:
+    step = offline.Step(broken, input="text", output="out")
+    with pytest.raises(error, match=message):
+        run(offline.Pipeline(step), rows(10), tmp_path / "out.parquet")
+
+
+def test_a_coroutine_function_stays_with_the_driver(cluster: Any, tmp_path: Path) -> None:
+    step = offline.Step(ray_steps.wait, input="text", output="pid")
+    dest = tmp_path / "out.parquet"
+    run(offline.Pipeline(step), rows(10), dest)
+    assert set(pq.read_table(dest)["pid"].to_pylist()) == {os.getpid()}
+
+
+def test_nothing_is_left_of_a_run(cluster: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    run(pipeline(log), rows(100), tmp_path / "out.parquet")
+    pids = {int(each[1]) for each in ray_steps.notes(log)}
+    pause = threading.Event()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        pause.wait(0.01)
+    assert not [each for each in threading.enumerate() if each.name.startswith("batched-ray")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"num_gpus": -1}, "Ray: num_gpus must be a number of at least 0, got -1"),
+        ({"num_cpus": True}, "Ray: num_cpus must be a number of at least 0, got True"),
+        ({"resources": {"tpu": "1"}}, "Ray: tpu must be a number of at least 0, got '1'"),
+        ({"startup_timeout_s": float("nan")}, "startup_timeout_s must be a number of at least 0"),
+        ({"max_in_flight": 0}, "Ray: max_in_flight must be at least 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        offline.Ray(**settings)
+
+
+def test_an_engine_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="engine must be an offline.Ray, got 'ray'"):
+        run(pipeline(tmp_path / "log"), rows(1), tmp_path / "out.parquet", engine="ray")

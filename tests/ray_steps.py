@@ -1,0 +1,68 @@
+"""Batch functions for actors, in a module that they can import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def note(log: str, *words: object) -> None:
+    """Writes a line down; a kill does not undo it."""
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, (" ".join(map(str, words)) + "\n").encode())
+    os.close(file)
+
+
+def notes(log: Path) -> list[list[str]]:
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+class Shout:
+    """A model: it notes each time that it is built, and each row."""
+
+    def __init__(self, log: str, pause: float = 0.0) -> None:
+        self.log, self.pause = log, pause
+        note(log, "built", os.getpid())
+
+    def __call__(self, items: list[dict[str, Any]]) -> list[str]:
+        note(self.log, "rows", os.getpid(), *(item["id"] for item in items))
+        time.sleep(self.pause)
+        return [item["text"].upper() for item in items]
+
+
+def measure(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for item in items:
+        match item["loud"]:
+            case "BAD":
+                raise ValueError("bad row")
+            case "EXIT":
+                os._exit(0)
+            case "HANG":
+                time.sleep(1e6)
+            case "SYS.EXIT":
+                raise SystemExit(3)
+    return [{"size": len(item["loud"]), "vector": [item["id"] / 7, 1.0]} for item in items]
+
+
+async def wait(items: list[str]) -> list[int]:
+    await asyncio.sleep(0)
+    return [os.getpid()] * len(items)
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise FileNotFoundError("no model.bin")
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return items
+
+
+class Dying:
+    def __init__(self) -> None:
+        os._exit(1)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return items
