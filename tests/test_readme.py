@@ -76,6 +76,8 @@ def test_every_python_block_runs(
         if package in block:
             pytest.importorskip(package)
     with contextlib.ExitStack() as ends:
+        if "offline.Ray" in block:
+            ends.callback(pytest.importorskip("ray").shutdown)
         if CHAT_SERVICE in block:
             pytest.importorskip("openai")
             server = ends.enter_context(chat_server(answer_as_asked))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import sys
 import textwrap
 import threading
 from collections.abc import Mapping
@@ -112,10 +113,12 @@ def _import_ray() -> Any:
 
 class RemoteServer:
     """The function of a step in an actor. Messages are pickled here and by the driver, not by Ray,
-    so that what cannot be pickled, or read, is an answer like any other.
+    so that what cannot be pickled, or read, is an answer like any other. Modules are looked for
+    where the driver looks, too.
     """
 
-    def __init__(self, name: str, payload: bytes) -> None:
+    def __init__(self, name: str, payload: bytes, path: list[str]) -> None:
+        sys.path += [each for each in path if each not in sys.path]
         self._server = Server(name, payload)
 
     def join(self) -> None:
@@ -294,7 +297,7 @@ class Actors:
             resources=dict(engine.resources),
             runtime_env=None if engine.runtime_env is None else dict(engine.runtime_env),
             max_restarts=0,  # it is replaced here
-        ).remote(self._name, self._payload)
+        ).remote(self._name, self._payload, sys.path)
         actor = _Actor(handle)
         self._actors.append(actor)
         self._comings[handle.join.remote()] = actor, False

@@ -40,8 +40,6 @@ CPUS = 2
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     found = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": CPUS, "include_dashboard": False, "object_store_memory": 2**28},
@@ -50,7 +48,6 @@ def cluster() -> Iterator[Any]:
     yield found
     ray.shutdown()
     found.shutdown()
-    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
 def rows(count: int, **odd: str) -> list[dict[str, Any]]:

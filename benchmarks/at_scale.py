@@ -1,0 +1,130 @@
+"""How long would very many rows take on a cluster, and what ends first? Rates of the parts of a
+run, measured on this machine, and what follows from them.
+
+Run: python benchmarks/at_scale.py [--rows 1e9] [--gpus 64] [--per-gpu 2000] [--save]
+
+Each part is measured with the same rows: texts whose results are vectors of 384 floats. A part that
+works through a driver is done by one process, however many actors there are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ray
+from clusters import ON_RAY, Maker, paced
+
+from offline import folder, texts, timed, write_rows
+from report import Figure, Result, conclude, parser
+
+ROWS = 200_000
+WIDTH = 384
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one driver does on this machine."""
+
+    through: float
+    """Rows a second from actors to the progress file."""
+    resumed: float
+    """Rows a second of a run that finds all committed."""
+    merged: float
+    """Rows a second of the result's writing."""
+    stored: float
+    """Bytes of a row in the progress file."""
+    resulting: float
+    """Bytes of a row in the result."""
+
+
+def measured(home: Path) -> Rates:
+    source, dest = home / "rows.parquet", home / "out.parquet"
+    write_rows(source, texts(ROWS))
+    step = Maker, {"args": (WIDTH,)}
+    ray.init(num_cpus=2, logging_level="ERROR", log_to_driver=False)
+    try:
+        through = paced(step, source, dest, 2, ON_RAY).rate
+    finally:
+        ray.shutdown()
+
+    def again() -> None:
+        paced(step, source, dest, 2, None)
+
+    stored, resulting = (path.stat().st_size / ROWS for path in (Path(f"{dest}.progress"), dest))
+    found = timed(again)
+    dest.unlink()
+    with_merge = timed(again)
+    return Rates(through, ROWS / found, ROWS / (with_merge - found), stored, resulting)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """So many rows on so many GPUs, in so many runs, each with a driver of its own."""
+
+    rows: float
+    gpus: int
+    per_gpu: float
+    """Rows a second of one GPU."""
+    runs: int = 1
+
+    def figures(self, rates: Rates) -> list[Figure]:
+        share = self.rows / self.runs
+        computing = self.rows / (self.gpus * self.per_gpu) / HOUR
+        driving = share / rates.through / HOUR
+        hours = {
+            "GPUs compute": computing,
+            "a driver takes results and commits them": driving,
+            "rows are under way, the longer of both": max(computing, driving),
+            "a result is written, once all is committed": share / rates.merged / HOUR,
+            "a killed run reads and looks up all rows": share / rates.resumed / HOUR,
+        }
+        terabytes = {
+            "progress file of a run": share * rates.stored / 1e12,
+            "result of a run": share * rates.resulting / 1e12,
+        }
+        title = f"{self.runs} run{'s' if self.runs > 1 else ''}"
+        return [
+            *(Figure(f"{title}: {name}", [value], "h") for name, value in hours.items()),
+            *(Figure(f"{title}: {name}", [value], "TB") for name, value in terabytes.items()),
+        ]
+
+    def enough(self, rates: Rates) -> int:
+        """Runs at once, from which on the GPUs are the slowest part."""
+        return math.ceil(self.gpus * self.per_gpu / rates.through)
+
+
+def result(plan: Plan) -> Result:
+    with folder() as home:
+        rates = measured(home)
+    alone = [
+        Figure("rows through a driver", [rates.through], "rows/s"),
+        Figure("rows that a run finds committed", [rates.resumed], "rows/s"),
+        Figure("rows written to a result", [rates.merged], "rows/s"),
+        Figure("a row in the progress file", [rates.stored], "bytes"),
+        Figure("a row of the result", [rates.resulting], "bytes"),
+    ]
+    several = replace(plan, runs=plan.enough(rates))
+    notes = (
+        f"{plan.rows:,.0f} rows, {plan.gpus} GPUs of {plan.per_gpu:,.0f} rows/s each.",
+        "A run has a driver, a progress file and a result of its own.",
+        f"Results are vectors of {WIDTH} floats. Actors and driver shared the cores.",
+    )
+    figures = [*alone, *plan.figures(rates), *several.figures(rates)]
+    return Result(figures, packages=("ray", "pyarrow"), notes=notes)
+
+
+def main() -> None:
+    command = parser(__doc__ or "")
+    command.add_argument("--rows", type=float, default=1e9)
+    command.add_argument("--gpus", type=int, default=64)
+    command.add_argument("--per-gpu", type=float, default=2000, help="rows a second")
+    arguments = command.parse_args()
+    plan = Plan(arguments.rows, arguments.gpus, arguments.per_gpu)
+    conclude(lambda: result(plan), arguments)
+
+
+if __name__ == "__main__":
+    main()
