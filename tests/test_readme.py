@@ -77,6 +77,7 @@ def test_every_python_block_runs(
             pytest.importorskip(package)
     with contextlib.ExitStack() as ends:
         if "offline.Ray" in block:
+            monkeypatch.setenv("RAY_ADDRESS", "local")  # not that of other tests
             ends.callback(pytest.importorskip("ray").shutdown)
         if CHAT_SERVICE in block:
             pytest.importorskip("openai")
