@@ -2,7 +2,7 @@
 
 1. An object is there once its upload is completed, and then it is whole. There is no rename.
 2. pyarrow has no way to give an upload up. It completes that of a stream that is collected, and
-   hangs where this happens as Python ends. So no stream is collected (`_keep`). What was uploaded
+   hangs where this happens as Python ends. So no stream is collected (`_begin`). What was uploaded
    and not completed stays in the store, unseen, until a rule of its bucket removes it.
 3. The files of a folder are completed one after another, after the old ones have been removed, and
    last of all the empty `_SUCCESS`: with it the folder is whole.
@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -90,7 +91,7 @@ class RemoteResult(Result):
     def clear(self) -> None:
         """Removes all files of the folder, first what says that it is whole."""
         found, _ = self.find()
-        for name in sorted(found, key=lambda name: name != WHOLE):
+        for name in sorted(found):  # `WHOLE` comes before the parts
             self.filesystem.delete_file(self.locate(name))
 
     @contextmanager
@@ -132,9 +133,7 @@ class RemoteWriter(Writer):
         self._name = name
         if filesystem.type_name not in AT_ONCE:
             self._announce([])
-        where = self._result.locate(name)
-        self._stream = filesystem.open_output_stream(where, compression=None)
-        _keep(self._stream)
+        self._stream = _begin(filesystem, self._result.locate(name))
 
     def _complete(self) -> None:
         if self._result.filesystem.type_name in AT_ONCE:
@@ -167,9 +166,13 @@ class RemoteWriter(Writer):
             self._rows.close()
 
 
-def _keep(stream: Any) -> None:
-    """Has the stream never collected, which would complete its upload."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
+def _begin(filesystem: Any, key: str) -> Any:
+    """A stream that is never collected, which would complete its upload."""
+    kept: list[Any] = []
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    # in one call, after which an interrupt finds the stream in the list already
+    kept.extend(map(partial(filesystem.open_output_stream, compression=None), [key]))
+    return kept[0]
 
 
 def _open(uri: str, path: str) -> tuple[Any, str]:

@@ -34,13 +34,22 @@ pytestmark = pytest.mark.once
 
 # in a process of its own: pyarrow may wait for the store while it holds the interpreter's lock
 SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
+import os, signal, sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+class Store(DomainDispatcherApplication):
+    def __call__(self, environ, start_response):
+        # an upload that is to be interrupted as it begins is named after the process that begins it
+        _, _, name = environ["PATH_INFO"].partition("/interrupt-")
+        if name.endswith(".jsonl") and environ["QUERY_STRING"].startswith("uploads"):
+            os.kill(int(name.removesuffix(".jsonl")), signal.SIGINT)
+        return super().__call__(environ, start_response)
+
+server = make_server("127.0.0.1", 0, Store(create_backend_app), threaded=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
 sys.stdin.read()
-server.stop()
 """
 SECRET = "hidden/secret"
 NUMBERS = count()
@@ -168,26 +177,37 @@ def test_nothing_appears_before_it_is_whole_nor_where_writing_was_given_up(
 
 
 GIVEN_UP = """
-import sys
+import os, sys
 from batched.offline._result import open_result
 import pyarrow as pa
-writer = open_result(sys.argv[1]).writer(pa.schema([("text", pa.string())]))
+uri = sys.argv[1].replace("PID", str(os.getpid()))
+writer = open_result(uri).writer(pa.schema([("text", pa.string())]))
 writer.write({"text": ["x" * 6_000_000]})  # more than is uploaded at once
 if sys.argv[2] == "abort":
     writer.abort()
 """
 
 
-@pytest.mark.parametrize("end", ["abort", "none"])
-def test_a_program_that_gives_up_ends_and_leaves_nothing(end: str, bucket: Bucket) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", GIVEN_UP, bucket.uri("r.jsonl"), end],
-        check=True,
+def give_up(uri: str, end: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", GIVEN_UP, uri, end],
+        check=False,
         capture_output=True,
         text=True,
         timeout=40,
     )
-    assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("end", ["abort", "none"])
+def test_a_program_that_gives_up_ends_and_leaves_nothing(end: str, bucket: Bucket) -> None:
+    done = give_up(bucket.uri("r.jsonl"), end)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not bucket.content()
+
+
+def test_a_program_that_is_interrupted_as_it_begins_leaves_nothing(bucket: Bucket) -> None:
+    done = give_up(bucket.uri("interrupt-PID.jsonl"), "none")
+    assert done.stderr.endswith("KeyboardInterrupt\n")
     assert not bucket.content()
 
 
@@ -335,6 +355,7 @@ def test_secrets_are_in_no_report_and_in_no_file(
         "s9://key:hidden%2Fsecret@bucket/r.csv",
         "gs://key:hidden%2Fsecret@bucket/r.csv?scheme=secret",
         "abfss://account:hidden@bucket/r.csv?client_secret=secret",
+        "hdfs://key:hidden@bucket/r.csv?replication=secret",
     ],
 )
 def test_secrets_are_in_no_error(uri: str, tmp_path: Path) -> None:
@@ -360,8 +381,14 @@ def test_any_filesystem_of_pyarrow_will_do(tmp_path: Path, monkeypatch: pytest.M
     settings = SETTINGS | {"progress": tmp_path / "progress"}
     offline.run(upper, ROWS, "any://store/r/", **settings)
     offline.run(upper, ROWS[3:], "any://store/r/", **settings)
-    assert sorted(os.listdir(tmp_path / "store" / "r")) == ["_SUCCESS", "part-00000.parquet"]
-    assert pq.read_table(tmp_path / "store" / "r").column("id").to_pylist() == list(range(3, 40))
+    assert sorted(os.listdir(tmp_path / "store/r")) == ["_SUCCESS", "part-00000.parquet"]
+    assert pq.read_table(tmp_path / "store/r").column("id").to_pylist() == list(range(3, 40))
+    noted: list[Stamp] = []
+    result = open_result("any://store/r/", overwrite=True)
+    result.writer(TABLE.schema, noted.append)
+    assert os.listdir(tmp_path / "store/r") == ["part-00000.parquet"]  # half of it, for all to see
+    result = open_result("any://store/r/", known=noted)
+    assert not result.holds(noted)
 
 
 @pytest.mark.parametrize(
