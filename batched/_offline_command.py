@@ -22,6 +22,7 @@ from .offline import Auto, DeadLetter, Pipeline, Ray, Report, Step
 from .offline._pipeline import progress_path
 from .offline._progress import Progress
 from .offline._report import dead_letters, error_type, letters_of
+from .offline._result import without_credentials
 from .offline._watch import ENDS, read_status, status_path
 
 FAILED = 1
@@ -30,6 +31,7 @@ OPTIONS = {
     "on_mismatch='recompute'": "--on-mismatch recompute",
     "'keep' keeps": "--on-mismatch keep keeps",
     "overwrite=True": "--overwrite",
+    "progress=PATH": "--progress PATH",
     "another dest": "another result",
 }
 """Arguments that messages speak of, as the command line has them."""
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         argparse.ArgumentError: an argument, the source or the progress file cannot be used.
     """
     pipeline, engine = _pipeline(args), _engine(args)
+    command = command.replace(shlex.quote(args.dest), shlex.quote(without_credentials(args.dest)))
     try:
         report = pipeline.run(
             args.source,
@@ -162,7 +165,7 @@ def _say(report: Report, args: argparse.Namespace) -> None:
 
 def _status_command(args: argparse.Namespace) -> str:
     """Command line that tells of the run of these arguments."""
-    given = ["status", args.dest]
+    given = ["status", without_credentials(args.dest)]
     given += ["--progress", args.progress] if args.progress else []
     return f"{args.program} {shlex.join(given)}"
 
@@ -184,10 +187,11 @@ def status(args: argparse.Namespace) -> int:
     Raises:
         argparse.ArgumentError: there is no such run, or its dead letters cannot be read yet.
     """
-    path = progress_path(args.dest, args.progress)
-    if not path.exists():
-        raise argument_error(f"there is no run of {args.dest}: {path} does not exist")
+    args.dest = without_credentials(args.dest)
     try:
+        path = progress_path(args.dest, args.progress)
+        if not path.exists():
+            raise argument_error(f"there is no run of {args.dest}: {path} does not exist")
         if args.failed:
             for letter in dead_letters(path):
                 sys.stdout.buffer.write(orjson.dumps(letter) + b"\n")
@@ -200,7 +204,7 @@ def status(args: argparse.Namespace) -> int:
         except RunLocked:
             lines = _running(args.dest, known, path)
     except REFUSALS as error:
-        raise argument_error(first_line(error)) from error
+        raise argument_error(_as_options(first_line(error))) from error
     except OSError as error:
         raise argument_error(describe(error)) from error
     print("\n".join(lines))

@@ -223,7 +223,9 @@ def _add_run(commands: Commands) -> None:
     )
     parser.add_argument("source", help="file or glob: .csv, .jsonl or .parquet")
     parser.add_argument(
-        "dest", metavar="result", help=".parquet, .jsonl or .csv; or a folder, ending in /"
+        "dest",
+        metavar="result",
+        help=".parquet, .jsonl or .csv; or a folder, ending in /; or a URI of these (s3://...)",
     )
     parser.add_argument("--input", type=_names, metavar="A[,B]", help="columns that it reads")
     parser.add_argument("--output", type=_names, metavar="A[,B]", help="columns that it returns")

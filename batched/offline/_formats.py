@@ -51,11 +51,13 @@ QUOTED = re.compile('[",\r\n]').search
 
 
 class Parquet:
-    """Rows as one Parquet file, or as many of bounded size."""
+    """Rows as one Parquet file, or as many of bounded size; `targets` are paths, or open files that
+    are left open.
+    """
 
     def __init__(
         self,
-        paths: Iterator[Path],
+        targets: Iterator[Any],
         schema: Any,
         most_rows: float = math.inf,
         most_bytes: float = math.inf,
@@ -68,13 +70,13 @@ class Parquet:
         # of columns of numbers the dictionary is tried in vain
         texts = [field.name for field in self._schema if _is_text(field.type)]
         self._settings = {"compression": "zstd", "use_dictionary": texts or False}
-        self._paths = paths
+        self._targets = targets
         self._most_rows = most_rows
         self._most_bytes = most_bytes
         self._open()
 
     def _open(self) -> None:
-        self._file: Any = pq.ParquetWriter(next(self._paths), self._schema, **self._settings)
+        self._file: Any = pq.ParquetWriter(next(self._targets), self._schema, **self._settings)
         self._file_rows = self._file_bytes = 0
         self._group: list[Any] = []
         self._group_rows = self._group_bytes = 0
@@ -125,12 +127,18 @@ class Parquet:
 
 
 class Lines:
-    """Rows as lines of text."""
+    """Rows as lines of text; `target` is a path, or an open file that is left open."""
 
     def __init__(
-        self, path: Path, names: list[str], lines: Callable[[list[str], Iterator[Any]], list[bytes]]
+        self,
+        target: Any,
+        names: list[str],
+        lines: Callable[[list[str], Iterator[Any]], list[bytes]],
     ) -> None:
-        self._file = open(path, "wb", buffering=1 << 20)  # noqa: SIM115  # `close` does
+        self._opened = isinstance(target, Path)
+        self._file = target
+        if self._opened:
+            self._file = open(target, "wb", buffering=1 << 20)  # noqa: SIM115  # `close` does
         self._names = names
         self._lines = lines
 
@@ -139,7 +147,8 @@ class Lines:
         self._file.write(b"".join(self._lines(self._names, zip(*values, strict=True))))
 
     def close(self) -> None:
-        self._file.close()
+        if self._opened:
+            self._file.close()
 
 
 def json_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:

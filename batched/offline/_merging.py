@@ -48,11 +48,11 @@ class Merge:
     def write(self, result: Result, note: Callable[[Stamp], None]) -> Stamp:
         """Stamp of the result, which it writes; `note` is told it before that appears."""
         schema = self._schema()
-        writer = result.writer(schema)
+        writer = result.writer(schema, note)
         try:
             for window in self._source.windows(self._keep, WINDOW, required=[]):
                 writer.write(self._join(window, schema.names))
-            return writer.close(note)
+            return writer.close()
         except BaseException:
             writer.abort()
             raise

@@ -12,11 +12,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
+from typing import Final
 
 from ..errors import RunLocked
+
+_NETWORK_DISK: Final = re.compile(
+    r"nfs4?|cifs|smb3|smbfs|afs|ceph|lustre|gpfs|beegfs|fuse(\.(?!fuse-overlayfs|mergerfs).+)?"
+).fullmatch
+"""Filesystems of a network. What is FUSE mostly is one, such as sshfs or a mounted bucket."""
 
 
 class Owner:
@@ -54,6 +61,24 @@ def describe_owner(progress: Path) -> str:
     if not owner:  # it is just being opened, or closed
         return "another run"
     return f"the run of process {owner['pid']} on {owner['host']}"
+
+
+def network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
+    """Kind of filesystem of the folder of `path`, if several machines may share it; only Linux
+    tells.
+    """
+    try:
+        device = path.resolve().parent.stat().st_dev
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:  # 36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw
+        mount, _, filesystem = line.partition(" - ")
+        kind = filesystem.partition(" ")[0]
+        if mount.split(" ")[2] == number and _NETWORK_DISK(kind):
+            return kind
+    return None
 
 
 def _path(progress: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from os import PathLike
@@ -16,11 +17,12 @@ from ._committer import Committer
 from ._errors import RemoteError
 from ._fingerprint import difference, fingerprint
 from ._merging import Merge
+from ._owner import network_disk
 from ._progress import Progress
 from ._ray import Ray
 from ._reading import Plan, Reader
 from ._report import Report, Snapshot
-from ._result import Result, Stamp, open_result
+from ._result import Result, Stamp, is_remote, open_result, without_credentials
 from ._run import Run, Stopped
 from ._serving import Function
 from ._source import Source, open_source
@@ -86,7 +88,8 @@ class Pipeline:
                 Arrow streams (polars, duckdb, pyarrow, pandas); a `datasets.Dataset`; an iterable
                 of dicts.
             dest: a file that ends in `.parquet`, `.jsonl` or `.csv`, or a folder, ending in `/`, of
-                Parquet files. It appears once it is whole, in the order of the source.
+                Parquet files. It appears once it is whole, in the order of the source. A URI, such
+                as `s3://bucket/vectors.parquet`, is opened by `pyarrow.fs.FileSystem.from_uri`.
             key: the column by whose value rows are known again; None: by their number.
             batch_size, workers: those of steps that do not say.
             engine: where the functions compute; None: on this machine.
@@ -95,7 +98,7 @@ class Pipeline:
             on_mismatch: "recompute" if results of other code or parameters are to be replaced,
                 "keep" if they are to stay; by default they are refused.
             keep: columns of the source that the result has; None: all.
-            progress: the progress file; beside `dest` if not given.
+            progress: the progress file; beside `dest` if not given. A URI needs it.
             overwrite: whether a file at `dest` that no run of this progress file made is replaced.
             watch: whether to show what happens, or a function that is told, a few times a second.
 
@@ -132,6 +135,13 @@ class Pipeline:
         path = progress_path(dest, progress)
         if not path.parent.is_dir():
             raise ResultError(f"the folder {path.parent} does not exist; create it first")
+        if kind := network_disk(path):
+            warnings.warn(
+                f"the progress file {path} is on a network disk ({kind}), whose locks may not keep "
+                "out a second run on another machine; start none, or have progress= on a local "
+                "disk",
+                stacklevel=2,
+            )
         store = Progress.open(path)
         try:
             result = open_result(dest, overwrite=overwrite, known=store.get("results") or [])
@@ -206,6 +216,11 @@ def run(
 
 def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:
     """Path of the progress file of runs to `dest`; `progress` if that is given."""
+    if progress is None and is_remote(dest):
+        raise ResultError(
+            f"the result {without_credentials(str(dest))} is not on this machine, but its progress "
+            "file must be; say where with progress=PATH"
+        )
     return Path(f"{str(dest).rstrip('/')}.progress" if progress is None else progress)
 
 

@@ -1,4 +1,5 @@
-"""The result of a run: one file that appears when, and only when, it is whole.
+"""The result of a run: one file that appears when, and only when, it is whole. (What holds where an
+object store has it, says `_remote.py`.)
 
 1. The destination is tried before anything runs (`open_result`).
 2. Rows are written beside it, to a name that ends in `.writing`, and come to the destination by a
@@ -10,12 +11,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ResultError
 from ._formats import Lines, Parquet, csv_lines, json_lines
@@ -23,7 +26,24 @@ from ._formats import Lines, Parquet, csv_lines, json_lines
 Stamp = dict[str, list[int]]
 """Size in bytes and time of change in ns of the file, or of each file of the folder, by name."""
 
-FORMATS = ".parquet, .jsonl or .csv, or '/' for a folder of Parquet files"
+FORMATS: Final = ".parquet, .jsonl or .csv, or '/' for a folder of Parquet files"
+_URI: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]+://")  # a single letter is a drive of Windows
+
+
+def is_remote(dest: str | os.PathLike[str]) -> bool:
+    """True for a URI."""
+    return _URI.match(os.fspath(dest)) is not None
+
+
+def without_credentials(dest: str) -> str:
+    """A destination as it may be shown: of a URI neither key nor secret nor query, which may hold
+    some. A secret may have any character, by mistake.
+    """
+    scheme, mark, rest = dest.partition("://")
+    if not mark:
+        return dest
+    before, _, after = rest.rpartition("@")
+    return f"{scheme}://{after if ':' in before else rest}".partition("?")[0]
 
 
 def open_result(
@@ -39,59 +59,109 @@ def open_result(
     have up to `part_rows` rows, and fewer beyond `part_bytes` before compression.
     """
     given = os.fspath(dest)
-    folder = given.endswith(("/", os.sep))
-    suffix = "/" if folder else Path(given).suffix.lower()
-    if suffix not in (".parquet", ".jsonl", ".csv", "/") or not Path(given).name:
-        raise ResultError(f"the destination {given!r} must end in {FORMATS}")
-    result = Result(Path(os.path.realpath(given)), suffix, overwrite, list(known))
+    result: Result
+    if is_remote(given):
+        from ._remote import RemoteResult  # which loads what reaches object stores
+
+        result = RemoteResult(given, overwrite, list(known))
+    else:
+        result = LocalResult(given, overwrite, list(known))
     result.part_rows, result.part_bytes = part_rows, part_bytes
     result.check()
     result.try_writing()
     return result
 
 
-class Result:
+class Result(ABC):
     """A destination, and what may be replaced there."""
 
     part_rows: int
     part_bytes: int
 
-    def __init__(self, path: Path, suffix: str, overwrite: bool, known: list[Stamp]) -> None:
-        self.path = path
-        self.suffix = suffix
-        self.writing = path.with_name(f"{path.name}.writing")
-        self._overwrite = overwrite
-        self._known = known
+    def __init__(self, path: str, name: str, overwrite: bool, known: list[Stamp]) -> None:
+        self.path = path  # as people may see it
+        self.is_folder = name.endswith(("/", os.sep))
+        self.suffix = "/" if self.is_folder else Path(name).suffix.lower()
+        self.overwrite = overwrite
+        self.known = known
+        if self.suffix not in (".parquet", ".jsonl", ".csv", "/") or not Path(name).name:
+            raise ResultError(f"the destination {path!r} must end in {FORMATS}")
 
     def check(self) -> None:
         """Raises `ResultError` if the result must not appear at the destination."""
-        path = self.path
-        if not path.exists():
-            return
-        if path.is_dir() != (self.suffix == "/"):
-            kind = "a folder" if path.is_dir() else "a file"
-            raise ResultError(f"the destination {path} is {kind}; it must end in {FORMATS}")
-        if path.is_dir():
-            foreign = sorted(set(os.listdir(path)) - {part.name for part in _parts(path)})
-            if foreign:
-                raise ResultError(
-                    f"the folder {path} holds {foreign[0]!r}, which is no part of a result; name "
-                    "a folder that is empty or that does not exist"
-                )
-        found = _stamp(path)
-        if found and found not in self._known and not self._overwrite:
+        found, others = self.find()
+        if others:
             raise ResultError(
-                f"{path} is there already, and no run of this progress file left it as it is; "
+                f"the folder {self.path} holds {others[0]!r}, which is no part of a result; name a "
+                "folder that is empty or that does not exist"
+            )
+        if found and not self.is_known(found) and not self.overwrite:
+            raise ResultError(
+                f"{self.path} is there already, and no run of this progress file left it as it is; "
                 "choose another destination, or replace it with overwrite=True"
             )
 
+    def check_kind(self, is_folder: bool) -> None:
+        """Raises `ResultError` for a file where a folder is to be, and the other way round."""
+        if is_folder != self.is_folder:
+            kind = "a folder" if is_folder else "a file"
+            raise ResultError(f"the destination {self.path} is {kind}; it must end in {FORMATS}")
+
+    @abstractmethod
+    def find(self) -> tuple[Stamp, list[str]]:
+        """Stamp of what is there, and names of what is no part of a result; raises `ResultError`
+        if it is of the other kind.
+        """
+
+    @abstractmethod
+    def is_known(self, found: Stamp) -> bool:
+        """Whether runs of ours made what was found."""
+
     def holds(self, stamps: Iterable[Stamp]) -> bool:
         """Whether one of these is there."""
-        return self.path.exists() and _stamp(self.path) in stamps
+        found, _ = self.find()
+        return bool(found) and found in stamps
+
+    @abstractmethod
+    def try_writing(self) -> None:
+        """Raises `ResultError` if nothing can be written there."""
+
+    @abstractmethod
+    def check_space(self, needed: int) -> None:
+        """Raises `ResultError` if fewer than `needed` bytes are free where the result goes."""
+
+    @abstractmethod
+    def writer(self, schema: Any, note: Callable[[Stamp], None] | None = None) -> Writer:
+        """A writer of rows with this `pyarrow.Schema`, which must be closed or aborted. `note` is
+        called with the stamp before anything appears, so that a run that is killed in between knows
+        both files as its own.
+        """
+
+
+class LocalResult(Result):
+    """A destination on a disk."""
+
+    def __init__(self, given: str, overwrite: bool, known: list[Stamp]) -> None:
+        self.file = Path(os.path.realpath(given))
+        super().__init__(given, given, overwrite, known)
+        self.path = str(self.file)
+        self.writing = self.file.with_name(f"{self.file.name}.writing")
+
+    def find(self) -> tuple[Stamp, list[str]]:
+        path = self.file
+        if not path.exists():
+            return {}, []
+        self.check_kind(path.is_dir())
+        others: set[str] = set()
+        if path.is_dir():
+            others = set(os.listdir(path)) - {part.name for part in _parts(path)}
+        return _stamp(path), sorted(others)
+
+    def is_known(self, found: Stamp) -> bool:
+        return found in self.known
 
     def try_writing(self) -> None:
-        """Raises `ResultError` if the folder of the destination takes no file."""
-        folder = self.path.parent
+        folder = self.file.parent
         if not folder.is_dir():
             raise ResultError(f"the destination's folder {folder} does not exist; create it first")
         try:
@@ -109,49 +179,65 @@ class Result:
                 self.writing.unlink()
 
     def check_space(self, needed: int) -> None:
-        """Raises `ResultError` if fewer than `needed` bytes are free where the result goes."""
-        free = shutil.disk_usage(self.path.parent).free
+        free = shutil.disk_usage(self.file.parent).free
         if free < needed:
             raise ResultError(
-                f"the result takes about {needed / 1e6:,.0f} MB, and {self.path.parent} has "
+                f"the result takes about {needed / 1e6:,.0f} MB, and {self.file.parent} has "
                 f"{free / 1e6:,.0f} MB left; make room and run it again, no row is computed twice"
             )
 
-    def writer(self, schema: Any) -> Writer:
-        """A writer of rows with this `pyarrow.Schema`, which must be closed or aborted."""
-        return Writer(self, schema)
+    def writer(self, schema: Any, note: Callable[[Stamp], None] | None = None) -> Writer:
+        return LocalWriter(self, schema, note)
 
 
-class Writer:
+class Writer(ABC):
     """Rows on their way into the result, in order."""
 
-    def __init__(self, result: Result, schema: Any) -> None:
-        self._result = result
-        _remove(result.writing)
+    def __init__(self, result: Result, schema: Any, targets: Iterator[Any]) -> None:
+        """`targets` are paths, or open files that are left open."""
         self._rows: Parquet | Lines
         if result.suffix == ".parquet":
-            self._rows = Parquet(iter([result.writing]), schema)
-        elif result.suffix == "/":
-            result.writing.mkdir()
-            names = (result.writing / f"part-{number:05}.parquet" for number in count())
-            self._rows = Parquet(names, schema, result.part_rows, result.part_bytes)
+            self._rows = Parquet(targets, schema)
+        elif result.is_folder:
+            self._rows = Parquet(targets, schema, result.part_rows, result.part_bytes)
         elif result.suffix == ".jsonl":
-            self._rows = Lines(result.writing, schema.names, json_lines)
+            self._rows = Lines(next(targets), schema.names, json_lines)
         else:
-            self._rows = Lines(result.writing, schema.names, csv_lines)
+            self._rows = Lines(next(targets), schema.names, csv_lines)
             self._rows.write({name: [name] for name in schema.names})
 
     def write(self, columns: Mapping[str, Any]) -> None:
         """More rows: for each column of the schema an Arrow array or a list of values."""
         self._rows.write(columns)
 
-    def close(self, note: Callable[[Stamp], None] | None = None) -> Stamp:
-        """The rows on the disk and at the destination; `note` is called with the stamp just before,
-        so that a run that is killed in between knows both files as its own.
-        """
+    @abstractmethod
+    def close(self) -> Stamp:
+        """The rows, safe and at the destination."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Nothing of what was written stays."""
+
+
+class LocalWriter(Writer):
+    """Rows on their way to a disk."""
+
+    def __init__(
+        self, result: LocalResult, schema: Any, note: Callable[[Stamp], None] | None
+    ) -> None:
+        self._result = result
+        self._note = note
+        _remove(result.writing)
+        paths = iter([result.writing])
+        if result.is_folder:
+            result.writing.mkdir()
+            paths = (result.writing / name for name in part_names())
+        super().__init__(result, schema, paths)
+
+    def close(self) -> Stamp:
         result = self._result
         self._rows.close()
-        writing, path = result.writing, result.path
+        writing, path = result.writing, result.file
         files = _parts(writing) if writing.is_dir() else [writing]
         for file in [*files, writing]:
             _sync(file)
@@ -159,9 +245,9 @@ class Writer:
         if writing.is_file():
             stamp = {path.name: stamp[writing.name]}
         result.check()
-        if note is not None:
-            note(stamp)
-        if result.suffix == "/":
+        if self._note is not None:
+            self._note(stamp)
+        if result.is_folder:
             old = path.with_name(f"{path.name}.replaced")
             _remove(old)
             if path.is_dir():
@@ -174,10 +260,14 @@ class Writer:
         return stamp
 
     def abort(self) -> None:
-        """Nothing of what was written stays."""
         with suppress(Exception):  # of a disk that is full, most likely
             self._rows.close()
         _remove(self._result.writing)
+
+
+def part_names() -> Iterator[str]:
+    """Names of the files of a folder."""
+    return (f"part-{number:05}.parquet" for number in count())
 
 
 def _parts(folder: Path) -> list[Path]:

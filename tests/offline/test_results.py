@@ -68,11 +68,13 @@ TABLE = table_of([{"id": "a", "n": 1}, {"id": None, "n": 2}])
 
 
 def test_the_result_appears_when_it_is_whole(dest: str, tmp_path: Path) -> None:
-    writer = open_result(dest).writer(TABLE.schema)
+    noted = []
+    writer = open_result(dest).writer(
+        TABLE.schema, lambda stamp: noted.append((stamp, Path(dest).exists()))
+    )
     writer.write({"id": ["a", "b"], "n": [1, 2]})
     assert not Path(dest).exists()
-    noted = []
-    stamp = writer.close(lambda stamp: noted.append((stamp, Path(dest).exists())))
+    stamp = writer.close()
     assert noted == [(stamp, False)]
     assert os.listdir(tmp_path) == [Path(dest).name]
     assert open_result(dest, known=[stamp])
@@ -161,10 +163,10 @@ def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
         known.append(stamp)
         raise KeyboardInterrupt
 
-    writer = open_result(dest, known=known).writer(TABLE.schema)
+    writer = open_result(dest, known=known).writer(TABLE.schema, killed)
     writer.write({"id": ["b"], "n": [1]})
     with pytest.raises(KeyboardInterrupt):
-        writer.close(killed)
+        writer.close()
     assert content(dest) == before
     open_result(dest, known=known)
     writer = open_result(dest, known=known).writer(TABLE.schema)
