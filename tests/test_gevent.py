@@ -9,39 +9,45 @@ from stage import python
 pytest.importorskip("gevent")
 
 PATCH = "import gevent.monkey; gevent.monkey.patch_all(ssl=False)"
-FUNCTION = """
+FUNCTIONS = """
 def incremented(items):
     time.sleep(0)  # other greenlets run meanwhile
     return [item + 1 for item in items]
 
-fn = batched.dynamically(batch_size=8, **settings)(incremented)
+def decorated(**settings):
+    return batched.dynamically(batch_size=8, **settings)(incremented)
+
+several = [
+    decorated(),
+    decorated(prefetch=1),
+    decorated(max_queue_size=20, queue_timeout_ms=1e6),
+]
+held = decorated(queue_timeout_ms=5.0, flush="window", timeout_ms=1e9)
 """
 ORDERS = {
-    "patch first": [PATCH, "import batched", FUNCTION],
-    "import first": ["import batched", PATCH, FUNCTION],
-    "decoration first": ["import batched", FUNCTION, PATCH],
+    "patch first": [PATCH, "import batched", FUNCTIONS],
+    "import first": ["import batched", PATCH, FUNCTIONS],
+    "decoration first": ["import batched", FUNCTIONS, PATCH],
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    "settings", ["{}", "{'prefetch': 1}", "{'max_queue_size': 20, 'queue_timeout_ms': 1e6}"]
-)
-def test_greenlets_share_batches_whichever_was_imported_first(order: str, settings: str) -> None:
+def test_greenlets_share_batches_whichever_was_imported_first(order: str) -> None:
     done = python(
-        f"import time; settings = {settings}\n"
+        "import time\n"
         + "\n".join(ORDERS[order])
         + """
 import gevent
 
-assert fn(1) == 2
-calls = [gevent.spawn(fn, i) for i in range(100)]
-gevent.joinall(calls, timeout=10, raise_error=True)
-assert [call.value for call in calls] == list(range(1, 101))
-assert fn.stats.total_batches <= 51
-assert list(fn.map(range(5))) == [1, 2, 3, 4, 5]
-assert fn.submit(3).result() == 4
-fn.shutdown()
+for fn in several:
+    assert fn(1) == 2
+    calls = [gevent.spawn(fn, i) for i in range(100)]
+    gevent.joinall(calls, timeout=10, raise_error=True)
+    assert [call.value for call in calls] == list(range(1, 101))
+    assert fn.stats.total_batches <= 51
+    assert list(fn.map(range(5))) == [1, 2, 3, 4, 5]
+    assert fn.submit(3).result() == 4
+    fn.shutdown()
 """
     )
     assert done.returncode == 0, done.stderr
@@ -50,13 +56,13 @@ fn.shutdown()
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_call_of_a_greenlet_that_waits_too_long_ends(order: str) -> None:
     done = python(
-        "import time; settings = {'queue_timeout_ms': 5.0, 'flush': 'window', 'timeout_ms': 1e9}\n"
+        "import time\n"
         + "\n".join(ORDERS[order])
         + """
 try:
-    fn(1)
+    held(1)
 except batched.QueueTimeout:
-    fn.shutdown()
+    held.shutdown()
 else:
     raise AssertionError
 """

@@ -53,6 +53,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("mix", "command"),
     [

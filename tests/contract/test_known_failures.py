@@ -132,6 +132,7 @@ async def test_one_result_too_few_is_told_to_every_caller_of_the_batch(stage: Nu
     assert stage.values(await stage.call(stage.one(3))) == [3]
 
 
+@pytest.mark.once
 @payloads
 def test_one_result_too_few_is_told_where_assertions_are_off(payload: type[NumberStage]) -> None:
     """batched 0.1.5: items hung under `python -O`, features anyway."""

@@ -181,7 +181,7 @@ def test_the_same_command_computes_nothing_again(
         ("decorated", ()),
         ("coroutine", ("--timeout", "30")),
         ("Built", ("--workers", "2")),
-        ("Built", ("--processes", "--timeout", "30")),
+        pytest.param("Built", ("--processes", "--timeout", "30"), marks=pytest.mark.once),
         ("length", ("--batch-size", "auto")),
         ("length", ("--length", "len")),
     ],
@@ -255,6 +255,7 @@ def test_a_bad_row_is_found_and_once_mended_computed_alone(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.once
 def test_an_error_of_a_process_has_its_own_name(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -437,6 +438,7 @@ def test_an_interrupted_run_commits_what_is_done_and_prints_the_command_that_goe
     ]
 
 
+@pytest.mark.once
 def test_the_status_tells_of_a_run_that_goes_on_and_of_one_that_was_killed(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -475,6 +477,7 @@ def test_the_status_tells_of_a_run_that_goes_on_and_of_one_that_was_killed(
     assert status().startswith("out.parquet: done after")
 
 
+@pytest.mark.once
 def test_a_second_run_is_refused_in_one_sentence(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -486,6 +489,7 @@ def test_a_second_run_is_refused_in_one_sentence(
         assert str(process.pid) in capfd.readouterr().err
 
 
+@pytest.mark.once
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs terminals as POSIX has them")
 def test_a_terminal_shows_a_bar_while_a_run_goes_on(folder: Path) -> None:
     ours, theirs = os.openpty()

@@ -57,6 +57,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_second_run_is_refused_and_told_who_has_the_file(
     path: Path, holder: subprocess.Popen[str], stopped: bool
@@ -80,6 +81,7 @@ def test_a_run_that_was_killed_gives_the_file_back_at_once(
     Progress.open(path).close()
 
 
+@pytest.mark.once
 def test_a_run_that_ended_leaves_one_file(path: Path, holder: subprocess.Popen[str]) -> None:
     holder.communicate("")
     with closing(Progress.open(path)):
@@ -300,6 +302,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.once
 def test_a_small_disk_fills_up_and_nothing_is_lost(small_disk: Path) -> None:
     path = small_disk / "vectors.progress"
     filler = small_disk / "filler"

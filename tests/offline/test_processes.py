@@ -168,6 +168,7 @@ def test_errors_in_the_place_of_rows_cross_too() -> None:
     assert str(bad) == "Local: 1"
 
 
+@pytest.mark.once
 def test_a_fault_of_a_service_is_known_across_processes() -> None:
     class Busy(Exception):
         pass
@@ -185,11 +186,13 @@ def test_results_that_cannot_be_sent_are_an_error_of_the_batch() -> None:
     assert "returned what cannot be sent from its process" in str(done.results[0])
 
 
+@pytest.mark.once
 def test_too_few_results_are_found_out() -> None:
     (error,) = in_process(lambda items: [], [1]).results
     assert type(error) is BatchSizeMismatch
 
 
+@pytest.mark.once
 def test_memory_errors_of_a_process_split() -> None:
     def small(items: list[int]) -> list[int]:
         if len(items) > 2:
@@ -204,13 +207,27 @@ def test_memory_errors_of_a_process_split() -> None:
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
-        ("hang", TimeLimitExceeded, "faulty took longer than timeout_s=0.3, and was ended"),
+        pytest.param(
+            "hang",
+            TimeLimitExceeded,
+            "faulty took longer than timeout_s=0.3, and was ended",
+            marks=pytest.mark.once,
+        ),
         ("hold the GIL", TimeLimitExceeded, "faulty took longer than timeout_s=0.3, and was ended"),
         ("segfault", WorkerDied, "the process of faulty got SIGSEGV"),
-        ("exit 0", WorkerDied, "the process of faulty exited with 0"),
-        ("exit 1", WorkerDied, "the process of faulty exited with 1"),
+        pytest.param(
+            "exit 0", WorkerDied, "the process of faulty exited with 0", marks=pytest.mark.once
+        ),
+        pytest.param(
+            "exit 1", WorkerDied, "the process of faulty exited with 1", marks=pytest.mark.once
+        ),
         ("sys.exit", RemoteError, "SystemExit: 0"),
-        ("be killed", WorkerKilled, "the process of faulty was killed, as systems do when memory"),
+        pytest.param(
+            "be killed",
+            WorkerKilled,
+            "the process of faulty was killed, as systems do when memory",
+            marks=pytest.mark.once,
+        ),
         ("raise", RemoteError, "ValueError: bad row"),
     ],
 )
@@ -256,6 +273,7 @@ def test_of_512_rows_with_six_faults_506_have_results() -> None:
     assert all(found[row] == row for row in range(512) if row not in faults)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("at_rest", [True, False])
 def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again(at_rest: bool) -> None:
     with running(Process, processes=True) as (workers, outbox):
@@ -269,6 +287,7 @@ def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again(at_rest: 
     assert another != pid
 
 
+@pytest.mark.once
 def test_what_cannot_be_built_is_reported_once_for_all_processes() -> None:
     with running(Process, processes=True, args=("raise",), workers=2) as (workers, outbox):
         workers.submit(batch_of([1]))
@@ -277,11 +296,13 @@ def test_what_cannot_be_built_is_reported_once_for_all_processes() -> None:
     assert outbox.empty()
 
 
+@pytest.mark.once
 def test_a_class_whose_process_dies_while_it_is_built_ends_the_workers() -> None:
     done = in_process(Process, [1], args=("exit 1",))
     assert str(done.fatal) == "the process of Process exited with 1"
 
 
+@pytest.mark.once
 def test_what_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     model.write_text("")
@@ -326,6 +347,7 @@ def test_an_interrupt_while_a_process_starts_is_for_the_driver_alone(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.once
 def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

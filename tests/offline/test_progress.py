@@ -105,6 +105,7 @@ def test_a_large_commit_is_split_into_chunks(
     assert all(chunk.nbytes <= 500 or chunk.num_rows == 1 for chunk in chunks)
 
 
+@pytest.mark.once
 def test_a_chunk_holds_at_most_64_megabytes(progress: Progress) -> None:
     zeros = pa.array([bytes(2**20)] * 100)
     batch = pa.RecordBatch.from_pydict({"out": zeros})
