@@ -179,8 +179,10 @@ class _RayBlocks:
     def _cast(self, batch: Any) -> Any:
         """The batch with the types of the first one."""
         try:
+            if set(batch.schema.names) != set(self.schema.names):
+                raise pa.ArrowInvalid("their columns differ")
             table = pa.Table.from_batches([batch]).select(self.schema.names).cast(self.schema)
-        except (pa.ArrowException, KeyError) as error:
+        except pa.ArrowException as error:
             raise SourceError(
                 f"{self._name} has blocks of different types: first {_shown(self.schema)}, later "
                 f"{_shown(batch.schema)} ({error}); have map_batches give them one type"

@@ -308,7 +308,12 @@ def test_rows_of_tensors_are_arrays_and_others_values_of_python() -> None:
 
 
 def test_a_batch_is_called_whole_unless_a_size_is_given() -> None:
-    for settings, sizes in [({}, [100]), ({"batch_size": 64}, [64, 36])]:
+    cases: list[tuple[dict[str, Any], list[int]]] = [
+        ({}, [100]),
+        ({"batch_size": 64}, [64, 36]),
+        ({"length": lambda n: 2, "max_batch_tokens": 100}, [50, 50]),
+    ]
+    for settings, sizes in cases:
         fn = Counted()
         offline.BatchPredictor(fn, input="n", output="m", **settings)({"n": np.arange(100)})
         assert fn.sizes == sizes

@@ -230,10 +230,13 @@ def test_a_dataset_is_a_source_and_computed_once(tmp_path: Path) -> None:
 
 def test_what_a_result_cannot_hold_is_refused(tmp_path: Path) -> None:
     images = ray.data.range_tensor(4, shape=(2, 2))
-    mixed = ray.data.from_items([{"id": 1}]).union(ray.data.from_items([{"id": "a"}]))
+    numbers = ray.data.from_items([{"id": 1}])
+    mixed = numbers.union(ray.data.from_items([{"id": "a"}]))
+    wider = numbers.union(ray.data.from_items([{"id": 2, "n": 3}]))
     for dataset, sentence in [
         (images, "column 'data' holds .*, which a result cannot hold; drop_columns leaves it out"),
         (mixed, "blocks of different types: first id: int64, later id: string"),
+        (wider, "first id: int64, later id: int64, n: int64"),
     ]:
         with pytest.raises(SourceError, match=sentence):
             offline.run(double, dataset, tmp_path / "result.parquet", **SETTINGS)
