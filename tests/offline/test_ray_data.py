@@ -27,7 +27,6 @@ from batched.errors import SourceError  # noqa: E402  # after the skip
 pytestmark = [
     pytest.mark.once,
     pytest.mark.filterwarnings("default"),  # of Ray
-    pytest.mark.xdist_group("ray"),
 ]
 
 
