@@ -83,7 +83,7 @@ def test_every_python_block_runs(
     (tmp_path / "reviews.csv").write_text("id,text\na,good\nb,not so good\n")
     if "offline" in block:
         pytest.importorskip("pyarrow")
-    if "import ray" in block:
+    if "import ray" in block or "offline.Ray" in block:
         request.getfixturevalue("local_ray")
     if "TextGenerator" in block:
         use_small_model(monkeypatch)
@@ -91,9 +91,6 @@ def test_every_python_block_runs(
         if package in block:
             pytest.importorskip(package)
     with contextlib.ExitStack() as ends:
-        if "offline.Ray" in block:
-            monkeypatch.setenv("RAY_ADDRESS", "local")  # not that of other tests
-            ends.callback(pytest.importorskip("ray").shutdown)
         if CHAT_SERVICE in block:
             pytest.importorskip("openai")
             server = ends.enter_context(chat_server(answer_as_asked))

@@ -46,14 +46,14 @@ class Predictor:
     """
 
     def __init__(self, step: Step) -> None:
-        for name in ("workers", "processes", "timeout_s"):
+        for name in ("workers", "processes", "timeout_s", "num_cpus", "num_gpus"):
             if getattr(step, name):
                 raise ValueError(
                     f"step {step.name!r}: {name} is for runs; a predictor computes one batch at a "
                     "time in the thread that calls it"
                 )
         self._step = replace(step, workers=1)
-        self._caller = _Caller(_worker_spec(0, self._step))
+        self._caller = _Caller(_worker_spec(0, self._step, None))
         weakref.finalize(self, self._caller.close, 0)
         self._lock = threading.Lock()  # held while rows are computed
         self._stage = self._new_stage()

@@ -198,7 +198,7 @@ def test_ctrl_c_is_no_error_of_a_row() -> None:
         outcomes(predictor(interrupted), range(4))
 
 
-@pytest.mark.parametrize("setting", [{"workers": 2}, {"processes": True}])
+@pytest.mark.parametrize("setting", [{"workers": 2}, {"processes": True}, {"num_gpus": 1}])
 def test_settings_that_only_runs_can_follow_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(setting))} is for runs"):
         predictor(Counted(), **setting)
