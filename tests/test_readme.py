@@ -8,6 +8,7 @@ import ast
 import contextlib
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ CHAT_SERVICE = "http://localhost:8000/v1"
 """Address that the pages write for a chat service."""
 
 
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    ray = pytest.importorskip("ray")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 def answer_as_asked(asked: Asked) -> Reply:
     wants_json = "response_format" in asked.body
     return Reply('{"product": "kettle", "stars": 1}') if wants_json else answer(asked)
@@ -62,7 +71,11 @@ def blocks(page: Path, language: str) -> list[str]:
 )
 @pytest.mark.filterwarnings("default")  # of the model's libraries
 def test_every_python_block_runs(
-    page: Path, block: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    page: Path,
+    block: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Each as a module of its own, in a folder with some reviews; `my_model` is beside this."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -70,15 +83,14 @@ def test_every_python_block_runs(
     (tmp_path / "reviews.csv").write_text("id,text\na,good\nb,not so good\n")
     if "offline" in block:
         pytest.importorskip("pyarrow")
+    if "import ray" in block or "offline.Ray" in block:
+        request.getfixturevalue("local_ray")
     if "TextGenerator" in block:
         use_small_model(monkeypatch)
     for package in ("sentence_transformers", "fastapi", "starlette"):
         if package in block:
             pytest.importorskip(package)
     with contextlib.ExitStack() as ends:
-        if "offline.Ray" in block:
-            monkeypatch.setenv("RAY_ADDRESS", "local")  # not that of other tests
-            ends.callback(pytest.importorskip("ray").shutdown)
         if CHAT_SERVICE in block:
             pytest.importorskip("openai")
             server = ends.enter_context(chat_server(answer_as_asked))

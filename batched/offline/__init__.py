@@ -10,6 +10,7 @@ What was committed is never computed again, one bad row costs one row, and the r
 It needs the extra `offline`.
 """
 
+from ._batch_predictor import BatchPredictor
 from ._pipeline import Pipeline, run
 from ._ray import Ray
 from ._report import DeadLetter, Report, Snapshot, StepCounts
@@ -18,6 +19,7 @@ from ._step import Auto, Step
 
 __all__ = [
     "Auto",
+    "BatchPredictor",
     "DeadLetter",
     "Pipeline",
     "Ray",

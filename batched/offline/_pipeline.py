@@ -85,8 +85,8 @@ class Pipeline:
 
         Args:
             source: a path or glob of `.parquet`, `.jsonl` or `.csv` files; anything that exports
-                Arrow streams (polars, duckdb, pyarrow, pandas); a `datasets.Dataset`; an iterable
-                of dicts.
+                Arrow streams (polars, duckdb, pyarrow, pandas); a `datasets.Dataset` or
+                `ray.data.Dataset`; an iterable of dicts.
             dest: a file that ends in `.parquet`, `.jsonl` or `.csv`, or a folder, ending in `/`, of
                 Parquet files. It appears once it is whole, in the order of the source. A URI, such
                 as `s3://bucket/vectors.parquet`, is opened by `pyarrow.fs.FileSystem.from_uri`.
