@@ -132,42 +132,17 @@ class ThreadWorkers(Workers):
                 batch, thoroughly = task
                 run = BatchRun(self._spec, batch, thoroughly, self._closing.is_set)
                 start = perf_counter()
-                outcomes = self._execution(run, self._driver(run, place)).run(batch)
+                call = driver(run, place.call, self._closing.wait)
+                outcomes = self._execution(run, call).run(batch)
                 if not self._finish(run, outcomes, start):
                     return
-                del task, batch, run, outcomes  # results may be large, and the next wait long
+                del task, batch, run, call, outcomes  # results may be large, the next wait long
         except BuildError as error:
             self._report(error.error)
         except BaseException as error:
             self._report(error)
         finally:
             place.close()
-
-    def _driver(self, run: BatchRun, place: Place) -> Callable[..., Any]:
-        def drive(*args: Any, **kwargs: Any) -> Any:
-            steps = run.attempt(args, kwargs)
-            outcome: CallOutcome | None = None
-            try:
-                while True:
-                    step = steps.send(outcome)
-                    outcome = None
-                    if not isinstance(step, tuple):
-                        self._closing.wait(step)
-                        continue
-                    try:
-                        outcome = place.call(*step[0], **step[1]), None
-                    except BaseException as raised:
-                        outcome = None, trim_traceback(raised)
-            except StopIteration as end:
-                output, error = end.value
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    del error, outcome, steps  # its traceback holds this frame
-            return output
-
-        return drive
 
 
 class LoopWorkers(Workers):
@@ -279,6 +254,39 @@ class LoopWorkers(Workers):
             raise TimeLimitExceeded(
                 f"{self._spec.name} took longer than timeout_s={limit:g}, and was cancelled"
             ) from error
+
+
+def driver(
+    run: BatchRun, call: Callable[..., Any], wait: Callable[[float], object]
+) -> Callable[..., Any]:
+    """What `Execution` calls in place of a plain function: it calls that, and waits, as `run` asks
+    for.
+    """
+
+    def drive(*args: Any, **kwargs: Any) -> Any:
+        steps = run.attempt(args, kwargs)
+        outcome: CallOutcome | None = None
+        try:
+            while True:
+                step = steps.send(outcome)
+                outcome = None
+                if not isinstance(step, tuple):
+                    wait(step)
+                    continue
+                try:
+                    outcome = call(*step[0], **step[1]), None
+                except BaseException as raised:
+                    outcome = None, trim_traceback(raised)
+        except StopIteration as end:
+            output, error = end.value
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, outcome, steps  # its traceback holds this frame
+        return output
+
+    return drive
 
 
 def workers_of(spec: WorkerSpec, outbox: SimpleQueue[Done]) -> Workers:
