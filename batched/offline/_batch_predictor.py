@@ -156,7 +156,7 @@ class BatchPredictor:
             column = np.zeros((size, *shape), dtype)
             if dtype.kind == "f":
                 column[:] = np.nan
-        elif len(values) == size and len(kinds) == 1 and issubclass(*kinds, _NUMBERS):
+        elif len(values) == size and len(kinds) == 1 and issubclass(kinds.pop(), _NUMBERS):
             return np.array(list(values.values()))
         for place, value in values.items():
             column[place] = value

@@ -17,6 +17,7 @@ import batched  # noqa: E402  # after the skip
 from batched import offline  # noqa: E402  # after the skip
 from batched.errors import RunStopped, SourceError  # noqa: E402  # after the skip
 from batched.offline._predictor import Predictor  # noqa: E402  # after the skip
+from stage import python  # noqa: E402  # after the skip
 
 AT_ONCE = offline.Retry(wait_initial=0, wait_jitter=0)
 
@@ -319,3 +320,15 @@ def test_what_is_no_batch_is_refused_with_a_sentence() -> None:
         predict({"N": np.arange(3)})
     with pytest.raises(TypeError, match=r"a batch must be a dict .*, got a list"):
         predict([1, 2])
+
+
+def test_ray_is_imported_by_nobody_who_does_not_use_it() -> None:
+    done = python(
+        """
+        import sys
+        from batched import offline
+        offline.BatchPredictor(lambda rows: rows, input="n", output="m")({"n": [1]})
+        assert not {"ray", "pandas"} & set(sys.modules)
+        """
+    )
+    assert not done.returncode, done.stderr
