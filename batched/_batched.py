@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import time
 import types
 import weakref
@@ -272,7 +273,10 @@ class _BatchedBase(Generic[T, U, P]):
                 if getattr(owner, name, None) == self:
                     return getattr, (owner, name)
         elif not isinstance(func, types.MethodType) and hasattr(func, "__qualname__"):
-            return importable_name(self, self._held_as)
+            local = self.__module__ == "__main__" or "<locals>" in func.__qualname__
+            if not local or "ray" not in sys.modules:
+                return importable_name(self, self._held_as)
+            # Ray's workers know no name of the script, and its pickle sends functions as they are
         return type(self), (dataclasses.replace(self._function), owner)
 
     def __getattr__(self, name: str) -> Any:

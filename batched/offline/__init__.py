@@ -10,6 +10,7 @@ What was committed is never computed again, one bad row costs one row, and the r
 It needs the extra `offline`.
 """
 
+from ._batch_predictor import BatchPredictor
 from ._pipeline import Pipeline, run
 from ._report import DeadLetter, Report, Snapshot, StepCounts
 from ._retry import Retry
@@ -17,6 +18,7 @@ from ._step import Auto, Step
 
 __all__ = [
     "Auto",
+    "BatchPredictor",
     "DeadLetter",
     "Pipeline",
     "Report",

@@ -58,7 +58,7 @@ class Columns:
         if len(self.names) == 1:
             columns = [results]
         else:
-            rows, reasons = self._rows(results)
+            rows, reasons = self.split_rows(results)
             columns = self._transpose(rows)
         try:
             types = tuple(map(unify, self._types, map(common_type, columns)))
@@ -82,7 +82,7 @@ class Columns:
         pairs = zip(batch.columns, map(arrow_type, self._types), strict=True)
         return pa.RecordBatch.from_arrays([_cast(*pair) for pair in pairs], names=self.names)
 
-    def _rows(self, results: Sequence[Any]) -> tuple[dict[int, Sequence[Any]], dict[int, str]]:
+    def split_rows(self, results: Sequence[Any]) -> tuple[dict[int, Sequence[Any]], dict[int, str]]:
         """Values by place of the results that have all columns and no other; reasons of others."""
         rows: dict[int, Sequence[Any]] = {}
         reasons: dict[int, str] = {}

@@ -3,8 +3,8 @@
 What can be read from the start again, in the same order, is read where it lies: tables in memory,
 `datasets.Dataset`, sequences (whatever has a length and numbers its rows). All else is written to a
 spool file as it is read for the first time, and read from there afterwards: iterators and
-generators have only one pass, a duckdb relation runs its query anew and may order it otherwise, a
-data loader shuffles. The spool keeps the values' types.
+generators have only one pass, a duckdb relation or a `ray.data.Dataset` computes its rows anew and
+may order them otherwise, a data loader shuffles. The spool keeps the values' types.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ class _SpooledBatches(ArrowSource):
     def __init__(self, reader: Any, name: str, spool: Path) -> None:
         self.name = name
         self._use(reader.schema)
+        self._reader = reader
         self._spool = _Spool(spool, _serialized(reader))
 
     def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
@@ -129,6 +131,66 @@ class _SpooledBatches(ArrowSource):
 
     def close(self) -> None:
         self._spool.close()
+        self._reader.close()
+
+
+class _RayBlocks:
+    """Blocks of a `ray.data.Dataset`, computed as they are read, with the types of the first."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._name = name
+        blocks = dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+        self._batches = (batch for block in blocks for batch in block.to_batches())
+        self._first = next(self._batches, None)
+        self.schema: Any = None if self._first is None else self._plain(self._first).schema
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._first is not None:
+            batch = self._plain(self._first)
+            if not batch.schema.equals(self.schema):
+                batch = self._cast(batch)
+            yield batch
+            del batch  # the next one has all memory for itself
+            self._first = next(self._batches, None)
+
+    def close(self) -> None:
+        """Has Ray end what it still computes."""
+        with suppress(ValueError):  # the reader is at it, and ends with the run
+            self._batches.close()
+
+    def _plain(self, batch: Any) -> Any:
+        """The batch with lists for tensors."""
+        arrays = [self._without_tensors(*each) for each in zip(batch.schema, batch, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+    def _without_tensors(self, column: Any, array: Any) -> Any:
+        kind = getattr(column.type, "extension_name", "")
+        if not kind.startswith("ray.data.") and kind != "arrow.fixed_shape_tensor":
+            return array
+        if getattr(column.type, "ndim", len(getattr(column.type, "shape", ()))) == 1:
+            storage = array.storage
+            return storage.field("data") if pa.types.is_struct(storage.type) else storage
+        raise SourceError(
+            f"{self._name}: column {column.name!r} holds {column.type}, which a result cannot "
+            "hold; drop_columns leaves it out, and what a step needs of it can be opened by its "
+            "preprocess= from a path"
+        )
+
+    def _cast(self, batch: Any) -> Any:
+        """The batch with the types of the first one."""
+        try:
+            table = pa.Table.from_batches([batch]).select(self.schema.names).cast(self.schema)
+        except (pa.ArrowException, KeyError) as error:
+            raise SourceError(
+                f"{self._name} has blocks of different types: first {_shown(self.schema)}, later "
+                f"{_shown(batch.schema)} ({error}); have map_batches give them one type"
+            ) from error
+        (batch,) = table.combine_chunks().to_batches()
+        return batch
+
+
+def _shown(schema: Any) -> str:
+    return ", ".join(f"{part.name}: {part.type}" for part in schema) or "no columns"
 
 
 def _serialized(reader: Any) -> Iterator[bytes]:
@@ -192,6 +254,14 @@ def open_object(source: Any, spool: Path) -> Source:
         if not isinstance(source.num_rows, int):
             raise SourceError(f"{name} has several splits; pass one of {list(source.num_rows)}")
         return _Dataset(source)
+    if package == "ray" and hasattr(source, "iter_batches"):
+        computed = _RayBlocks(source, name)
+        if computed.schema is None:
+            return _Sequence([])
+        blocks = _SpooledBatches(computed, name, spool)
+        if type(source).__name__ == "MaterializedDataset":  # others would be computed to be counted
+            blocks.rows = source.count()
+        return blocks
     if hasattr(source, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(source)
@@ -211,6 +281,6 @@ def open_object(source: Any, spool: Path) -> Source:
     except TypeError:
         raise SourceError(
             f"{shorten(source)} is no source; sources are paths, tables of Arrow, polars, pandas "
-            "or duckdb, datasets, and lists or iterators of dicts"
+            "or duckdb, datasets, those of Ray, too, and lists or iterators of dicts"
         ) from None
     return _SpooledRows(rows, name, spool)

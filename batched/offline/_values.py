@@ -272,11 +272,8 @@ def _read_array(value: Any, depth: int) -> tuple[Any, Type]:
 
 
 def _read_other(value: Any, depth: int) -> tuple[Any, Type]:
-    if hasattr(value, "detach") and hasattr(value, "cpu"):  # a tensor of torch
-        tensor = value.detach().cpu()
-        if tensor.is_floating_point() and tensor.element_size() < 4:
-            tensor = tensor.float()  # numpy has no bfloat16
-        return _read_array(tensor.numpy(), depth)
+    if is_tensor(value):
+        return _read_array(of_tensor(value), depth)
     if isinstance(value, np.generic):
         return _read_scalar(value, depth)
     if isinstance(value, str):
@@ -303,6 +300,18 @@ def _read_other(value: Any, depth: int) -> tuple[Any, Type]:
         f"a {type(value).__name__} cannot be stored; return None, numbers, str, bytes, dates and "
         "times, or lists, dicts and arrays of them"
     )
+
+
+def is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "cpu")
+
+
+def of_tensor(value: Any) -> Any:
+    """The array of a tensor of torch."""
+    tensor = value.detach().cpu()
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        tensor = tensor.float()  # numpy has no bfloat16
+    return tensor.numpy()
 
 
 def _read_scalar(value: Any, depth: int) -> tuple[Any, Type]:

