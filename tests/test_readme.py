@@ -87,7 +87,7 @@ def test_every_python_block_runs(
         request.getfixturevalue("local_ray")
     if "TextGenerator" in block:
         use_small_model(monkeypatch)
-    for package in ("sentence_transformers", "fastapi", "starlette"):
+    for package in ("sentence_transformers", "fastapi", "starlette", "apache_beam"):
         if package in block:
             pytest.importorskip(package)
     with contextlib.ExitStack() as ends:
