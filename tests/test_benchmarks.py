@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -329,3 +330,19 @@ def test_all_benchmarks_are_run_by_one_command() -> None:
     } - {"report"}
     assert len(runnable) > 5
     assert all(f'"{name}"' in named for name in runnable)
+
+
+def test_what_very_many_rows_take_follows_from_what_was_measured() -> None:
+    pytest.importorskip("ray")
+    from at_scale import Plan, Rates
+
+    rates = Rates(through=25e3, resumed=100e3, merged=50e3, stored=1500, resulting=1000)
+    plan = Plan(rows=1e9, gpus=64, per_gpu=2000)
+    assert plan.enough(rates) == 6, "drivers for 128,000 rows a second"
+    one = {figure.name.removeprefix("1 run: "): figure.median for figure in plan.figures(rates)}
+    assert round(one["GPUs compute"], 2) == round(1e9 / 128e3 / 3600, 2)
+    assert one["rows are under way, the longer of both"] == 1e9 / 25e3 / 3600
+    assert one["progress file of a run"] == 1.5
+    six = replace(plan, runs=6).figures(rates)
+    assert six[1].name == "6 runs: a driver takes results and commits them"
+    assert 6 * six[1].median == pytest.approx(1e9 / 25e3 / 3600)
