@@ -116,17 +116,16 @@ class Pipeline:
             )
         if engine is not None and not isinstance(engine, Ray):
             raise TypeError(f"engine must be an offline.Ray, got {engine!r}")
+        if engine is not None:
+            engine.check()
         steps = [
             replace(
                 step,
                 batch_size=step.batch_size or batch_size,
-                workers=step.workers or workers or step.own_workers,
+                workers=(step.workers or workers or step.own_workers) * _in_flight(step, engine),
             )
             for step in self.steps
         ]
-        if engine is not None:
-            engine.check()
-            steps = [_on_actors(step, engine) for step in steps]
         first = 0 if resume_from_last is False else len(steps)
         if resume_step is not None:
             first = self._find(resume_step)
@@ -348,16 +347,21 @@ class _Work:
         store.put_all({"results": [stamp], "merged": merged})
 
 
-def _waits(step: Step) -> bool:
-    """Tells a coroutine function, which stays with the driver."""
-    return Function(step.fn, step.name, (), {}).coroutine
+def _engine_of(step: Step, engine: Ray | None) -> Ray | None:
+    """Where `step` computes; None: here, where coroutine functions stay, too."""
+    if engine is None or Function(step.fn, step.name, (), {}).coroutine:
+        return None
+    return replace(
+        engine,
+        num_cpus=engine.num_cpus if step.num_cpus is None else step.num_cpus,
+        num_gpus=engine.num_gpus if step.num_gpus is None else step.num_gpus,
+    )
 
 
-def _on_actors(step: Step, engine: Ray) -> Step:
-    """`step` with a worker for each batch that is on its way to an actor."""
-    if _waits(step):
-        return step
-    return replace(step, workers=(step.workers or 1) * engine.max_in_flight)
+def _in_flight(step: Step, engine: Ray | None) -> int:
+    """Batches that one worker of `step` has at once: each has a thread here that waits for it."""
+    place = _engine_of(step, engine)
+    return 1 if place is None else place.max_in_flight
 
 
 def _worker_spec(number: int, step: Step, engine: Ray | None) -> WorkerSpec:
@@ -371,13 +375,7 @@ def _worker_spec(number: int, step: Step, engine: Ray | None) -> WorkerSpec:
         collator=parts.execution.collator,
         workers=step.workers or 1,
         processes=step.processes,
-        engine=None
-        if engine is None or _waits(step)
-        else replace(
-            engine,
-            num_cpus=engine.num_cpus if step.num_cpus is None else step.num_cpus,
-            num_gpus=engine.num_gpus if step.num_gpus is None else step.num_gpus,
-        ),
+        engine=_engine_of(step, engine),
         timeout_s=step.timeout_s,
         # what repeats calls by itself has done so when it fails
         retry=replace(step.retry, attempts=1)
