@@ -90,6 +90,10 @@ class Place(Protocol):
         """
         ...
 
+    def retire(self) -> None:
+        """Has no further call wait for its turn, from any thread; those that run go on."""
+        ...
+
     def close(self) -> None:
         """Gives back what it holds."""
         ...
@@ -112,6 +116,9 @@ class Here:
             self.call = self._function.build()
         except BaseException as error:
             raise BuildError(error) from error
+
+    def retire(self) -> None:
+        pass
 
     def close(self) -> None:
         vars(self).pop("call", None)
@@ -169,6 +176,9 @@ class InProcess:
         if isinstance(answer, RemoteError):
             raise answer
         return answer[0]
+
+    def retire(self) -> None:
+        pass
 
     def close(self) -> None:
         if self._process is not None:

@@ -9,8 +9,9 @@ Rules of the actors of a step:
 2. `max_in_flight` batches are on their way to each, so that it never waits for the driver. It runs
    one after another, in the order in which they were sent.
 3. One that is lost, with its process or its node, is replaced. The calls that were on their way to
-   it are made again, each with no other beside it. What loses an actor then is at fault itself: so
-   a row that kills its process costs no other row, and neither does a node that goes.
+   it are made again, each with no other beside it, on one that has just answered. What loses an
+   actor then is at fault itself: so a row that kills its process costs no other row, and neither
+   does a node that goes. If Ray ended it as memory ran out, that is a memory error.
 4. It is an error if there is none for `startup_timeout_s`.
 5. They end with the run, and with the driver.
 """
@@ -20,17 +21,19 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import re
 import sys
 import textwrap
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
 from ..errors import TimeLimitExceeded, WorkerDied
 from ._errors import RemoteError
-from ._places import BUILDS, BuildError, PlaceClosed
+from ._places import BUILDS, BuildError, PlaceClosed, WorkerKilled
 from ._serving import Server, pickled
 from ._step import check_amount, check_whole
 
@@ -38,6 +41,9 @@ _logger = logging.getLogger("batched")
 
 _POLL: Final = 0.5
 """Longest time between two looks at whether a wait is to end (s)."""
+
+_INLINE: Final = 100_000
+"""Bytes of the largest message that Ray sends with its call; others it stores first."""
 
 _PATIENCE: Final = 10.0
 """Time without an actor after which that is logged (s)."""
@@ -142,8 +148,9 @@ class RemoteServer:
 class _Actor:
     """An actor, as the driver knows it."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, deaths: int) -> None:
         self.handle = handle
+        self.deaths = deaths  # of those before it, in a row, that were never ready
         self.joined = False  # it has its resources, and builds the function
         self.ready = False
         self.calls: list[object] = []  # on their way, in their order
@@ -153,6 +160,12 @@ class _Actor:
 
 class _LostError(Exception):
     """The actor of a call is gone, or its answer; says why."""
+
+    def __init__(self, error: Exception) -> None:
+        from ray.exceptions import OutOfMemoryError
+
+        super().__init__(_reason(error))
+        self.kind = WorkerKilled if isinstance(error, OutOfMemoryError) else WorkerDied
 
 
 class Actors:
@@ -171,7 +184,7 @@ class Actors:
         # those that come, by what they will answer, which is that they are there, or built
         self._comings: dict[Any, tuple[_Actor, bool]] = {}
         self._users = 0
-        self._deaths = 0  # of actors in a row that were never ready
+        self._retired = False  # no further call begins
         self._ended: BaseException | None = None  # why no call is taken
 
     def start(self) -> None:
@@ -182,10 +195,11 @@ class Actors:
         """
         with self._changed:
             self._users += 1
+            self._check()
             if self._users == 1:
                 self._payload = _import_ray().put(self._payload)
                 for _ in range(self._count):
-                    self._create()
+                    self._create(deaths=0)
                 threading.Thread(target=self._watch, name="batched-ray", daemon=True).start()
             while not any(actor.ready for actor in self._actors):
                 self._wait()
@@ -200,17 +214,24 @@ class Actors:
             BuildError: it had to be built again, and could not; or the cluster has no room now.
             PlaceClosed: `kill` was called.
         """
-        message = pickled((args, kwargs))
+        message: Any = pickled((args, kwargs))
+        if len(message) > _INLINE:
+            message = _import_ray().put(message)
         try:
             answer = self._ask(message, alone=False)
         except _LostError:
             try:
                 answer = self._ask(message, alone=True)
             except _LostError as lost:
-                raise WorkerDied(f"the actor of {self._name} was lost: {lost}") from None
+                raise lost.kind(f"the actor of {self._name} was lost: {lost}") from None
         if isinstance(answer, RemoteError):
             raise answer
         return answer[0]
+
+    def retire(self) -> None:
+        with self._changed:
+            self._retired = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -224,44 +245,33 @@ class Actors:
 
     # a call
 
-    def _ask(self, message: bytes, *, alone: bool) -> Any:
-        from ray import get
-        from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
-
+    def _ask(self, message: Any, *, alone: bool) -> Any:
         call = object()
-        actor, reference = self._send(message, call, alone)
-        sent = perf_counter()
-        try:
-            while True:
-                left = math.inf
-                if self._timeout_s is not None and actor.calls[0] is call:  # it runs
-                    left = max(sent, actor.freed) + self._timeout_s - perf_counter()
-                try:
-                    return pickle.loads(get(reference, timeout=max(0.0, min(left, _POLL))))
-                except GetTimeoutError:
-                    if left <= 0:
-                        self._replace(actor)
-                        raise TimeLimitExceeded(
-                            f"{self._name} took longer than timeout_s={self._timeout_s:g}, and "
-                            "was ended"
-                        ) from None
-                except RayActorError as error:
-                    self._replace(actor)
-                    raise _LostError(_reason(error)) from None
-                except ObjectLostError as error:  # with the node that had the answer
-                    raise _LostError(_reason(error)) from None
-        finally:
-            with self._changed:
-                actor.calls.remove(call)
-                actor.freed = perf_counter()
+        while True:
+            actor, reference = self._take(call, message, alone)
+            try:
                 if alone:
-                    actor.reserved = False
-                self._changed.notify_all()
+                    try:
+                        self._await(actor, call, actor.handle.join.remote(), None)
+                    except _LostError:  # it went while it had nothing to do
+                        continue
+                    reference = actor.handle.answer.remote(message)
+                return pickle.loads(self._await(actor, call, reference, self._timeout_s))
+            finally:
+                with self._changed:
+                    actor.calls.remove(call)
+                    actor.freed = perf_counter()
+                    if alone:
+                        actor.reserved = False
+                    self._changed.notify_all()
 
-    def _send(self, message: bytes, call: object, alone: bool) -> tuple[_Actor, Any]:
-        """Sends a call to the actor that has least to do, as soon as it may be sent."""
+    def _take(self, call: object, message: Any, alone: bool) -> tuple[_Actor, Any]:
+        """The actor that has least to do, as soon as a call may be sent; sends it, unless it is to
+        be `alone`.
+        """
         with self._changed:
             while True:
+                self._check()
                 free = [actor for actor in self._actors if actor.ready and not actor.reserved]
                 actor = min(free, key=lambda each: len(each.calls), default=None)
                 if actor is None:
@@ -276,19 +286,64 @@ class Actors:
                     break
                 else:
                     self._wait()
+            # in the order of `calls`, which no other may join if this is alone
+            reference = None if alone else actor.handle.answer.remote(message)
             actor.calls.append(call)
-            return actor, actor.handle.answer.remote(message)
+            return actor, reference
+
+    def _await(self, actor: _Actor, call: object, reference: Any, limit: float | None) -> Any:
+        """What an actor answers; `limit` is for the call, not for what goes over the network."""
+        import ray
+        from ray.exceptions import (
+            GetTimeoutError,
+            ObjectLostError,
+            OutOfMemoryError,
+            RayActorError,
+        )
+
+        sent = perf_counter()
+        while limit is not None:
+            left = math.inf
+            if actor.calls[0] is call:  # it runs
+                left = max(sent, actor.freed) + limit - perf_counter()
+            if ray.wait([reference], timeout=max(0.0, min(left, _POLL)), fetch_local=False)[0]:
+                break
+            self._check_end()
+            if left <= 0:
+                self._replace(actor)
+                raise TimeLimitExceeded(
+                    f"{self._name} took longer than timeout_s={limit:g}, and was ended"
+                )
+        while True:
+            try:
+                return ray.get(reference, timeout=_POLL)
+            except GetTimeoutError:
+                self._check_end()
+            except (RayActorError, OutOfMemoryError) as error:
+                self._replace(actor)
+                raise _LostError(error) from None
+            except ObjectLostError as error:  # with the node that had the answer
+                raise _LostError(error) from None
 
     def _wait(self) -> None:
         """Waits, with the lock, for any change."""
-        if self._ended is None:
-            self._changed.wait(_POLL)
+        self._changed.wait(_POLL)
+        self._check()
+
+    def _check(self) -> None:
+        """Raises why no call may begin any more."""
+        self._check_end()
+        if self._retired:
+            raise PlaceClosed
+
+    def _check_end(self) -> None:
+        """Raises why no call is answered any more."""
         if self._ended is not None:
             raise self._ended
 
     # actors
 
-    def _create(self) -> None:
+    def _create(self, deaths: int) -> None:
         engine = self._engine
         remote: Any = _import_ray().remote(RemoteServer)
         handle = remote.options(
@@ -298,7 +353,7 @@ class Actors:
             runtime_env=None if engine.runtime_env is None else dict(engine.runtime_env),
             max_restarts=0,  # it is replaced here
         ).remote(self._name, self._payload, sys.path)
-        actor = _Actor(handle)
+        actor = _Actor(handle, deaths)
         self._actors.append(actor)
         self._comings[handle.join.remote()] = actor, False
         self._comings[handle.build.remote()] = actor, True
@@ -306,17 +361,17 @@ class Actors:
     def _replace(self, actor: _Actor) -> None:
         """Has another one come for `actor`, which is gone, or is to go."""
         with self._changed:
-            if self._ended is not None:
-                raise self._ended
+            self._check_end()
             if actor not in self._actors:
                 return
             self._actors.remove(actor)
+            deaths = 0 if actor.ready else actor.deaths + 1
             actor.ready = False
             self._comings = {
                 answer: coming for answer, coming in self._comings.items() if coming[0] is not actor
             }
             _kill(actor.handle)
-            self._create()
+            self._create(deaths)
             self._changed.notify_all()
 
     def _end(self, why: BaseException) -> None:
@@ -353,7 +408,7 @@ class Actors:
             WorkerDied: one after the other dies before it has.
         """
         import ray
-        from ray.exceptions import RayActorError
+        from ray.exceptions import OutOfMemoryError, RayActorError
 
         with self._changed:
             comings = [*self._comings]
@@ -367,19 +422,18 @@ class Actors:
                     continue
                 try:
                     failed = ray.get(answer)
-                except RayActorError as error:
-                    self._deaths += 1
-                    if self._deaths == BUILDS:
+                except (RayActorError, OutOfMemoryError) as error:
+                    if actor.deaths + 1 == BUILDS or getattr(error, "actor_init_failed", False):
                         raise WorkerDied(
-                            f"the actor of {self._name} was lost while it was built, "
-                            f"{BUILDS} times in a row: {_reason(error)}"
+                            f"actors of {self._name} are lost while they are built; the last one: "
+                            f"{_reason(error)}"
                         ) from None
                     self._replace(actor)
                     continue
                 if failed is not None:
                     raise failed
-                actor.joined, actor.ready = True, is_built
-                self._deaths = 0 if is_built else self._deaths
+                actor.joined = True
+                actor.ready = actor.ready or is_built
                 self._changed.notify_all()
 
     def _no_room(self, seconds: float) -> str:
@@ -403,11 +457,14 @@ def _kill(handle: Any) -> None:
     import ray
 
     if ray.is_initialized():  # else this program ends, and the actors have ended before it
-        ray.kill(handle)
+        with suppress(Exception):  # of a cluster that is gone: the others are to be ended, too
+            ray.kill(handle)
 
 
 def _reason(error: Exception) -> str:
-    """What Ray says in short, without the numbers of the actor."""
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]
-    text, _, _ = " ".join(lines).partition(" Some common causes")
-    return textwrap.shorten(text, 300)
+    """What Ray says in short, without the numbers of the actor, and colours."""
+    lines = re.sub(r"\x1b\[\d+m", "", str(error)).splitlines()
+    if getattr(error, "actor_init_failed", False):
+        return lines[-1]  # what was raised there, below its traceback
+    text = " ".join(line for line in lines if not line.startswith("\t"))
+    return textwrap.shorten(text.partition(" Some common causes")[0], 300)

@@ -127,6 +127,8 @@ class ThreadWorkers(Workers):
         self._closing.set()
         for _ in self._threads:
             self._inbox.put(None)
+        for place in self._places:
+            place.retire()
         try:
             _join(self._threads, wait)
         finally:  # also if Ctrl-C ends the wait

@@ -23,7 +23,10 @@ import ray
 import ray_steps
 
 from batched import offline
+from batched.offline._places import PlaceClosed
 from batched.offline._progress import Progress
+from batched.offline._ray import Actors
+from batched.offline._serving import Function
 
 pytestmark = [
     pytest.mark.once,
@@ -143,6 +146,28 @@ def test_a_killed_actor_costs_nothing_but_the_calls_on_their_way(
     assert sum(count > 1 for count in again.values()) <= 2 * 25
 
 
+def test_actors_that_die_while_they_have_nothing_to_do_cost_no_call(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log, pause = tmp_path / "log", threading.Event()
+    payload = Function(ray_steps.Shout, "Shout", (str(log),), {}).pickled(())
+    actors = Actors(offline.Ray(), "Shout", payload, CPUS, None)
+    actors.start()
+    try:
+        while len(built := ray_steps.notes(log)) < CPUS:
+            pause.wait(0.01)
+        for _, pid in built:
+            os.kill(int(pid), signal.SIGKILL)
+        assert actors.call([{"id": 1, "text": "a"}]) == ["A"]
+        large = "x" * 200_000  # which Ray stores first
+        assert actors.call([{"id": 2, "text": large}]) == [large.upper()]
+        actors.retire()
+        with pytest.raises(PlaceClosed):
+            actors.call([{"id": 3, "text": "a"}])
+    finally:
+        actors.close()
+
+
 def test_a_node_that_comes_is_used_and_one_that_goes_costs_no_row(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -226,7 +251,11 @@ def test_a_cluster_without_room_is_told_in_one_sentence(cluster: Any, tmp_path: 
     ("broken", "error", "message"),
     [
         (ray_steps.Broken, Exception, "FileNotFoundError: no model.bin"),
-        (ray_steps.Dying, Exception, "lost while it was built, 3 times in a row"),
+        (
+            ray_steps.Dying,
+            Exception,
+            "actors of Dying are lost while they are built; the last one: ",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_told(
