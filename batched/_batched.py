@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import sys
@@ -266,18 +267,33 @@ class _BatchedBase(Generic[T, U, P]):
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
         return entry[1]
 
+    @property
+    def _is_a_function(self) -> bool:
+        """Whether what it runs has a name of its own, and no instance."""
+        func = self._function.func
+        return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
+
     def __reduce__(self) -> str | tuple[Any, ...]:
-        func, owner = self._function.func, self._owner
+        owner = self._owner
         if owner is not None:
             for name in (self._held_as.rpartition(".")[2], self.__name__):
                 if getattr(owner, name, None) == self:
                     return getattr, (owner, name)
-        elif not isinstance(func, types.MethodType) and hasattr(func, "__qualname__"):
-            local = self.__module__ == "__main__" or "<locals>" in func.__qualname__
-            if not local or "ray" not in sys.modules:
-                return importable_name(self, self._held_as)
+        elif self._is_a_function:
             # Ray's workers know no name of the script, and its pickle sends functions as they are
+            unknown = self.__module__ == "__main__" and "ray" in sys.modules
+            if not unknown and (name := importable_name(self, self._held_as)):
+                return name
         return type(self), (dataclasses.replace(self._function), owner)
+
+    def __copy__(self) -> Self:
+        return self  # as functions do
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._owner is None and self._is_a_function:
+            return self
+        kind, parts = cast("tuple[Any, ...]", self.__reduce__())
+        return kind(*copy.deepcopy(parts, memo))  # a method of the copied instance
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the function itself: `__name__`, `__qualname__`, `__annotations__`, and

@@ -49,7 +49,7 @@ class BatchedMethod(Generic[S, F]):
         return type(self.function)(self, instance)(*args, **kwargs)
 
     def __reduce__(self) -> str:
-        return importable_name(self, self.function._held_as)
+        return importable_name(self, self.function._held_as) or self.__qualname__
 
     def __getattr__(self, name: str) -> Any:
         # what it is called, and whether it is a coroutine function
@@ -63,9 +63,9 @@ class BatchedMethod(Generic[S, F]):
         return f"<batched method of a class, {self.__qualname__}>"
 
 
-def importable_name(thing: Any, held_as: str) -> str:
+def importable_name(thing: Any, held_as: str) -> str | None:
     """The dotted name by which `thing` is found in its module: that of the function, that of the
-    class attribute that it is `held_as`, or one that it was assigned to.
+    class attribute that it is `held_as`, or one that it was assigned to; None if there is none.
     """
     module = sys.modules.get(thing.__module__)
     assigned = [name for name, value in vars(module).items() if value is thing] if module else []
@@ -76,4 +76,4 @@ def importable_name(thing: Any, held_as: str) -> str:
                 return name
         except AttributeError:
             pass
-    return own  # which pickle refuses, and says why
+    return None

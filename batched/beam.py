@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NoReturn
 
 from ._batched import _BatchedBase, parts_of
@@ -22,6 +23,7 @@ from .offline import Auto, Retry, Step
 from .offline._errors import describe, to_remote
 from .offline._predictor import Predictor
 from .offline._serving import _is_importable
+from .offline._step import check_whole
 
 try:
     # not where types are checked
@@ -89,6 +91,17 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam's types are
             postprocess=postprocess,
             isolate_errors=isolate_errors,
         )
+        if not isinstance(large_model, bool):
+            raise TypeError(f"large_model must be True or False, got {large_model!r}")
+        if model_copies is not None:
+            check_whole("model_copies", model_copies)
+        if max_batch_duration_secs is not None:
+            check_whole("max_batch_duration_secs", max_batch_duration_secs)
+        variables = env_vars or {}
+        if not isinstance(variables, Mapping) or not all(
+            isinstance(each, str) for each in chain.from_iterable(variables.items())
+        ):
+            raise TypeError(f"env_vars must be a dict of strings, got {env_vars!r}")
         options = self._step.parts.function.options
         has_lengths = options.features is not None or options.item_length is not None
         window = options.policy.batch_size * (_AHEAD if has_lengths else 1)
@@ -98,7 +111,7 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam's types are
             max_batch_duration_secs=max_batch_duration_secs,
             large_model=large_model,
             model_copies=model_copies,
-            env_vars=dict(env_vars or {}),
+            env_vars=dict(variables),
         )
 
     def load_model(self) -> _Model:

@@ -219,6 +219,21 @@ def test_unpickled_owners_get_their_own_batcher() -> None:
     assert twin.scaled.stats.calls == 1
 
 
+def test_a_class_that_no_module_has_is_sent_with_its_methods() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    class Local:
+        @batched.dynamically
+        def plus(self, items: list[int]) -> list[int]:
+            return [1 + item for item in items]
+
+    assert pickle.loads(cloudpickle.dumps(Local))().plus(1) == 2
+    assert pickle.loads(cloudpickle.dumps(Local().plus))(1) == 2
+    fn = batched.dynamically(lambda items: items)
+    assert pickle.loads(cloudpickle.dumps(fn))(1) == 1
+    assert copy.copy(fn) is copy.deepcopy(fn) is fn
+
+
 def test_slots_without_weakref_say_what_to_do() -> None:
     class Slotted:
         __slots__ = ("x",)

@@ -33,6 +33,9 @@ class RemoteError(Exception):
     def __str__(self) -> str:
         return self.error
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.error!r})"
+
 
 class RemoteMemoryError(RemoteError, MemoryError):
     """Of these, one that means that a smaller batch might have fitted."""

@@ -7,7 +7,8 @@ batches, splits, retries and narrowing down. Its rules, where a run would hold r
    So are those that failed by a fault of the service, if others of the same call succeeded.
 2. After `MOST_FAILURES` batches in a row of which nothing succeeded, a row that is known to be good
    is tried. If it fails, too, or there is none yet, an error is raised: the function is broken, and
-   what it fails for says nothing about the rows.
+   what it fails for says nothing about the rows. So it is for each later batch that fails, until
+   one succeeds.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Predictor:
                 again = self._compute(todo, results)
                 self._compute(again, results)
             except BaseException:
-                self._stage = self._new_stage()  # rows wait in the old one
+                before, self._stage = self._stage, self._new_stage()  # rows wait in the old one
+                self._stage.failures, self._stage.sample = before.failures, before.sample
                 raise
             return [results[number] for number in range(len(rows))]
 

@@ -124,6 +124,10 @@ class Step:
         set_field("name", name)
         for which in ("input", "output"):
             set_field(which, self._check_columns(which, getattr(self, which)))
+        if not isinstance(self.args, (tuple, list)):
+            raise TypeError(f"step {name!r}: args must be a tuple, got {self.args!r}")
+        if not isinstance(self.kwargs, Mapping):
+            raise TypeError(f"step {name!r}: kwargs must be a dict, got {self.kwargs!r}")
         set_field("args", tuple(self.args))
         set_field("kwargs", dict(self.kwargs))
         for which in ("batch_size", "workers", "max_models"):

@@ -166,7 +166,7 @@ def test_any_error_comes_from_a_model_that_processes_share() -> None:
     results, (letter,), batches = infer(ModelHandler(refuse_5, large_model=True), range(8))
     assert (len(results), batches) == (7, [])
     failed, (_, text, _) = letter
-    assert (failed.example, "OddError: 5 is odd" in text) == (5, True)
+    assert (failed.example, text) == (5, "RemoteError('OddError: 5 is odd')")
 
 
 def test_a_function_that_is_broken_is_told_from_rows_that_are_bad() -> None:
@@ -174,6 +174,13 @@ def test_a_function_that_is_broken_is_told_from_rows_that_are_bad() -> None:
     results, letters, ((batch, error),) = infer(handler, range(64))
     assert (results, letters, sorted(batch)) == ({}, [], [*range(64)])
     assert error[0] is batched.errors.RunStopped
+
+
+def test_a_broken_function_soon_fails_for_all_batches() -> None:
+    _, letters, batches = infer(ModelHandler(refuse, batch_size=4), range(200))
+    assert len(letters) < 8 * 4
+    assert len(letters) + sum(len(batch) for batch, _ in batches) == 200
+    assert {error[0] for _, error in batches} == {batched.errors.RunStopped}
 
 
 def refuse(numbers: list[int]) -> list[int]:
@@ -220,7 +227,11 @@ class Kind:
     def __call__(self, items):
         return plain(items)
 
-for fn in (plain, decorated, Kind, lambda items: plain(items)):
+    @batched.dynamically
+    def method(self, items):
+        return plain(items)
+
+for fn in (plain, decorated, Kind, Kind().method, lambda items: plain(items)):
     print(pickler.dumps(ModelHandler(fn, preprocess=lambda item: item * 2)).decode())
 """
 
@@ -233,7 +244,9 @@ def test_handlers_of_a_script_go_to_other_processes(tmp_path: Path) -> None:
     for handler in handlers:
         results = handler.run_inference([1, 2], handler.load_model())
         assert [each.inference for each in results] == [3, 5]
-    assert [each.batch_elements_kwargs()["max_batch_size"] for each in handlers] == [32, 5, 32, 32]
+    assert [each.batch_elements_kwargs()["max_batch_size"] for each in handlers] == [
+        32, 5, 32, 32, 32,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -241,6 +254,16 @@ def test_handlers_of_a_script_go_to_other_processes(tmp_path: Path) -> None:
     [
         (lambda: ModelHandler(invert, batch_size=0), "batch_size must be at least 1, got 0"),
         (lambda: ModelHandler(invert, args=(1,)), "too many positional arguments"),
+        (lambda: ModelHandler(invert, large_model=1), "large_model must be True or False, got 1"),
+        (lambda: ModelHandler(invert, model_copies=0), "model_copies must be at least 1, got 0"),
+        (
+            lambda: ModelHandler(invert, max_batch_duration_secs=0.5),
+            "max_batch_duration_secs must be an integer of at least 1, got 0.5",
+        ),
+        (
+            lambda: ModelHandler(invert, env_vars={"A": 1}),
+            "env_vars must be a dict of strings, got {'A': 1}",
+        ),
         (
             lambda: ModelHandler(invert).validate_inference_args({"k": 5}),
             "are given to the handler, as args= and kwargs=",

@@ -179,6 +179,19 @@ def test_a_broken_function_raises_instead_of_failing_every_row() -> None:
     assert max(map(max, fn.calls)) < 8 * 4
 
 
+def test_a_broken_function_is_so_until_a_batch_succeeds() -> None:
+    fn = Counted(bad=range(1000))
+    ready = predictor(fn, batch_size=4)
+    assert [outcomes(ready, [n]) for n in range(7)] == [[BAD]] * 7
+    for _ in range(3):
+        with pytest.raises(RunStopped):
+            outcomes(ready, [7])
+    fn.bad.clear()
+    assert outcomes(ready, [7]) == [14]
+    fn.bad.add(8)
+    assert outcomes(ready, [8]) == [BAD]
+
+
 def test_a_function_that_still_works_is_not_called_broken() -> None:
     fn = Counted(bad=range(1, 1000))
     ready = predictor(fn, batch_size=4)
@@ -186,7 +199,7 @@ def test_a_function_that_still_works_is_not_called_broken() -> None:
     fn.bad.add(0)  # now it is broken, for good
     with pytest.raises(RunStopped):
         outcomes(ready, range(100))
-    fn.bad.clear()  # and whoever tries again is served, without rows of before
+    fn.bad.clear()  # and whoever tries again is served
     assert outcomes(ready, [7]) == [14]
 
 
