@@ -32,7 +32,7 @@ OPTIONS = {
     "'keep' keeps": "--on-mismatch keep keeps",
     "overwrite=True": "--overwrite",
     "progress=PATH": "--progress PATH",
-    "another dest": "another result",
+    "another dest leaves": "another result leaves",
 }
 """Arguments that messages speak of, as the command line has them."""
 
@@ -49,7 +49,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         argparse.ArgumentError: an argument, the source or the progress file cannot be used.
     """
     pipeline, engine = _pipeline(args), _engine(args)
-    command = command.replace(shlex.quote(args.dest), shlex.quote(without_credentials(args.dest)))
+    shown = without_credentials(args.dest)
+    if "?" in args.dest.removeprefix(shown):  # typed as it stands, it is refused
+        shown += "?..."
+    command = command.replace(shlex.quote(args.dest), shlex.quote(shown))
     try:
         report = pipeline.run(
             args.source,
@@ -70,12 +73,14 @@ def run(args: argparse.Namespace, command: str) -> int:
         _print_error(f"What is committed stays. To go on:\n  {command}")
         return FAILED
     except KeyboardInterrupt:
-        _print_error(f"Interrupted; {_done(args)} committed. To go on:\n  {command}")
+        _print_error(f"Interrupted; {_way_on(_done(args), command)}")
         raise
-    except REFUSALS as error:
-        raise argument_error(_as_options(first_line(error))) from error
-    except OSError as error:  # a full disk, a model that is not there
-        raise argument_error(describe(error)) from error
+    except (*REFUSALS, OSError) as error:  # a full disk, a store or a model that is not there
+        refused = isinstance(error, REFUSALS)
+        text = _as_options(first_line(error)) if refused else describe(error)
+        if done := _done(args):
+            text += f"\n{_way_on(done, command)}"
+        raise argument_error(text) from error
     except ModuleNotFoundError as error:  # of the user's code
         raise argument_error(f"{args.target} raised {describe(error)}") from error
     _say(report, args)
@@ -145,11 +150,14 @@ def _step_of(pipeline: Pipeline, given: str | None) -> int | str | None:
     )
 
 
-def _done(args: argparse.Namespace) -> str:
-    """Rows of an interrupted run, from the status that it has left."""
+def _done(args: argparse.Namespace) -> int:
+    """Rows that the run of this process has done, from the status that it has left."""
     known = read_status(progress_path(args.dest, args.progress))
-    rows = known["steps"][-1]["ok"] if known and known["pid"] == os.getpid() else 0
-    return f"{rows:,} row{'s are' if rows != 1 else ' is'}"
+    return known["steps"][-1]["ok"] if known and known["pid"] == os.getpid() else 0
+
+
+def _way_on(rows: int, command: str) -> str:
+    return f"{rows:,} row{'s are' if rows != 1 else ' is'} committed. To go on:\n  {command}"
 
 
 def _say(report: Report, args: argparse.Namespace) -> None:
@@ -215,8 +223,9 @@ def _running(dest: str, known: Mapping[str, Any] | None, path: Path) -> list[str
     """Lines about a run that goes on."""
     if known is None or known["state"] in ENDS:
         return [f"{dest}: a run has just begun; {status_path(path)} will tell more in a moment"]
+    so_far = _time(known["seconds"])
     lines = [
-        f"{dest}: {known['state']}, {_time(known['seconds'])} so far, as of {known['updated']}",
+        f"{known['result']}: {known['state']}, {so_far} so far, as of {known['updated']}",
         f"process {known['pid']} on {known['host']}",
         _rows(known),
         *_table(
@@ -248,7 +257,8 @@ def _ended(
     counts = progress.counts()
     names = [step["name"] for step in progress.get("steps") or []]
     rates = {step["name"]: _mean_rate(step, known) for step in known["steps"]} if known else {}
-    lines = [f"{args.dest}: {_end(known)}", *([_rows(known)] if known else [])]
+    lines = [f"{known['result'] if known else args.dest}: {_end(known)}"]
+    lines += [_rows(known)] if known else []
     lines += _table(
         ("step", "ok", "failed", "rows/s in the last run"),
         [
@@ -277,7 +287,7 @@ def _ended(
 def _end(known: Mapping[str, Any] | None) -> str:
     """How the last run has ended."""
     if known is None:
-        return "no run goes on"
+        return "no run goes on, and none has begun"
     state = known["state"]
     if state not in ENDS:
         state = "killed"

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import SourceError
+from ._result import is_remote, without_credentials
 from ._window import (
     WINDOW_BYTES,
     WINDOW_ROWS,
@@ -49,6 +50,11 @@ class Files:
     """The files that a path stands for, and their size and time when they were found."""
 
     def __init__(self, path: str) -> None:
+        if is_remote(path):
+            raise SourceError(
+                f"the source {without_credentials(path)} is a URI; give a path on this machine, or "
+                "a table or a stream that a library reads from there"
+            )
         self.path = path
         self.paths = self._find()
         if not self.paths:

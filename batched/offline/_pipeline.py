@@ -215,10 +215,15 @@ def run(
 
 def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:
     """Path of the progress file of runs to `dest`; `progress` if that is given."""
+    if progress is not None and is_remote(progress):
+        raise ResultError(
+            f"progress must be a path on a disk of this machine, got "
+            f"{without_credentials(str(progress))!r}"
+        )
     if progress is None and is_remote(dest):
         raise ResultError(
-            f"the result {without_credentials(str(dest))} is not on this machine, but its progress "
-            "file must be; say where with progress=PATH"
+            f"the result {without_credentials(str(dest))} is named by a URI, and its progress file "
+            "must be on a disk of this machine; say where with progress=PATH"
         )
     return Path(f"{str(dest).rstrip('/')}.progress" if progress is None else progress)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -47,7 +47,7 @@ class RemoteResult(Result):
         super().__init__(path, f"{self.key}/" if path.endswith("/") else self.key, overwrite, known)
 
     def find(self) -> tuple[Stamp, list[str]]:
-        with self._refuse():
+        with self.refuse():
             info = self.filesystem.get_file_info(self.key)
             if info.type == fs.FileType.NotFound:
                 return {}, []
@@ -73,7 +73,7 @@ class RemoteResult(Result):
 
     def try_writing(self) -> None:
         tried = self.locate(TRIED) if self.is_folder else self.key + TRIED
-        with self._refuse():
+        with self.refuse():
             with self.filesystem.open_output_stream(tried, compression=None) as stream:
                 stream.write(b"tried")
             self.filesystem.delete_file(tried)
@@ -95,7 +95,7 @@ class RemoteResult(Result):
             self.filesystem.delete_file(self.locate(name))
 
     @contextmanager
-    def _refuse(self) -> Iterator[None]:
+    def refuse(self) -> Iterator[None]:
         """Errors of the store as `ResultError`."""
         try:
             yield
@@ -117,7 +117,12 @@ class RemoteWriter(Writer):
         self._name = ""  # of its object
         self._stamp: Stamp = {}  # sizes of what has appeared, or is just about to
         result.known.append(self._stamp)
-        super().__init__(result, schema, self._uploads())
+        with result.refuse():
+            super().__init__(result, schema, self._uploads())
+
+    def write(self, columns: Mapping[str, Any]) -> None:
+        with self._result.refuse():
+            super().write(columns)
 
     def _uploads(self) -> Iterator[Any]:
         """A stream for each file, in order, the one before being completed."""
@@ -151,11 +156,12 @@ class RemoteWriter(Writer):
             self._result.clear()
 
     def close(self) -> Stamp:
-        self._rows.close()
-        self._complete()
-        if self._result.is_folder:
-            self._start(WHOLE)
+        with self._result.refuse():
+            self._rows.close()
             self._complete()
+            if self._result.is_folder:
+                self._start(WHOLE)
+                self._complete()
         return self._result.find()[0]
 
     def abort(self) -> None:
@@ -188,7 +194,8 @@ def _open(uri: str, path: str) -> tuple[Any, str]:
     # raised outside, as nobody is to see the error with the whole URI
     secrets = re.split("[:/]", uri.partition("://")[2].rpartition("@")[0])
     secrets += re.findall("=([^&]+)", uri)
-    if any(secret in why or unquote(secret) in why for secret in filter(None, secrets)):
+    shown = [secret for secret in secrets if secret and (secret in why or unquote(secret) in why)]
+    if shown or (uri != path and "parse URI" in why):
         why = "pyarrow.fs cannot read that URI; of a key, special characters must be %-encoded"
     raise ResultError(f"the destination {path} cannot be used: {why}")
 

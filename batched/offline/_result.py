@@ -144,7 +144,7 @@ class LocalResult(Result):
     def __init__(self, given: str, overwrite: bool, known: list[Stamp]) -> None:
         self.file = Path(os.path.realpath(given))
         super().__init__(given, given, overwrite, known)
-        self.path = str(self.file)
+        self.path = str(self.file) + ("/" if self.is_folder else "")
         self.writing = self.file.with_name(f"{self.file.name}.writing")
 
     def find(self) -> tuple[Stamp, list[str]]:

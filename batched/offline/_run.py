@@ -530,7 +530,8 @@ class Run:
             known = self._total if self._reading else self.read
             allowed = most * known if known is not None else max(most * self.read, FEW)
         if self._failed > allowed:
-            raise Stopped(f"{self._failed:,} rows have failed, and max_failed is {most:g}")
+            rows = "row has" if self._failed == 1 else "rows have"
+            raise Stopped(f"{self._failed:,} {rows} failed, and max_failed is {most:g}")
 
     def _save_rest(self) -> None:
         """Commits what had a result when the run ended."""

@@ -222,7 +222,7 @@ def test_a_bad_row_is_found_and_once_mended_computed_alone(
     assert re.fullmatch(r"1 row failed .*\n  batched status out\.parquet\n", err)
     assert cli.main(["status", "out.parquet"]) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0].startswith("out.parquet: done after 0:00:0")
+    assert "/out.parquet: done after 0:00:0" in lines[0]
     assert lines[1] == "3 of 3 rows read, 0 of them done before"
     assert lines[2].split()[:3] == ["step", "ok", "failed"]
     assert lines[3].split()[:3] == ["length", "2", "1"]
@@ -290,7 +290,7 @@ def test_too_many_failed_rows_end_with_status_1_and_the_way_on(
     assert "max_failed is 0" in err
     assert f"batched {shlex.join(command)}" in err.splitlines()[-1]
     assert cli.main(["status", "out.parquet"]) == 0
-    assert capfd.readouterr().out.startswith("out.parquet: stopped after")
+    assert "/out.parquet: stopped after" in capfd.readouterr().out
     assert not (folder / "out.parquet").exists()
 
 
@@ -455,7 +455,7 @@ def test_the_status_tells_of_a_run_that_goes_on_and_of_one_that_was_killed(
     with started(folder, *arguments("waiting")) as process:
         wait_for(known)
         lines = status().splitlines()
-        assert lines[0].startswith("out.parquet: running, 0:00:")
+        assert "/out.parquet: running, 0:00:" in lines[0]
         assert lines[1].startswith(f"process {process.pid} on ")
         assert lines[2] == "100 of 100 rows read, 0 of them done before"
         assert lines[4].split()[:4] == ["waiting", "39", "1", "60"]
@@ -469,12 +469,12 @@ def test_the_status_tells_of_a_run_that_goes_on_and_of_one_that_was_killed(
         process.kill()
         process.wait()
     lines = status().splitlines()
-    assert lines[0].startswith("out.parquet: killed after 0:00:")
+    assert "/out.parquet: killed after 0:00:" in lines[0]
     assert lines[0].endswith("the same command goes on where it was")
     (folder / "go").touch()
     with started(folder, *arguments("waiting")) as process:
         assert process.wait(timeout=40) == 0
-    assert status().startswith("out.parquet: done after")
+    assert "/out.parquet: done after" in status()
 
 
 @pytest.mark.once

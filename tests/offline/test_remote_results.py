@@ -25,7 +25,7 @@ import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from pyarrow import fs  # noqa: E402
 
 from batched import cli, offline  # noqa: E402
-from batched.errors import ResultError, RunStopped  # noqa: E402
+from batched.errors import ResultError, RunStopped, SourceError  # noqa: E402
 from batched.offline import _pipeline, _remote  # noqa: E402
 from batched.offline._owner import network_disk  # noqa: E402
 from batched.offline._result import Stamp, open_result, without_credentials  # noqa: E402
@@ -300,9 +300,38 @@ def test_a_destination_is_tried_before_anything_runs(bucket: Bucket, tmp_path: P
     ]:
         with pytest.raises(ResultError, match=why):
             offline.run(never, ROWS, dest, **SETTINGS, progress=tmp_path / "progress")
-    with pytest.raises(ResultError, match=r"r\.csv is not on this machine, .* progress=PATH"):
+    with pytest.raises(ResultError, match=r"r\.csv is named by a URI, .* progress=PATH"):
         offline.run(never, ROWS, bucket.uri("r.csv"), **SETTINGS)
+    with pytest.raises(ResultError, match="must be a path on a disk of this machine, got 's3://x/"):
+        offline.run(never, ROWS, tmp_path / "r.csv", **SETTINGS, progress=f"s3://k:{SECRET}@x/p")
+    with pytest.raises(SourceError, match=r"the source s3://b/in\.csv is a URI; give a path"):
+        offline.run(never, f"s3://k:{SECRET}@b/in.csv", tmp_path / "r.csv", **SETTINGS)
     assert not bucket.content()
+
+
+def test_a_store_that_goes_away_costs_no_row(
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone.py").write_text(
+        "from urllib.request import Request, urlopen\n"
+        "def leave(texts):\n"
+        f"    urlopen(Request('{bucket.address}', method='DELETE'))\n"
+        "    return texts\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "in.csv").write_text("text\na\nb\n")
+    settings = ["--input", "text", "--output", "out", "--progress", "progress", "--quiet"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "gone:leave", "in.csv", bucket.uri("r.csv"), *settings])
+    assert end.value.code == 2
+    said = capfd.readouterr().err
+    assert f"the destination s3://{bucket.name}/r.csv cannot be used: " in said
+    way_on = "2 rows are committed. To go on:\n  batched run gone:leave in.csv 's3://{}/r.csv?...' "
+    assert way_on.format(bucket.name) in said
 
 
 def test_a_file_is_no_folder_and_a_folder_no_file(bucket: Bucket) -> None:
@@ -351,6 +380,7 @@ def test_secrets_are_in_no_report_and_in_no_file(
     [
         "s3://key:hidden/secret@bucket/r.csv",
         "s3://key:hidden?secret@bucket/r.csv",
+        "s3://key:hidden/secret@bucket/r.csv?region=us-east-1",
         "s3://key:hidden secret@bucket/r.csv",
         "s9://key:hidden%2Fsecret@bucket/r.csv",
         "gs://key:hidden%2Fsecret@bucket/r.csv?scheme=secret",

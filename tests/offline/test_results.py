@@ -201,7 +201,7 @@ def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match=r"r\.parquet is a folder; it must end in"):
         open_result(tmp_path / "r.parquet")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResultError, match="file is a file; it must end in"):
+    with pytest.raises(ResultError, match="file/ is a file; it must end in"):
         open_result(f"{tmp_path}/file/")
 
 
