@@ -12,8 +12,10 @@ Rules of the actors of a step:
    it are made again, each with no other beside it, on one that has just answered. What loses an
    actor then is at fault itself: so a row that kills its process costs no other row, and neither
    does a node that goes. If Ray ended it as memory ran out, that is a memory error.
-4. It is an error if there is none for `startup_timeout_s`.
-5. They end with the run, and with the driver.
+4. All steps begin together, and none has a second actor before each has its first one: steps that
+   held all CPUs would starve the others.
+5. It is an error if a step has none for `startup_timeout_s`.
+6. They end with the run, and with the driver.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ import logging
 import math
 import pickle
 import re
+import socket
 import sys
 import textwrap
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+from weakref import WeakSet
 
 from ..errors import TimeLimitExceeded, WorkerDied
 from ._errors import RemoteError
@@ -77,6 +82,9 @@ class Ray:
     max_in_flight: int = 2
     """Batches sent to an actor and not yet answered; at least 1."""
 
+    _env_of_jobs: ClassVar[dict[str, Mapping[str, Any] | None]] = {}
+    """What `join` gave to all that each of Ray's jobs starts."""
+
     def __post_init__(self) -> None:
         for name, value in (
             ("num_cpus", self.num_cpus),
@@ -98,8 +106,24 @@ class Ray:
             ConnectionError: there is no cluster at the address.
         """
         ray = _import_ray()
-        if not ray.is_initialized():
-            ray.init(address=self.address, logging_level=logging.WARNING)
+        if ray.is_initialized():
+            return
+        # Ray itself would wait for many minutes, without a look at Ctrl-C
+        host, mark, port = (self.address or "").removeprefix("ray://").rpartition(":")
+        if mark and port.isdecimal():
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+            except OSError as error:
+                raise ConnectionError(f"no Ray answers at {self.address} ({error})") from error
+        env = deepcopy(self.runtime_env)  # which Ray changes
+        ray.init(address=self.address, runtime_env=env, logging_level=logging.WARNING)
+        self._env_of_jobs[ray.get_runtime_context().get_job_id()] = self.runtime_env
+
+    def actor_env(self) -> Mapping[str, Any] | None:
+        """What an actor needs beyond what all that this program starts have."""
+        job = _import_ray().get_runtime_context().get_job_id()
+        given = self._env_of_jobs.get(job)
+        return None if self.runtime_env == given else deepcopy(self.runtime_env)
 
     def text(self) -> str:
         """What each actor asks for, for people."""
@@ -125,7 +149,11 @@ class RemoteServer:
 
     def __init__(self, name: str, payload: bytes, path: list[str]) -> None:
         sys.path += [each for each in path if each not in sys.path]
+        self._name = name
         self._server = Server(name, payload)
+
+    def __repr__(self) -> str:
+        return self._name  # in Ray's logs
 
     def join(self) -> None:
         """Nothing; that it is answered tells that the actor is there."""
@@ -171,6 +199,9 @@ class _LostError(Exception):
 class Actors:
     """The actors of one step: a place that several threads share."""
 
+    _all: ClassVar[WeakSet[Actors]] = WeakSet()
+    """Those of all steps, of which each is to have one before any has more."""
+
     def __init__(
         self, engine: Ray, name: str, payload: bytes, count: int, timeout_s: float | None
     ) -> None:
@@ -186,6 +217,7 @@ class Actors:
         self._users = 0
         self._retired = False  # no further call begins
         self._ended: BaseException | None = None  # why no call is taken
+        self._all.add(self)
 
     def start(self) -> None:
         """Returns once one is ready.
@@ -198,8 +230,8 @@ class Actors:
             self._check()
             if self._users == 1:
                 self._payload = _import_ray().put(self._payload)
-                for _ in range(self._count):
-                    self._create(deaths=0)
+                self._create(deaths=0)
+                self._create_rest()
                 threading.Thread(target=self._watch, name="batched-ray", daemon=True).start()
             while not any(actor.ready for actor in self._actors):
                 self._wait()
@@ -350,7 +382,7 @@ class Actors:
             num_cpus=engine.num_cpus,
             num_gpus=engine.num_gpus,
             resources=dict(engine.resources),
-            runtime_env=None if engine.runtime_env is None else dict(engine.runtime_env),
+            runtime_env=engine.actor_env(),
             max_restarts=0,  # it is replaced here
         ).remote(self._name, self._payload, sys.path)
         actor = _Actor(handle, deaths)
@@ -376,6 +408,7 @@ class Actors:
 
     def _end(self, why: BaseException) -> None:
         """Takes no more calls, with the lock."""
+        self._all.discard(self)
         if self._ended is None:
             self._ended = why
             for actor in self._actors:
@@ -388,8 +421,9 @@ class Actors:
             since, told = perf_counter(), False  # time without one that is there
             while self._ended is None:
                 self._note_comings()
+                self._create_rest()
                 now = perf_counter()
-                if any(actor.joined for actor in self._actors):
+                if self._is_there:
                     since, told = now, False
                 elif now - since > self._engine.startup_timeout_s:
                     raise TimeoutError(self._no_room(now - since))
@@ -399,6 +433,18 @@ class Actors:
         except BaseException as error:
             with self._changed:
                 self._end(BuildError(error))
+
+    @property
+    def _is_there(self) -> bool:
+        """Whether an actor has its resources."""
+        return any(actor.joined for actor in self._actors)
+
+    def _create_rest(self) -> None:
+        """Has all actors come, if each other step has its first one."""
+        if all(each is self or each._is_there for each in [*self._all]):
+            with self._changed:
+                while len(self._actors) < self._count and self._ended is None:
+                    self._create(deaths=0)
 
     def _note_comings(self) -> None:
         """Waits for answers of actors that come, for a moment.
@@ -446,10 +492,14 @@ class Actors:
                 if name in ("CPU", "GPU") or name in self._engine.resources
             )
 
+        others = sum(
+            actor.joined for each in [*self._all] if each is not self for actor in each._actors
+        )
         return (
             f"step {self._name!r} has no actor after {seconds:.0f} s: each asks for "
             f"{self._engine.text()}; the cluster has {text(ray.cluster_resources())}, of which "
             f"{text(ray.available_resources()) or 'nothing'} is free"
+            + (f"; {others} actors of other steps have theirs" if others else "")
         )
 
 

@@ -45,6 +45,11 @@ class Workers(ABC):
         self._reporting = threading.Lock()  # held while the next one changes
         self._has_failed = False
 
+    @property
+    def on_ray(self) -> bool:
+        """Whether they are actors of Ray."""
+        return self._spec.engine is not None
+
     @abstractmethod
     def start(self) -> None:
         """Starts the workers, which build what they need first."""
@@ -134,7 +139,7 @@ class ThreadWorkers(Workers):
         finally:  # also if Ctrl-C ends the wait
             for place in self._places:
                 place.kill()
-        elsewhere = self._spec.processes or self._spec.engine is not None
+        elsewhere = self._spec.processes or self.on_ray
         _join(self._threads, _KILL_TIME if elsewhere else 0)
 
     def _work(self, place: Place) -> None:

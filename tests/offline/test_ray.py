@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -245,6 +246,59 @@ def test_a_cluster_without_room_is_told_in_one_sentence(cluster: Any, tmp_path: 
         "has CPU=2, of which CPU=2 is free"
     )
     assert run(pipeline(tmp_path / "log"), rows(10), tmp_path / "out.parquet").ok == 10
+
+
+def three_steps(num_cpus: float) -> offline.Pipeline:
+    return offline.Pipeline(
+        *(
+            offline.Step(ray_steps.same, input="text", output="text", name=name, num_cpus=num_cpus)
+            for name in "abc"
+        )
+    )
+
+
+def test_no_step_takes_the_room_of_others(cluster: Any, tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+    # two actors of each step would need 3.6 CPUs
+    assert run(three_steps(0.6), rows(500), dest, workers=2, batch_size=4).ok == 500
+    with pytest.raises(TimeoutError, match=r"nothing is free; 2 actors of other steps have theirs"):
+        run(three_steps(1), rows(1000), dest, engine=offline.Ray(startup_timeout_s=2))
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_answers_is_told_at_once(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ConnectionError, match=f"no Ray answers at {address} "):
+        offline.Ray(address=address).join()
+
+
+WITH_FOLDER = """
+import sys
+from batched import offline
+
+def helped(texts):
+    import only_there
+    return [only_there.size(text) for text in texts]
+
+engine = offline.Ray(runtime_env={"working_dir": "there"})
+for number in range(2):
+    report = offline.run(
+        helped, [{"text": "abc"}], f"{number}.parquet", input="text", output="size", engine=engine
+    )
+    assert report.ok == 1, report
+"""
+
+
+@pytest.mark.slow  # a cluster of its own
+def test_a_folder_goes_to_the_actors_of_each_run(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "only_there.py").write_text("def size(text):\n    return len(text)\n")
+    (tmp_path / "script.py").write_text(WITH_FOLDER)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=100)
 
 
 @pytest.mark.parametrize(
