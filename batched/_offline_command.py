@@ -33,6 +33,7 @@ OPTIONS = {
     "overwrite=True": "--overwrite",
     "progress=PATH": "--progress PATH",
     "another dest leaves": "another result leaves",
+    "version= says": "version= of a Step says",
 }
 """Arguments that messages speak of, as the command line has them."""
 

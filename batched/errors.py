@@ -16,7 +16,8 @@ BatchedError
 ├── RunStopped(RuntimeError)           too many rows or batches failed for a run to go on
 ├── ResultError(ValueError)            the result of an offline run cannot be written there
 ├── TimeLimitExceeded(RuntimeError)    offline: a call of the function took longer than `timeout_s`
-└── WorkerDied(RuntimeError)           offline: the process that ran the function ended
+├── WorkerDied(RuntimeError)           offline: the process that ran the function ended
+└── RemoteError                        offline: any error in another process, as text
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "CollationError",
     "QueueFull",
     "QueueTimeout",
+    "RemoteError",
     "ResultError",
     "RunLocked",
     "RunMismatch",
@@ -157,3 +159,28 @@ class TimeLimitExceeded(BatchedError, RuntimeError):
 
 class WorkerDied(BatchedError, RuntimeError):
     """The process that ran the function of a step ended: it crashed, exited or was killed."""
+
+
+class RemoteError(BatchedError):
+    """An error that happened in another process, as plain data: the class that it had there may be
+    none here.
+    """
+
+    def __init__(
+        self, error: str, lines: str, is_service: bool = False, retry_after: float | None = None
+    ) -> None:
+        super().__init__(error, lines, is_service, retry_after)
+        self.error = error
+        """Its class and its message, as `ValueError: bad row`."""
+        self.lines = lines
+        """Its traceback there, as text."""
+        self.is_service = is_service
+        """Whether a service is at fault, so that the same call may be answered later."""
+        self.retry_after = retry_after
+        """Time after which that service is to be asked again (s), if it said so."""
+
+    def __str__(self) -> str:
+        return self.error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.error!r})"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from ._arrow import to_python
 from ._columns import Columns
 from ._errors import describe
 from ._predictor import Predictor
-from ._step import Step
+from ._step import Step, check_names
 from ._values import is_tensor, of_tensor
 from ._window import missing_column
 
@@ -47,7 +47,7 @@ class BatchPredictor:
             offline.BatchPredictor,
             fn_constructor_args=(embed,),
             fn_constructor_kwargs={"input": "text", "output": "vector"},
-            concurrency=2,
+            compute=ray.data.ActorPoolStrategy(size=2),
             batch_size=256,
         )
 
@@ -62,6 +62,10 @@ class BatchPredictor:
     """
 
     def __init__(self, fn: Callable[..., Any], **settings: Any) -> None:
+        check_names("BatchPredictor", settings, [each.name for each in fields(Step)])
+        for name in ("input", "output"):
+            if name not in settings:
+                raise TypeError(f"BatchPredictor needs {name}=, the name of a column, or several")
         step = Step(fn, **settings)
         if step.batch_size is None and not isinstance(fn, _BatchedBase):
             step = replace(step, batch_size=sys.maxsize)

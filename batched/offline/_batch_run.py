@@ -13,6 +13,7 @@ to make and how long to wait in between; it calls nothing itself. Its rules:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,10 +22,13 @@ from .._collate.collator import Collator
 from .._core.request import Batch, Slice
 from .._execution.attempts import CallOutcome, Outcomes
 from .._execution.memory import drop_locals, is_out_of_memory
+from ..errors import BatchSizeMismatch
 from ._places import BuildError, PlaceClosed
 from ._ray import Ray
 from ._retry import Retry
 from ._serving import Function
+
+_logger = logging.getLogger("batched")
 
 _FAILURES: Final = 3
 """A batch and its two halves."""
@@ -60,6 +64,9 @@ class WorkerSpec:
     models: int = 0
     """Instances that a worker keeps of a class of which one is built for each key; 0: of any other.
     """
+
+    warned: bool = False
+    """Whether it was logged that the function returned too few results, or too many."""
 
     @property
     def function(self) -> Function:
@@ -122,6 +129,9 @@ class BatchRun:
         ):
             return False
         self._failures += 1
+        if isinstance(error, BatchSizeMismatch) and not self._spec.warned:
+            self._spec.warned = True
+            _logger.warning("%s; it is called with fewer items, down to one", error)
         return True
 
     def attempt(

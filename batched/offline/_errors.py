@@ -1,7 +1,7 @@
 """Errors of a batch function as text and as plain data.
 
-An error that a process reports is plain data (`RemoteError`), and was told apart where it happened
-(`_service_errors.py`).
+An error that a process reports is plain data (`errors.RemoteError`), and was told apart where it
+happened (`_service_errors.py`).
 """
 
 from __future__ import annotations
@@ -12,29 +12,9 @@ from typing import Final, NamedTuple
 
 from .._execution.memory import is_out_of_memory
 from .._service_errors import is_service_error, retry_after
+from ..errors import RemoteError
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)
-
-
-class RemoteError(Exception):
-    """An error that happened in another process, as plain data."""
-
-    def __init__(
-        self, error: str, lines: str, is_service: bool = False, retry_after: float | None = None
-    ) -> None:
-        super().__init__(error, lines, is_service, retry_after)
-        self.error = error
-        """Its class and its message, as `ValueError: bad row`."""
-        self.lines = lines
-        """Its traceback, as text."""
-        self.is_service = is_service
-        self.retry_after = retry_after
-
-    def __str__(self) -> str:
-        return self.error
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.error!r})"
 
 
 class RemoteMemoryError(RemoteError, MemoryError):

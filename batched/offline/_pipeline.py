@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..errors import ResultError, RunMismatch, RunStopped
+from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
 from ._batch_run import WorkerSpec
 from ._columns import Columns
 from ._committer import Committer
-from ._errors import RemoteError
+from ._errors import describe
 from ._fingerprint import difference, fingerprint
 from ._merging import Merge
 from ._owner import network_disk
@@ -27,7 +28,7 @@ from ._run import Run, Stopped
 from ._serving import Function
 from ._source import Source, open_source
 from ._stage import Stage
-from ._step import Auto, Step
+from ._step import Auto, Step, check_names
 from ._watch import State, watcher
 from ._worker import workers_of
 
@@ -115,7 +116,7 @@ class Pipeline:
                 f"on_mismatch must be 'refuse', 'recompute' or 'keep', got {on_mismatch!r}"
             )
         if engine is not None and not isinstance(engine, Ray):
-            raise TypeError(f"engine must be an offline.Ray, got {engine!r}")
+            raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
         if engine is not None:
             engine.check()
         steps = [
@@ -205,10 +206,12 @@ def run(
     max_failed: float | None = None,
     **settings: Any,
 ) -> Report:
-    """Runs one batch function over `source`: a `Step` and its `Pipeline`, with the settings of
-    both.
+    """Runs one batch function over `source`: a `Step` and its `Pipeline`, with the settings of the
+    one and those of the other's `run`.
     """
     known = {each.name for each in fields(Step)}
+    of_run = [each for each in inspect.signature(Pipeline.run).parameters if each != "self"]
+    check_names("run", settings, [*known, *of_run])
     of_step = {name: settings.pop(name) for name in list(settings) if name in known}
     return Pipeline(Step(fn, **of_step), max_failed=max_failed).run(source, dest, **settings)
 
@@ -307,6 +310,9 @@ class _Work:
             stopped, state, cause = str(end), "stopped", end.error
         except KeyboardInterrupt:
             state = "interrupted"
+            raise
+        except BaseException as error:
+            stopped = describe(error).error
             raise
         finally:
             watching.end(replace(work.snapshot(), stopped=stopped), state)

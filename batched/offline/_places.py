@@ -34,8 +34,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
-from ..errors import TimeLimitExceeded, WorkerDied
-from ._errors import RemoteError
+from ..errors import RemoteError, TimeLimitExceeded, WorkerDied
 from ._serving import Function, receive, send, serve
 
 _SPAWN: Final = multiprocessing.get_context("spawn")

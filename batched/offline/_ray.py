@@ -36,8 +36,7 @@ from time import perf_counter
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
-from ..errors import TimeLimitExceeded, WorkerDied
-from ._errors import RemoteError
+from ..errors import RemoteError, TimeLimitExceeded, WorkerDied
 from ._places import BUILDS, BuildError, PlaceClosed, WorkerKilled
 from ._serving import Server, pickled
 from ._step import check_amount, check_whole

@@ -22,6 +22,7 @@ import orjson
 
 from .._core.scheduler import Request
 from .._runtime.observer import Observer
+from ..errors import RemoteError
 from ._batch_run import Done
 from ._commit import Commit
 from ._committer import Committer
@@ -272,9 +273,12 @@ class Run:
 
     def _end(self, done: Done, now: float) -> None:
         """A batch has ended."""
-        if done.fatal is not None:
-            raise done.fatal
         stage = self._stages[done.step]
+        if (fatal := done.fatal) is not None:
+            fatal.add_note(f"in step {stage.name!r}")
+            if isinstance(fatal, RemoteError):
+                fatal.add_note(fatal.lines)
+            raise fatal
         batch = done.batch
         assert batch is not None
         if batch is stage.probe:

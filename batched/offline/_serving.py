@@ -25,7 +25,8 @@ import cloudpickle
 
 from .._batched import _BatchedBase
 from .._execution.memory import drop_locals, free_cache
-from ._errors import RemoteError, RemoteMemoryError, to_remote
+from ..errors import RemoteError
+from ._errors import RemoteMemoryError, to_remote
 
 _LARGE: Final = 1 << 16
 """Bytes from which on a buffer is sent beside the pickle: what a pipe of Linux holds."""
@@ -78,9 +79,9 @@ class Function:
             payload: bytes = cloudpickle.dumps((replace(self, func=func), on))
         except Exception as error:
             raise TypeError(
-                f"{self.name} cannot be sent to a process ({type(error).__name__}: {error}); "
-                "define it in a module that can be imported, and load what it needs in the "
-                "__init__ of a class"
+                f"{self.name}, or what its args= and kwargs= hold, cannot be sent to another "
+                f"process ({type(error).__name__}: {error}); define it in a module that can be "
+                "imported, and load what it needs in the __init__ of a class"
             ) from error
         return payload
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -242,6 +243,15 @@ class Step:
 def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:
     """In place of the function, where a row is taken for a call: a worker has the function."""
     raise AssertionError(f"a worker calls a function of its own with {items}")
+
+
+def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises a TypeError for the first name that is no setting of `owner`."""
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{owner} has no setting {name!r}{hint}")
 
 
 def check_amount(what: str, value: object) -> None:

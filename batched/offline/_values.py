@@ -297,8 +297,8 @@ def _read_other(value: Any, depth: int) -> tuple[Any, Type]:
     if hasattr(value, "__array__"):
         return _read_array(np.asarray(value), depth)
     raise Unfit(
-        f"a {type(value).__name__} cannot be stored; return None, numbers, str, bytes, dates and "
-        "times, or lists, dicts and arrays of them"
+        f"values of type {type(value).__name__} cannot be stored; return None, numbers, str, "
+        "bytes, dates and times, or lists, dicts and arrays of them"
     )
 
 

@@ -332,6 +332,19 @@ def test_a_batch_is_called_whole_unless_a_size_is_given() -> None:
         assert fn.sizes == sizes
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"btch_size": 3}, "BatchPredictor has no setting 'btch_size'; did you mean 'batch_size'?"),
+        ({"input": "n"}, "BatchPredictor needs output=, the name of a column, or several"),
+    ],
+)
+def test_wrong_settings_are_told_by_name(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        offline.BatchPredictor(Counted(), **settings)
+    assert str(refused.value) == sentence
+
+
 def test_what_is_no_batch_is_refused_with_a_sentence() -> None:
     predict = offline.BatchPredictor(Counted(), input="n", output="m")
     with pytest.raises(SourceError, match="the batch has no column 'n'; its columns are 'N'"):

@@ -26,9 +26,9 @@ import batched
 from batched._batched import parts_of
 from batched._core.request import Batch
 from batched._execution.memory import is_out_of_memory
-from batched.errors import BatchSizeMismatch, TimeLimitExceeded, WorkerDied
+from batched.errors import BatchSizeMismatch, RemoteError, TimeLimitExceeded, WorkerDied
 from batched.offline._batch_run import Done, WorkerSpec
-from batched.offline._errors import RemoteError, describe
+from batched.offline._errors import describe
 from batched.offline._places import WorkerKilled
 from batched.offline._retry import Retry
 from batched.offline._serving import receive
@@ -98,7 +98,9 @@ def test_what_cannot_travel_is_refused_in_one_sentence_before_anything_runs() ->
 
     with pytest.raises(TypeError) as raised:
         workers_of(spec(fn, processes=True), None)  # type: ignore[arg-type]  # never used
-    assert str(raised.value).startswith("fn cannot be sent to a process (TypeError: ")
+    assert str(raised.value).startswith(
+        "fn, or what its args= and kwargs= hold, cannot be sent to another process (TypeError: "
+    )
     assert "define it in a module that can be imported" in str(raised.value)
 
 

@@ -353,5 +353,5 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> 
 
 
 def test_an_engine_is_no_text(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="engine must be an offline.Ray, got 'ray'"):
+    with pytest.raises(TypeError, match=r"engine must be an offline.Ray\(\), got 'ray'"):
         run(pipeline(tmp_path / "log"), rows(1), tmp_path / "out.parquet", engine="ray")

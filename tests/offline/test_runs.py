@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batched import offline
-from batched.errors import ResultError, RunMismatch, RunStopped, SourceError
+from batched.errors import RemoteError, ResultError, RunMismatch, RunStopped, SourceError
+from batched.offline._watch import read_status
 
 
 class Lengths:
@@ -630,6 +631,43 @@ def test_what_a_function_or_class_does_not_take_is_told_where_the_step_is_writte
         settings: dict[str, Any] = {"input": "a", "output": "b", **given}
         with pytest.raises(TypeError, match=sentence):
             offline.Step(**settings)
+
+
+def test_a_setting_that_is_none_is_told_with_the_one_it_is_like(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="run has no setting 'worker'; did you mean 'workers'?"):
+        run(str.upper, rows_of(5), tmp_path / "out.parquet", worker=2)
+
+
+def test_one_result_for_a_whole_batch_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mean(texts: list[str]) -> list[float]:
+        return [sum(map(len, texts)) / len(texts)]
+
+    run(mean, rows_of(64), tmp_path / "out.parquet", batch_size=8)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "lengths was given 8 items and returned 1 results; it must return one per item, in order; "
+        "it is called with fewer items, down to one"
+    )
+
+
+def test_what_ends_a_run_in_a_process_is_told_with_its_lines(tmp_path: Path) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise KeyError("path")
+
+        def __call__(self, texts: list[str]) -> list[str]:
+            return texts
+
+    with pytest.raises(RemoteError) as stopped:
+        run(Broken, rows_of(5), tmp_path / "out.parquet", processes=True)
+    step, lines = stopped.value.__notes__
+    assert step == "in step 'lengths'"
+    assert 'raise KeyError("path")' in lines
+    known = read_status(tmp_path / "out.parquet.progress")
+    assert known is not None
+    assert (known["state"], known["stopped"]) == ("failed", "KeyError: 'path'")
 
 
 def test_a_stop_tells_the_error_with_its_lines(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ pytest.importorskip("httpx")
 import httpx
 
 from batched._service_errors import is_service_error, retry_after
-from batched.errors import TimeLimitExceeded, WorkerDied
-from batched.offline._errors import RemoteError, RemoteMemoryError, describe, to_remote
+from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
+from batched.offline._errors import RemoteMemoryError, describe, to_remote
 from batched.offline._retry import Retry
 from offline_steps import fail, outcome
 
