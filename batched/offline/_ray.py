@@ -498,7 +498,7 @@ class Actors:
             f"step {self._name!r} has no actor after {seconds:.0f} s: each asks for "
             f"{self._engine.text()}; the cluster has {text(ray.cluster_resources())}, of which "
             f"{text(ray.available_resources()) or 'nothing'} is free"
-            + (f"; {others} actors of other steps have theirs" if others else "")
+            + (f"; actors of other steps: {others}" if others else "")
         )
 
 
