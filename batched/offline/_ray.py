@@ -12,8 +12,8 @@ Rules of the actors of a step:
    it are made again, each with no other beside it, on one that has just answered. What loses an
    actor then is at fault itself: so a row that kills its process costs no other row, and neither
    does a node that goes. If Ray ended it as memory ran out, that is a memory error.
-4. All steps begin together, and none has a second actor before each has its first one: steps that
-   held all CPUs would starve the others.
+4. Once a step begins, each other one reserves room by a first actor; until all have theirs, none
+   has a second one. Steps that held all CPUs would starve the others.
 5. It is an error if a step has none for `startup_timeout_s`.
 6. They end with the run, and with the driver.
 """
@@ -218,8 +218,16 @@ class Actors:
         self._ended: BaseException | None = None  # why no call is taken
         self._all.add(self)
 
+    def reserve(self) -> None:
+        """Has the first one come."""
+        with self._changed:
+            if not self._actors and self._ended is None:
+                self._payload = _import_ray().put(self._payload)
+                self._create(deaths=0)
+                threading.Thread(target=self._watch, name="batched-ray", daemon=True).start()
+
     def start(self) -> None:
-        """Returns once one is ready.
+        """Has all of them come; returns once one is ready.
 
         Raises:
             BuildError: the function cannot be built, or the cluster has no room.
@@ -227,11 +235,8 @@ class Actors:
         with self._changed:
             self._users += 1
             self._check()
-            if self._users == 1:
-                self._payload = _import_ray().put(self._payload)
-                self._create(deaths=0)
-                self._create_rest()
-                threading.Thread(target=self._watch, name="batched-ray", daemon=True).start()
+            self.reserve()
+            self._create_rest()
             while not any(actor.ready for actor in self._actors):
                 self._wait()
 
@@ -439,8 +444,8 @@ class Actors:
         return any(actor.joined for actor in self._actors)
 
     def _create_rest(self) -> None:
-        """Has all actors come, if each other step has its first one."""
-        if all(each is self or each._is_there for each in [*self._all]):
+        """Has all actors come, if there is work for them, and each other step has its first one."""
+        if self._users and all(each is self or each._is_there for each in [*self._all]):
             with self._changed:
                 while len(self._actors) < self._count and self._ended is None:
                     self._create(deaths=0)

@@ -262,10 +262,9 @@ class Run:
                 self._resolve(stage)
             now = time.perf_counter()
             while (batch := stage.take(now, drain=drain)) is not None:
-                if stage.workers.on_ray:
+                if not stage.began:
                     for each in self._stages:
-                        if each.workers.on_ray:  # all of them, before one of them takes all room
-                            each.begin()
+                        each.workers.reserve()
                 stage.submit(batch)
             before = before or stage.open > 0
 

@@ -194,14 +194,10 @@ class Stage:
         scheduler.draining = drain
         return scheduler.take(now)
 
-    def begin(self) -> None:
-        """Starts the workers; until then a model need not be built."""
-        if not self.began:
+    def submit(self, batch: Batch) -> None:
+        if not self.began:  # until then a model need not be built
             self.began = True
             self.workers.start()
-
-    def submit(self, batch: Batch) -> None:
-        self.begin()
         thorough = any(request.waker.thorough for request, _, _ in batch.slices)
         self.workers.submit(batch, thoroughly=thorough)
 

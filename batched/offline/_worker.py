@@ -45,10 +45,8 @@ class Workers(ABC):
         self._reporting = threading.Lock()  # held while the next one changes
         self._has_failed = False
 
-    @property
-    def on_ray(self) -> bool:
-        """Whether they are actors of Ray."""
-        return self._spec.engine is not None
+    def reserve(self) -> None:  # noqa: B027  # most need no room of a cluster
+        """Has room kept for one worker at least, before other steps take all there is."""
 
     @abstractmethod
     def start(self) -> None:
@@ -113,9 +111,15 @@ class ThreadWorkers(Workers):
         self._places = _places_of(spec)
         self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
+    def reserve(self) -> None:
         if self._spec.engine is not None:
             self._spec.engine.join()
+        for place in self._places:
+            if isinstance(place, Actors):
+                place.reserve()
+
+    def start(self) -> None:
+        self.reserve()
         self._threads = [
             threading.Thread(
                 target=self._work, args=(place,), name=f"batched-{self._spec.name}", daemon=True
@@ -139,7 +143,7 @@ class ThreadWorkers(Workers):
         finally:  # also if Ctrl-C ends the wait
             for place in self._places:
                 place.kill()
-        elsewhere = self._spec.processes or self.on_ray
+        elsewhere = self._spec.processes or self._spec.engine is not None
         _join(self._threads, _KILL_TIME if elsewhere else 0)
 
     def _work(self, place: Place) -> None:
