@@ -34,7 +34,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, ClassVar, Final
-from weakref import WeakSet
 
 from ..errors import RemoteError, TimeLimitExceeded, WorkerDied
 from ._places import BUILDS, BuildError, PlaceClosed, WorkerKilled
@@ -198,8 +197,8 @@ class _LostError(Exception):
 class Actors:
     """The actors of one step: a place that several threads share."""
 
-    _all: ClassVar[WeakSet[Actors]] = WeakSet()
-    """Those of all steps, of which each is to have one before any has more."""
+    _all: ClassVar[set[Actors]] = set()
+    """Those of all steps that began or are to, of which each has one before any has more."""
 
     def __init__(
         self, engine: Ray, name: str, payload: bytes, count: int, timeout_s: float | None
@@ -216,7 +215,6 @@ class Actors:
         self._users = 0
         self._retired = False  # no further call begins
         self._ended: BaseException | None = None  # why no call is taken
-        self._all.add(self)
 
     def reserve(self) -> None:
         """Has the first one come."""
@@ -224,6 +222,7 @@ class Actors:
             if not self._actors and self._ended is None:
                 self._payload = _import_ray().put(self._payload)
                 self._create(deaths=0)
+                self._all.add(self)
                 threading.Thread(target=self._watch, name="batched-ray", daemon=True).start()
 
     def start(self) -> None:

@@ -47,7 +47,7 @@ class RemoteResult(Result):
         super().__init__(path, f"{self.key}/" if path.endswith("/") else self.key, overwrite, known)
 
     def find(self) -> tuple[Stamp, list[str]]:
-        with self.refuse():
+        with self.refuse(pa.ArrowException):
             info = self.filesystem.get_file_info(self.key)
             if info.type == fs.FileType.NotFound:
                 return {}, []
@@ -73,7 +73,7 @@ class RemoteResult(Result):
 
     def try_writing(self) -> None:
         tried = self.locate(TRIED) if self.is_folder else self.key + TRIED
-        with self.refuse():
+        with self.refuse(pa.ArrowException):
             with self.filesystem.open_output_stream(tried, compression=None) as stream:
                 stream.write(b"tried")
             self.filesystem.delete_file(tried)
@@ -95,11 +95,11 @@ class RemoteResult(Result):
             self.filesystem.delete_file(self.locate(name))
 
     @contextmanager
-    def refuse(self) -> Iterator[None]:
+    def refuse(self, also: type[Exception] = OSError) -> Iterator[None]:
         """Errors of the store as `ResultError`."""
         try:
             yield
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, also) as error:
             raise ResultError(
                 f"the destination {self.path} cannot be used: {_first_line(error)}"
             ) from error
