@@ -48,6 +48,12 @@ _POLL: Final = 0.5
 _INLINE: Final = 100_000
 """Bytes of the largest message that Ray sends with its call; others it stores first."""
 
+_LATEST: Final = 60.0
+"""Time for which the actors of a run that has ended are still waited for (s)."""
+
+_ENDING: Final = 10.0
+"""Longest time for all actors to be ended (s)."""
+
 _PATIENCE: Final = 10.0
 """Time without an actor after which that is logged (s)."""
 
@@ -215,6 +221,7 @@ class Actors:
         self._users = 0
         self._retired = False  # no further call begins
         self._ended: BaseException | None = None  # why no call is taken
+        self._watcher = threading.Thread(target=self._watch, name="batched-ray", daemon=True)
 
     def reserve(self) -> None:
         """Has the first one come."""
@@ -223,7 +230,7 @@ class Actors:
                 self._payload = _import_ray().put(self._payload)
                 self._create(deaths=0)
                 self._all.add(self)
-                threading.Thread(target=self._watch, name="batched-ray", daemon=True).start()
+                self._watcher.start()
 
     def start(self) -> None:
         """Has all of them come; returns once one is ready.
@@ -277,6 +284,9 @@ class Actors:
     def kill(self) -> None:
         with self._changed:
             self._end(PlaceClosed())
+        # no thread of ours may be within Ray when it is shut down
+        if self._watcher.ident is not None:
+            self._watcher.join(_ENDING)
 
     # a call
 
@@ -414,12 +424,10 @@ class Actors:
         self._all.discard(self)
         if self._ended is None:
             self._ended = why
-            for actor in self._actors:
-                _kill(actor.handle)
             self._changed.notify_all()
 
     def _watch(self) -> None:
-        """Notes which actors come, in a thread of its own."""
+        """Notes which actors come, and ends all of them in the end; in a thread of its own."""
         try:
             since, told = perf_counter(), False  # time without one that is there
             while self._ended is None:
@@ -436,6 +444,17 @@ class Actors:
         except BaseException as error:
             with self._changed:
                 self._end(BuildError(error))
+        self._end_actors()
+
+    def _end_actors(self) -> None:
+        """Ends all actors; those that are still to come as soon as they are there."""
+        late = [actor.handle for actor in self._actors if not actor.joined]
+        if late:
+            with suppress(Exception):  # of a cluster that is gone
+                _import_ray().remote(_end_late).options(num_cpus=0).remote(late)
+        for actor in self._actors:
+            if actor.joined:
+                _kill(actor.handle)
 
     @property
     def _is_there(self) -> bool:
@@ -504,6 +523,22 @@ class Actors:
             f"{text(ray.available_resources()) or 'nothing'} is free"
             + (f"; actors of other steps: {others}" if others else "")
         )
+
+
+def _end_late(handles: list[Any]) -> None:
+    """Ends actors that are still to come, each once it is there, in a task of Ray. Of one that is
+    ended just as it comes, Ray would keep the room for as long as the driver lives. The driver does
+    not wait for them: it may leave Ray meanwhile.
+    """
+    import ray
+
+    comings = {handle.join.remote(): handle for handle in handles}
+    until = perf_counter() + _LATEST
+    while comings and perf_counter() < until:
+        for answer in ray.wait([*comings], timeout=_POLL)[0]:
+            _kill(comings.pop(answer))
+    for handle in comings.values():
+        _kill(handle)
 
 
 def _kill(handle: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -242,9 +243,10 @@ def test_a_cluster_without_room_is_told_in_one_sentence(cluster: Any, tmp_path: 
     step = offline.Step(ray_steps.Shout, args=("log",), input=["id", "text"], output="loud")
     with pytest.raises(TimeoutError) as refused:
         run(offline.Pipeline(step), rows(10), tmp_path / "out.parquet", engine=engine)
-    assert str(refused.value) == (
+    assert re.match(  # a node that went a moment ago may still be counted
         "step 'Shout' has no actor after 1 s: each asks for num_cpus=64, num_gpus=0.5; the cluster "
-        "has CPU=2, of which CPU=2 is free"
+        r"has CPU=\d, of which CPU=\d is free",
+        str(refused.value),
     )
     assert run(pipeline(tmp_path / "log"), rows(10), tmp_path / "other.parquet").ok == 10
 
@@ -263,7 +265,7 @@ def test_no_step_takes_the_room_of_others(cluster: Any, tmp_path: Path) -> None:
     # two actors of each step would need 3.6 CPUs
     assert run(three_steps(0.6), rows(500), dest, workers=2, batch_size=4).ok == 500
     with pytest.raises(TimeoutError, match="nothing is free; actors of other steps: 2"):
-        run(three_steps(1), rows(1000), dest, engine=offline.Ray(startup_timeout_s=2))
+        run(three_steps(1), rows(1000), dest, engine=offline.Ray(startup_timeout_s=8))
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
