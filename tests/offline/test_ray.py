@@ -81,7 +81,7 @@ def pipeline(log: Path, pause: float = 0.0, **settings: Any) -> offline.Pipeline
 
 def run(steps: offline.Pipeline, source: Any, dest: Path, **more: Any) -> offline.Report:
     engine = offline.Ray(startup_timeout_s=60)
-    settings = {"engine": engine, "workers": CPUS, "key": "id", "watch": False}
+    settings = {"engine": engine, "workers": 1, "key": "id", "watch": False}
     return steps.run(source, dest, **{**settings, **more})
 
 
@@ -90,7 +90,7 @@ def test_each_actor_builds_its_class_once_and_the_result_is_that_of_any_engine(
 ) -> None:
     log = tmp_path / "log"
     dest, local = tmp_path / "ray.parquet", tmp_path / "local.parquet"
-    report = run(pipeline(log, 0.02), rows(5000), dest)
+    report = run(pipeline(log, 0.02), rows(5000), dest, workers=CPUS)
     assert (report.ok, report.failed) == (5000, 0)
     words = ray_steps.notes(log)
     built = [int(each[1]) for each in words if each[0] == "built"]
@@ -140,7 +140,8 @@ def test_a_killed_actor_costs_nothing_but_the_calls_on_their_way(
 ) -> None:
     log = tmp_path / "log"
     killer = killed_once(log, lambda pid: os.kill(pid, signal.SIGKILL), after=20)
-    report = run(pipeline(log, 0.02), rows(2000), tmp_path / "out.parquet", batch_size=25)
+    dest = tmp_path / "out.parquet"
+    report = run(pipeline(log, 0.02), rows(2000), dest, batch_size=25, workers=CPUS)
     killer.join()
     assert (report.ok, report.failed) == (2000, 0)
     words = ray_steps.notes(log)
@@ -213,7 +214,8 @@ sys.path[:0] = [{tests!r}]
 from offline.test_ray import pipeline, rows, run
 dest, log, address = sys.argv[1:]
 engine = offline.Ray(address=address) if address else None
-run(pipeline(pathlib.Path(log), 0.01), rows(5000), pathlib.Path(dest), engine=engine, batch_size=32)
+steps = pipeline(pathlib.Path(log), 0.01)
+run(steps, rows(5000), pathlib.Path(dest), engine=engine, batch_size=32, workers=2)
 """
 
 
@@ -260,12 +262,25 @@ def three_steps(num_cpus: float) -> offline.Pipeline:
     )
 
 
+def wait_for_room() -> None:
+    """Until all actors of the tests before are gone."""
+    pause = threading.Event()
+    while ray.available_resources().get("CPU", 0) < CPUS:
+        pause.wait(0.1)
+
+
 def test_no_step_takes_the_room_of_others(cluster: Any, tmp_path: Path) -> None:
-    dest = tmp_path / "out.parquet"
+    wait_for_room()
     # two actors of each step would need 3.6 CPUs
+    dest = tmp_path / "out.parquet"
     assert run(three_steps(0.6), rows(500), dest, workers=2, batch_size=4).ok == 500
+
+
+def test_room_for_fewer_actors_than_steps_is_told(cluster: Any, tmp_path: Path) -> None:
+    wait_for_room()
+    engine = offline.Ray(startup_timeout_s=8)
     with pytest.raises(TimeoutError, match="nothing is free; actors of other steps: 2"):
-        run(three_steps(1), rows(1000), dest, engine=offline.Ray(startup_timeout_s=8))
+        run(three_steps(1), rows(10), tmp_path / "out.parquet", engine=engine)
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
