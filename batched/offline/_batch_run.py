@@ -64,7 +64,6 @@ class WorkerSpec:
     models: int = 0
     """Instances that a worker keeps of a class of which one is built for each key; 0: of any other.
     """
-
     warned: bool = False
     """Whether it was logged that the function returned too few results, or too many."""
 

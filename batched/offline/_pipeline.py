@@ -220,7 +220,7 @@ def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | Non
     """Path of the progress file of runs to `dest`; `progress` if that is given."""
     if progress is not None and is_remote(progress):
         raise ResultError(
-            f"progress must be a path on a disk of this machine, got "
+            "progress must be a path on a disk of this machine, got "
             f"{without_credentials(str(progress))!r}"
         )
     if progress is None and is_remote(dest):

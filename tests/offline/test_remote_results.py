@@ -112,6 +112,15 @@ def bucket(port: int) -> Bucket:
     return Bucket(port, f"bucket-{next(NUMBERS)}")
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which this program runs and finds modules; it has `in.csv`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "in.csv").write_text("text\na\nb\n")
+    return tmp_path
+
+
 def upper(texts: list[str]) -> list[str]:
     return [text.upper() for text in texts]
 
@@ -310,20 +319,14 @@ def test_a_destination_is_tried_before_anything_runs(bucket: Bucket, tmp_path: P
 
 
 def test_a_store_that_goes_away_costs_no_row(
-    bucket: Bucket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    bucket: Bucket, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "gone.py").write_text(
+    (folder / "gone.py").write_text(
         "from urllib.request import Request, urlopen\n"
         "def leave(texts):\n"
         f"    urlopen(Request('{bucket.address}', method='DELETE'))\n"
         "    return texts\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "in.csv").write_text("text\na\nb\n")
     settings = ["--input", "text", "--output", "out", "--progress", "progress", "--quiet"]
     with pytest.raises(SystemExit) as end:
         cli.main(["run", "gone:leave", "in.csv", bucket.uri("r.csv"), *settings])
@@ -344,15 +347,9 @@ def test_a_file_is_no_folder_and_a_folder_no_file(bucket: Bucket) -> None:
 
 
 def test_secrets_are_in_no_report_and_in_no_file(
-    bucket: Bucket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    bucket: Bucket, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "steps.py").write_text("def fail(texts):\n    return [1 / 0 for _ in texts]\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "in.csv").write_text("text\na\n")
+    (folder / "steps.py").write_text("def fail(texts):\n    return [1 / 0 for _ in texts]\n")
     uri = bucket.uri("r.csv")
     at = ["--progress", "progress"]
     named = ["--input", "text", "--output", "out"]
@@ -367,9 +364,7 @@ def test_secrets_are_in_no_report_and_in_no_file(
     assert seen.count(f"s3://{bucket.name}/r.csv") > 3
     assert "--progress PATH" in err
     seen += "".join(
-        (tmp_path / name).read_bytes().decode(errors="replace")
-        for name in os.listdir(tmp_path)
-        if (tmp_path / name).is_file()
+        each.read_bytes().decode(errors="replace") for each in folder.iterdir() if each.is_file()
     )
     assert "hidden" not in seen
     assert "secret" not in seen
