@@ -21,13 +21,15 @@ def notes(log: Path) -> list[list[str]]:
 
 
 class Shout:
-    """A model: it notes each time that it is built, and each row."""
+    """A model: it notes each time that it is built, and each row, once so many are built."""
 
-    def __init__(self, log: str, pause: float = 0.0) -> None:
-        self.log, self.pause = log, pause
+    def __init__(self, log: str, pause: float = 0.0, count: int = 1) -> None:
+        self.log, self.pause, self.count = log, pause, count
         note(log, "built", os.getpid())
 
     def __call__(self, items: list[dict[str, Any]]) -> list[str]:
+        while len(notes(Path(self.log))) < self.count:
+            time.sleep(0.01)
         note(self.log, "rows", os.getpid(), *(item["id"] for item in items))
         time.sleep(self.pause)
         return [item["text"].upper() for item in items]

@@ -26,6 +26,7 @@ from batched.errors import SourceError  # noqa: E402  # after the skip
 
 pytestmark = [
     pytest.mark.once,
+    pytest.mark.timeout(180),
     pytest.mark.filterwarnings("default"),  # of Ray
 ]
 
