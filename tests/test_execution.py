@@ -80,7 +80,7 @@ def test_whatever_collation_raises_reaches_the_callers_of_that_batch(
     while (batch := scheduler.take(0.0)) is not None:
         outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
         scheduler.finished(batch, 1.0)
-        ended += settle(scheduler, outcomes)
+        ended += settle(scheduler, outcomes)[1]
     assert complete(ended, collator.join, "fn") == 2
     for request in requests:
         assert isinstance(request.error, batched.BatchFunctionError)

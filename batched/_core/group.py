@@ -34,13 +34,19 @@ class Group:
         "waiting",
     )
 
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
+    def __init__(self) -> None:
         self.small = Queue()
         self.large = Queue()
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all requests, and be ready for the next key."""
+        self.small.clear()
+        self.large.clear()
+        self.key: Hashable = None  # equal for its requests
         self.waiting = 0  # items not yet handed out
         self.begun = 0  # requests of which a part was handed out
-        self.held_since = NEVER  # when it was first held though a worker was free (s)
+        self.held_since = NEVER  # moment at which it was first held with a worker free (s)
         self._length_index: LengthIndex | None = None  # None until it is needed
         self._longest: int | None = 0  # see `longest`; None: to be looked up
 
@@ -93,16 +99,14 @@ class Group:
         self._longest = None
 
     def tidy(self) -> None:
-        """Drops requests that have left: those before the first that waits at once, the others when
+        """Drop requests that have left: those before the first that waits at once, the rest when
         most of the queue has left. Dropping each at once would take a search.
         """
         for queue in self.small, self.large:
-            if not self.waiting:
-                queue.clear()
             while queue and queue[0].queued_in is None:
                 queue.popleft()
             if len(queue) > 2 * self.waiting:
-                # by rotating: what waits is in the queue at every moment, for a signal may break in
+                # by rotation, so that each waiting request is in the queue if an exception breaks in
                 for _ in range(len(queue)):
                     if queue[0].queued_in is None:
                         queue.popleft()

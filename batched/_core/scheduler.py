@@ -61,6 +61,8 @@ __all__ = ["Batch", "Request", "Scheduler", "Slice"]
 
 QUANTUM: Final = 0.25
 """Credit that the oldest large call earns with each batch, in batches."""
+FEW: Final = 16
+"""Queues without requests that are kept in a heap in any case."""
 
 
 class Scheduler:
@@ -76,12 +78,14 @@ class Scheduler:
         self._small_size = policy.small_batch_threshold  # items of a call
         self._queue_timeout = policy.queue_timeout or NEVER  # (s)
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
+        self._tick = tick  # (s)
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # what waits in the queue; never an empty group
         # queues of these, of small and of large calls: heaps by the number of the first request of
         # each, or of an earlier one, which is seen where it comes first
         self._small: list[tuple[int, Queue]] = []
         self._large: list[tuple[int, Queue]] = []
+        self._spare: Group | None = None  # an empty one, for the next key
         self._numbers = 0  # requests that have come to the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         # requests that are not in the queue yet, in the order in which they will be
@@ -155,6 +159,42 @@ class Scheduler:
         self._admit()
         return request.dispatched == 0
 
+    def repair(self) -> None:
+        """Make queues and counts anew from the requests that wait, after an exception has broken
+        off a change by a caller. A request without a waker has ended and is dropped. A request with
+        an error was about to be cancelled, and goes on.
+        """
+        queued = [
+            request
+            for group in self._groups.values()
+            for request in chain(group.small, group.large)
+            if request.queued_in is not None and request.waker is not None
+        ]
+        waiting = set(queued)
+        whole = Scheduler(self.policy, self._tick)
+        for request in sorted(queued, key=attrgetter("number")):
+            request.error = None
+            whole._numbers = request.number - 1  # it keeps its number
+            group, taken = whole._enqueue(request), request.dispatched
+            group.waiting -= taken
+            whole.waiting -= taken
+            group.begun += taken > 0
+            group.forget_longest()
+        for request in self._blocked:
+            if request in waiting:
+                self.admitted[request] = None
+            elif request.waker is not None:
+                request.error = None
+                whole._blocked[request] = None
+        for request, since in self._expiring.items():
+            if (request in waiting and not request.dispatched) or request in whole._blocked:
+                whole._expiring[request] = since
+        # nothing has changed before these lines, and no exception breaks in on them
+        self._groups, self._small, self._large = whole._groups, whole._small, whole._large
+        self._blocked, self._expiring, self._rule = whole._blocked, whole._expiring, whole._rule
+        self.waiting, self._oldest_large = whole.waiting, None
+        self._admit()
+
     def next_expiry(self) -> float:
         """Moment from which `expire` finds something; infinite if time alone changes nothing."""
         for since in self._expiring.values():
@@ -185,10 +225,10 @@ class Scheduler:
         if self._news or self._undecided:
             self._learn(now)
         leader = self._choose_leader(now)
-        if leader is None or not self._may_begin(leader):
+        if leader is None:
             return None
         batch = self._form(leader, now)
-        # leading spends it; what still waits earns with this very batch
+        # leading spends it; a call that still waits earns with this very batch
         self._credit = QUANTUM + (0.0 if leader is self._oldest_large else self._credit)
         if self._expiring:
             for request, _, _ in batch.slices:
@@ -204,8 +244,7 @@ class Scheduler:
         if not self.has_room:
             return NEVER
         if self._free < 1:
-            leader = self._choose_leader(AT_ONCE)
-            return AT_ONCE if leader is not None and self._may_begin(leader) else NEVER
+            return NEVER if self._choose_leader(AT_ONCE) is None else AT_ONCE
         return min(map(self.ready_at, self._groups.values()), default=NEVER)
 
     def return_time(self, now: float) -> float:
@@ -253,9 +292,12 @@ class Scheduler:
         return not self.waiting or self.waiting + request.size <= self._most_waiting
 
     def _enqueue(self, request: Request) -> Group:
-        group = self._groups.get(request.group_key)
+        key = request.group_key
+        group = self._groups.get(key)
         if group is None:
-            group = self._groups[request.group_key] = Group(request.group_key)
+            group, self._spare = self._spare or Group(), None
+            group.key = key
+            self._groups[key] = group
         self._numbers += 1
         request.number = self._numbers
         request.small = request.size <= self._small_size
@@ -301,24 +343,40 @@ class Scheduler:
         return self.waiting >= self._most_waiting or bool(self._blocked)
 
     def _choose_leader(self, now: float) -> Request | None:
-        """The request that leads the next batch, of those whose groups may leave."""
+        """Return the request that leads the next batch, of the groups that may leave.
+
+        A batch ahead of the workers is formed only if it is full: else it would run no sooner, and
+        only be smaller.
+        """
         small = self._oldest(self._small, now) if self._small else None
         large = self._oldest(self._large, now) if self._large else None
         if large is not self._oldest_large:
             self._oldest_large, self._credit = large, 0.0
-        return small if large is None or (small is not None and not self._is_due(large)) else large
+        leader = small
+        if large is not None and (small is None or self._is_due(large)):
+            leader = large
+        if self._free < 1 and leader is not None:
+            assert leader.queued_in is not None
+            return leader if self._is_full(leader.queued_in) else None
+        return leader
 
     def _oldest(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
-        """The oldest first request in these queues whose group may leave."""
+        """Return the oldest first request in these queues whose group may leave."""
         while heap:
             number, queue = heap[0]
             if not queue:
                 queue.listed = False
                 heappop(heap)
-            elif queue[0].number != number:
-                heapreplace(heap, (queue[0].number, queue))
-            elif self._free < 1 or self.ready_at(queue[0].queued_in) <= now:
-                return queue[0]
+                continue
+            request = queue[0]
+            if request.number != number:
+                heapreplace(heap, (request.number, queue))
+            elif (
+                self._free < 1
+                or not self._rule.holds
+                or self.ready_at(request.queued_in) <= now
+            ):
+                return request
             else:
                 return self._oldest_of_many(heap, now)
         return None
@@ -334,14 +392,6 @@ class Scheduler:
             else:  # counted from now on: none is held for ever behind others
                 group.held_since = min(group.held_since, self._free_since)
         return min(ready, key=attrgetter("number"), default=None)
-
-    def _may_begin(self, leader: Request) -> bool:
-        """Whether its batch may be formed now: ahead of the workers only if it is full, for else it
-        would run no sooner for that, and only be smaller.
-        """
-        group = leader.queued_in
-        assert group is not None
-        return self._free > 0 or self._is_full(group)
 
     def _is_due(self, large: Request) -> bool:
         """Whether the oldest large call has earned a batch, or as much of one as it still needs."""
@@ -389,15 +439,18 @@ class Scheduler:
         return batch
 
     def _tidy(self, group: Group) -> None:
-        """Lets go of what has left `group`."""
-        group.tidy()
+        """Let go of the requests that have left `group`."""
         if self._oldest_large is not None and self._oldest_large.queued_in is None:
             self._oldest_large = None
-        if not group.waiting:
-            del self._groups[group.key]
-            for heap in self._small, self._large:
-                if len(heap) > 2 * len(self._groups):
-                    _drop_empty(heap)
+        if group.waiting:
+            group.tidy()
+            return
+        del self._groups[group.key]
+        group.clear()
+        self._spare = group
+        for heap in self._small, self._large:
+            if len(heap) > 2 * len(self._groups) + FEW:
+                _drop_empty(heap)
 
 
 def _drop_empty(heap: list[tuple[int, Queue]]) -> None:

@@ -1,19 +1,20 @@
 """Attempts at one batch: the calls of the function that it takes until each slice has its outcome.
 
-`attempts` yields each call that must be made, is sent what it came to, and returns the outcomes. It
-has no queue, waker, lock or clock: drivers stand around it. Its rules:
+`attempts` starts from the failure of the first call, yields each further call to be made, is sent
+the outcome of that call, and returns the outcomes of all slices. It has no queue, waker, lock or
+clock: drivers stand around it. Its rules:
 
-1. The whole batch comes first.
-2. What fails with an error that `splits` (it ran out of memory) is cut in halves, and these again,
-   until they fit or are one item; no part with an item as long or longer is tried with more items
-   than such a half.
-3. What fails with an error that `isolates` is cut in halves, too, until the items that fail stand
-   alone. So one bad item in 64 takes 13 calls. Both halves are tried before either is cut: by the
-   third call it is known whether any of the batch succeeds.
-4. What cannot be split among its slices is run in groups that the collator names. A group that it
-   can collate in several ways is run in the next one if it fails.
+1. The whole batch comes first. Its driver makes that call.
+2. A part that fails with an error that `splits` (it ran out of memory) is cut in halves, and these
+   again, until they fit or are one item. No part with an item as long or longer is tried with more
+   items than such a half.
+3. A part that fails with an error that `isolates` is cut in halves, too, until the items that fail
+   stand alone. So one bad item in 64 takes 13 calls. Both halves are tried before either is cut: by
+   the third call it is known whether any of the batch succeeds.
+4. A part that cannot be split among its slices is run in groups that the collator names. A group
+   that can be collated in several ways is run in the next one if it fails.
 5. Any other error is the outcome of all slices of that attempt. A call of which a slice has failed
-   fails as a whole, with the error of its item that stood first: what stood after the slice is not
+   fails as a whole, with the error of its item that stood first. Items after the slice are not
    tried any more.
 """
 
@@ -34,7 +35,7 @@ CallOutcome = tuple[Any, BaseException | None]
 """Output of one call of the batch function, or its error."""
 
 ErrorTest = Callable[[BaseException], bool]
-"""Whether an error is of some kind."""
+"""Test of an error."""
 
 
 Outcomes = tuple[list[Slice], Sequence[Any], Sequence[int]]
@@ -47,39 +48,31 @@ Attempts = Generator[Call, CallOutcome, Outcomes]
 _first = itemgetter(0)
 
 
-def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: ErrorTest) -> Attempts:
-    """Yields each call to be made for `batch`, and is sent its outcome."""
-    slices, tried = batch.slices, 0  # what comes next, and the calls that it was in
+def attempts(
+    batch: Batch,
+    collator: Collator,
+    failure: BaseException,
+    splits: ErrorTest,
+    isolates: ErrorTest,
+) -> Attempts:
+    """Yield each call to be made for `batch` after the first one ended with `failure`, and be sent
+    its outcome.
+    """
+    slices, tried = batch.slices, batch.attempts  # the next part, and the calls that it was in
     ways: Sequence[Collate] = (collator.collate,)  # to collate it, each for when one has failed
-    # what comes after it, last first; True for what has failed, and is to be cut
+    # parts after it, the last first; True for a part that has failed, and is to be cut
     todo: list[tuple[list[Slice], int, Sequence[Collate], bool]] = []
     tries = 0  # from here on in `todo`, nothing is to be cut
     done: list[tuple[Slice, Any, int]] = []
     # requests that have failed: the place from which they are not tried on, and the error
     lost: dict[Request, tuple[int, BaseException]] = {}
     results: Sequence[Any] = ()
-    context: Any = None
+    error: BaseException | None = failure
+    del failure  # the next attempt has all memory for itself
     while True:
-        error: BaseException | None = None
         groups: Sequence[Part] = ()
-        try:
-            call = ways[0](slices, batch)
-            context = call[2]
-            batch.attempts += 1
-            tried += 1
-            output, error = yield call
-            del call  # the next attempt has all memory for itself
-            if error is None:
-                results = collator.split(output, slices, context)
-                if slices is batch.slices:
-                    return slices, results, [tried] * len(slices)
-        except GeneratorExit:  # nobody waits for the outcomes
-            raise
-        except GroupsNeeded as needed:
-            groups = needed.groups
-        except BaseException as raised:
-            error = trim_traceback(raised)
-        output = None
+        if type(error) is GroupsNeeded:  # `isinstance` may run code of the error's class
+            error, groups = None, error.groups
         if error is not None and len(ways) > 1:
             error, groups = None, [(slices, ways[1:])]
         if groups:
@@ -91,7 +84,7 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
             batch.fitted = False
             size = _size(slices)
             if too_big := _passes(splits, error):
-                drop_locals(error)  # also if it is told: the next attempt has all memory for itself
+                drop_locals(error)  # also if a caller gets it: the next attempt needs the memory
             if size > 1 and too_big:
                 batch.too_big = [*batch.too_big, (size, _longest(slices))]
                 todo.append((slices, tried, ways, False))  # cut below, to what may fit by now
@@ -104,12 +97,12 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
                     lost[each[0]] = min(lost.get(each[0], failed_here), failed_here, key=_first)
             error = None
             if too_big:
-                with suppress(BaseException):  # whatever passes for torch there
+                with suppress(BaseException):  # a module may pass for torch
                     free_cache()
         slices = []
         while not slices:
             if not todo:
-                # a call is told of its failed item that stood first in it
+                # a call gets the error of its failed item that stood first in it
                 done.sort(key=lambda outcome: _place(outcome[0]))
                 return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # of three
             slices, tried, ways, failed = todo.pop()
@@ -130,10 +123,24 @@ def attempts(batch: Batch, collator: Collator, splits: ErrorTest, isolates: Erro
                 if size > room:
                     todo += [(part, tried, ways, False) for part in reversed(_cut(slices, room))]
                     slices = []
+        try:
+            call = ways[0](slices, batch)
+            context = call[2]
+            batch.attempts += 1
+            tried += 1
+            output, error = yield call
+            del call
+            if error is None:
+                results = collator.split(output, slices, context)
+        except GeneratorExit:  # no driver waits for the outcomes
+            raise
+        except BaseException as raised:
+            error = trim_traceback(raised)
+        output = None
 
 
 def _passes(test: ErrorTest, error: BaseException) -> bool:
-    """`test(error)`, which may run code of the error's class, such as its `__str__`."""
+    """Return `test(error)`, which may run code of the error's class, for instance its `__str__`."""
     try:
         return test(error)
     except BaseException:
@@ -141,13 +148,13 @@ def _passes(test: ErrorTest, error: BaseException) -> bool:
 
 
 def _place(piece: Slice) -> int:
-    """Place in the call of the first item of `piece`."""
+    """Return the place in the call of the first item of `piece`."""
     request, start, stop = piece
     return start if request.order is None else min(request.order[start:stop])
 
 
 def _comes_after(piece: Slice, lost: dict[Request, tuple[int, BaseException]]) -> bool:
-    """Tells whether an item that stood before all of `piece` in its call has failed."""
+    """Return whether an item that stood before all of `piece` in its call has failed."""
     return piece[0] in lost and lost[piece[0]][0] < _place(piece)
 
 
@@ -160,7 +167,7 @@ def _longest(slices: list[Slice]) -> int:
 
 
 def _cut(slices: list[Slice], room: int) -> tuple[list[Slice], list[Slice]]:
-    """The first `room` items of `slices`, and the rest."""
+    """Return the first `room` items of `slices`, and the rest."""
     first: list[Slice] = []
     rest: list[Slice] = []
     for request, start, stop in slices:

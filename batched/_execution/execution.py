@@ -1,4 +1,4 @@
-"""Drivers of attempts: one calls the batch function, one awaits it."""
+"""Drivers of attempts: the first call of the function for a batch, and more calls if it fails."""
 
 from __future__ import annotations
 
@@ -8,42 +8,33 @@ from typing import Any
 from .._collate.collator import Call, Collator
 from .._core.exceptions import trim_traceback
 from .._core.scheduler import Batch
-from .attempts import Attempts, CallOutcome, ErrorTest, Outcomes, attempts
+from .attempts import CallOutcome, ErrorTest, Outcomes, attempts
 
-Prepared = tuple[Attempts, Call | None, Any]
-"""Attempts at a batch, the first call to be made, if that is known already, and what tells when its
-features have arrived.
+Prepared = tuple[Call | BaseException, Any]
+"""The first call for a batch, or the error of collating it, and a mark of when its features have
+arrived on the device.
 """
 
 
 def never(_: BaseException) -> bool:
-    """Test that no error passes."""
+    """Return False for any error."""
     return False
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether the function failed, rather than was stopped."""
+    """Return whether the function failed, rather than was stopped."""
     return issubclass(type(error), Exception)
 
 
-def _end(outcomes: Outcomes) -> Attempts:
-    """Attempts that are over."""
-    return outcomes
-    yield
-
-
-def _all_failed(batch: Batch, error: BaseException) -> Outcomes:
-    """Outcomes of a batch for which the function could not be called."""
-    batch.fitted = False
-    return batch.slices, [trim_traceback(error)] * len(batch.slices), [0] * len(batch.slices)
-
-
 class Execution:
-    """A batch function, its collator, and the errors for which it is called again.
+    """A batch function, its collator, and the errors after which the function is called again.
 
-    Of an error, `splits` tells whether to run smaller batches (memory ran out), `isolates` whether
-    to run halves, to find the items that fail alone, and `ends_task` whether the awaiting task was
-    cancelled, so that there is nobody to answer.
+    `splits` selects the errors after which smaller batches are run (memory ran out). `isolates`
+    selects the errors after which halves are run, to find the items that fail alone. `ends_task`
+    selects the errors that cancel the awaiting task, so that no caller is left to answer.
+
+    The first call of a batch is made without the generator `attempts`: nearly all batches need no
+    other call.
     """
 
     def __init__(
@@ -62,67 +53,95 @@ class Execution:
         self._ends_task = ends_task
 
     def prepare(self, batch: Batch) -> Prepared:
-        """`batch` collated, for `run` to go on with. Never raises."""
-        steps = attempts(batch, self.collator, self._splits, self._isolates)
+        """Return `batch` collated, for `run` to go on with. Never raise."""
         try:
-            call = next(steps)
-            return steps, call, self.collator.hand_over(call)
-        except StopIteration as end:
-            return _end(end.value), None, None
-        except BaseException as error:  # of the device
-            return _end(_all_failed(batch, error)), None, None
+            call = self.collator.collate(batch.slices, batch)
+            return call, self.collator.hand_over(call)
+        except BaseException as raised:
+            return trim_traceback(raised), None
 
     def run(self, batch: Batch, prepared: Prepared | None = None) -> Outcomes:
-        """Outcomes of `batch`, by calling the function here. Never raises."""
-        if prepared is None:
-            steps, call = attempts(batch, self.collator, self._splits, self._isolates), None
-        else:
-            steps, call, arrivals = prepared
-            try:
+        """Call the function for `batch` here, and return the outcomes. Never raise."""
+        slices, collator = batch.slices, self.collator
+        owner = slices[0][0].owner  # a batch has one owner
+        call: Any = None
+        args: Any = None
+        kwargs: Any = None
+        output: Any = None
+        try:
+            if prepared is None:
+                args, kwargs, context = collator.collate(slices, batch)
+            else:
+                call, arrivals = prepared
+                if type(call) is not tuple:
+                    raise call
                 if arrivals:
-                    self.collator.take_over(call, arrivals)
-            except BaseException as error:  # of the device
-                return _all_failed(batch, error)
-        func, owner = self._func, batch.slices[0][0].owner  # a batch has one owner
+                    collator.take_over(call, arrivals)
+                args, kwargs, context = call
+            batch.attempts = 1
+            output = (
+                self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)
+            )
+            return slices, collator.split(output, slices, context), [1] * len(slices)
+        except BaseException as raised:
+            failure = trim_traceback(raised)
+        # the next attempt needs the memory, and an error holds this frame, which must not hold it
+        args = kwargs = output = context = call = prepared = None
+        steps = attempts(batch, collator, failure, self._splits, self._isolates)
+        del failure
         outcome: CallOutcome | None = None
         try:
-            call = call or next(steps)
             while True:
-                args, kwargs, _ = call
+                args, kwargs, _ = steps.send(outcome)
+                outcome = None
                 try:
                     if owner is not None:
                         args = owner, *args
-                    outcome = func(*args, **kwargs), None
+                    outcome = self._func(*args, **kwargs), None
                 except BaseException as raised:
                     outcome = None, trim_traceback(raised)
-                del args, kwargs
-                call = steps.send(outcome)
-                outcome = None  # the next attempt has all memory for itself
+                args = kwargs = None
         except StopIteration as end:
-            del prepared, steps, call, outcome  # an error holds this frame, which must not hold it
+            del steps, outcome
             return end.value  # type: ignore[no-any-return]  # of a generator
 
     async def run_async(self, batch: Batch) -> Outcomes:
-        """Outcomes of `batch`, by awaiting the function here. Raises only what ends the task."""
-        steps = attempts(batch, self.collator, self._splits, self._isolates)
-        func, owner = self._func, batch.slices[0][0].owner
-        call: Call | None = None
+        """Await the function for `batch` here, and return the outcomes. Raise only an error that
+        ends the task.
+        """
+        slices, collator = batch.slices, self.collator
+        owner = slices[0][0].owner
+        args: Any = None
+        kwargs: Any = None
+        output: Any = None
+        try:
+            args, kwargs, context = collator.collate(slices, batch)
+            batch.attempts = 1
+            if owner is not None:
+                args = owner, *args
+            output = await self._func(*args, **kwargs)
+            return slices, collator.split(output, slices, context), [1] * len(slices)
+        except BaseException as raised:
+            if self._ends_task(raised):
+                raise
+            failure = trim_traceback(raised)
+        args = kwargs = output = context = None
+        steps = attempts(batch, collator, failure, self._splits, self._isolates)
+        del failure
         outcome: CallOutcome | None = None
         try:
-            call = next(steps)
             while True:
-                args, kwargs, _ = call
+                args, kwargs, _ = steps.send(outcome)
+                outcome = None
                 try:
                     if owner is not None:
                         args = owner, *args
-                    outcome = await func(*args, **kwargs), None
+                    outcome = await self._func(*args, **kwargs), None
                 except BaseException as raised:
                     if self._ends_task(raised):
                         raise
                     outcome = None, trim_traceback(raised)
-                del args, kwargs
-                call = steps.send(outcome)
-                outcome = None
+                args = kwargs = None
         except StopIteration as end:
-            del steps, call, outcome
+            del steps, outcome
             return end.value  # type: ignore[no-any-return]  # of a generator

@@ -42,4 +42,4 @@ class Stream:
 
 def wake(streams: Iterable[Stream]) -> None:
     """Wakes the coroutines that wait for these, with one message for each loop."""
-    wake_all([waker for stream in streams for waker in stream.take_waker()], current_loop())
+    wake_all([waker for stream in streams for waker in stream.take_waker()])

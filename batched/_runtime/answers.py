@@ -1,7 +1,7 @@
-"""Calls that have ended, until their callers have been woken: none is forgotten whatever breaks in,
-a signal, a full stack or a fork.
+"""Calls that have ended, until their callers have been woken.
 
-Wakers may be woken twice, and do not mind.
+None is forgotten when an exception breaks in, from a signal handler or a full stack, or at a fork.
+A waker may be woken twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._core.scheduler import Batch, Request
-from .async_backend import current_loop
 from .wakers import wake_all
 
 Ended = tuple[list[Request], list[Any]]
@@ -18,24 +17,22 @@ Ended = tuple[list[Request], list[Any]]
 
 
 class Answers:
-    """Those of one runtime, by a key that whoever ends calls makes up: the batch, if it was one
-    that ended them.
-    """
+    """Ended calls of one runtime, by a key: the batch, or another object, that ended them."""
 
     def __init__(self) -> None:
-        # while whoever ended them is about to wake their wakers
+        # calls that the thread which ended them is about to answer
         self.open: dict[object, Ended] = {}
-        # the same, if something broke in on that: left to whoever comes next
+        # calls whose answering an exception broke off: left to the next thread
         self.left: dict[object, Ended] = {}
 
     @property
     def of_batches(self) -> bool:
-        """Whether callers of a batch that has ended are being told so."""
+        """Whether callers of a batch that has ended are being woken."""
         return any(isinstance(key, Batch) for key in list(self.open))
 
     def end(self, key: object, ended: list[Request]) -> None:
-        """Takes the wakers of `ended`, whom nobody else can end from now on; to be called under the
-        lock of the runtime.
+        """Take the wakers of `ended`, under the lock of the runtime. No other thread can end these
+        calls from now on.
         """
         wakers: list[Any] = []
         self.open[key] = ended, wakers
@@ -44,26 +41,26 @@ class Answers:
             request.waker = None
 
     def tell(self, key: object) -> None:
-        """Wakes the callers of what was ended under `key`."""
+        """Wake the callers of the calls that were ended under `key`."""
         _, wakers = self.open[key]
-        wake_all(wakers, current_loop())
+        wake_all(wakers)
         self.open.pop(key, None)
 
     def leave(self, key: object) -> None:
-        """Has whoever comes next tell what was ended under `key` and may not have been told."""
+        """Leave the calls under `key`, of which some may not be answered, to the next thread."""
         if key in self.open:
             self.left[key] = self.open[key]
             self.open.pop(key, None)
 
     def tell_left(self) -> None:
-        """Wakes those who were left."""
+        """Wake the callers that were left."""
         for key, (_, wakers) in list(self.left.items()):
-            wake_all(wakers, current_loop())
+            wake_all(wakers)
             self.left.pop(key, None)
 
     def take_all(self) -> Iterator[tuple[Request, Any]]:
-        """All that were not told, in a forked process, where whoever was about to tell them is
-        gone.
+        """Take all calls that may not be answered, in a forked process: the thread that was about
+        to answer them is gone.
         """
         for pending in (self.open, self.left):
             for requests, wakers in list(pending.values()):

@@ -18,7 +18,7 @@ from .._core.scheduler import Batch, Scheduler
 from .async_backend import current_loop, current_task, ends_task, is_gone, is_over, post
 from .reception import AWAKE
 from .runtime import Runtime
-from .shift import Shift
+from .shift import enter_worker
 from .wakers import (
     POLL_INTERVAL,
     AsyncWaker,
@@ -67,9 +67,6 @@ class EventLoopRuntime(Runtime):
         if bell.scheduler is self._scheduler and (task.cancelled() or task.exception() is not None):
             self.forsake("the task that was to run it ended before it began")
 
-    def _ring(self, bell: Any) -> None:
-        bell.ring()
-
     def _soon(self, act: Callable[[], object]) -> None:
         loop = current_loop()
         if loop is None:
@@ -81,19 +78,20 @@ class EventLoopRuntime(Runtime):
         task = None
         try:
             task = current_task()
+            shift = enter_worker(self.badge, thread=False)
             while True:
                 bell.hang()
                 found = self._take(bell)
                 if isinstance(found, Batch):
-                    shift = Shift(self.badge, found)
+                    shift.batch = found
+                    found.begun = True
                     try:
                         outcomes = await self.execution.run_async(found)
-                        shift.answers()
-                        self._finish(found, outcomes)
-                        self._alarm = AWAKE  # it looks as soon as those callers have had their turn
-                        del outcomes  # an error among them holds this frame
                     finally:
                         shift.ends()
+                    self._finish(found, outcomes)
+                    self._alarm = AWAKE  # it looks as soon as these callers have had their turn
+                    del outcomes  # an error among them holds this frame
                     await bell.nap(0)  # callers who come straight back are to join the next batch
                 elif found is None:
                     return
@@ -122,8 +120,9 @@ class _Bell:
     def hang(self) -> None:
         self._waker = async_waker(current_loop())
 
-    def ring(self) -> None:
-        wake_all([self._waker], current_loop())
+    def ring(self, _: object) -> None:
+        """Wake the worker."""
+        wake_all([self._waker])
 
     async def nap(self, seconds: float) -> None:
         """Rests until rung, but not longer than `seconds`; for 0 seconds, lets every other task

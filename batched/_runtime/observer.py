@@ -1,4 +1,4 @@
-"""Tells an observer of each batch, without harm to anybody."""
+"""Calls of `on_batch`, which can do no harm to callers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 from .._core.scheduler import Batch
 from .._execution.attempts import Outcomes
 from ..stats import BatchRecord
+from .shift import between_runs
 from .wakers import log_failure
 
 
 class Observer:
-    """Whoever wants a record of each batch of one function."""
+    """The user's hook for the batches of one function."""
 
     def __init__(self, name: str, hook: Callable[[BatchRecord], object]) -> None:
         self._name = name  # of the batch function
@@ -19,11 +20,12 @@ class Observer:
         self._failed = False  # a failure has been logged; one is enough
 
     def observe(self, batch: Batch, outcomes: Outcomes) -> None:
-        """Calls the hook with a record of `batch`, whose callers have been answered. Never
-        raises.
+        """Call the hook with a record of `batch`, after its callers have been answered. Never
+        raise.
         """
         try:
-            self._hook(self._record(batch, outcomes))
+            with between_runs():
+                self._hook(self._record(batch, outcomes))
         except BaseException:
             if not self._failed:
                 self._failed = True

@@ -99,6 +99,7 @@ class Reception(Guard, ABC):
                 self.wait_for(request)  # which refuses
             return self._later(self._submit_late, request, from_event_loop)
         call = False
+        bell: Any = None  # of the worker to be called, if one rests
         expiry = NEVER  # for which the timer has to be set
         if self._torn:
             self._mend()
@@ -123,6 +124,8 @@ class Reception(Guard, ABC):
                 ):
                     call = True
                     self._alarm = AWAKE
+                    if self._resting:
+                        bell = self._resting[-1]  # the worker takes its bell off the list
                 if self._may_expire:
                     expiry = self._new_expiry(now)
                 queued = request.queued_in is not None
@@ -130,14 +133,17 @@ class Reception(Guard, ABC):
         except BaseException:
             self._mend()
             raise
-        # also if a signal handler raises just here: everyone relies on that worker, and on the
-        # timer, now
+        # also if a signal handler raises just here: all callers rely on that worker and on the
+        # timer now
         finally:
             try:
-                if call:
+                if bell is not None:
+                    bell.ring(self)
+                elif call:
                     self._call_worker()
             except BaseException:
                 self._alarm = NEVER  # so that the next call tries again
+                self._call_worker()
                 raise
             finally:
                 if expiry < NEVER:
@@ -145,13 +151,24 @@ class Reception(Guard, ABC):
         return queued
 
     def _mend(self) -> None:
-        """Starts afresh if a change was left half made, by a signal or a full stack; and wakes
-        whoever was left untold by one.
+        """Repair the queue if an exception from a signal handler, or of a full stack, left a change
+        half made, and wake the callers that such an exception left unanswered.
         """
+        expiry = NEVER
         with self._lock:
             torn = self._torn
+            if torn:
+                self._scheduler.repair()
+                self._alarm = AWAKE
+                if self._may_expire:
+                    self._expiry = NEVER
+                    expiry = self._new_expiry(time.perf_counter())
+                self._torn = False
         if torn:
-            self.forsake("a signal or a full stack broke in on a change of the queue", torn=True)
+            self._call_worker()
+            self._admit()
+        if expiry < NEVER:
+            timer.call_at(expiry, self.expire)
         self._answers.tell_left()
 
     def _refused(self) -> Exception:
@@ -172,7 +189,7 @@ class Reception(Guard, ABC):
             self.submit(request, from_event_loop=from_event_loop)
         except BaseException as error:
             request.error = error
-            wake_all([request.waker], current_loop())
+            wake_all([request.waker])
 
     def cancel(self, request: Request) -> bool:
         """Takes a request out of the queue, never to be computed; False if any of it runs or has
@@ -314,10 +331,10 @@ class Reception(Guard, ABC):
                 self._torn = False
             # before the callers: callbacks of futures may wait for what these workers do
             for bell in resting:
-                self._ring(bell)
+                bell.ring(self)
             self._admit()
             self._answers.tell(key)
-            wake_all(drained, current_loop())
+            wake_all(drained)
         except BaseException:
             self._answers.leave(key)
             self._mend()
@@ -331,7 +348,7 @@ class Reception(Guard, ABC):
             self._closed = False
             self._scheduler.draining = False
             overtaken, self._until_drained = self._until_drained, []
-        wake_all(overtaken, current_loop())
+        wake_all(overtaken)
 
     def when_drained(self, waker: Waker) -> None:
         """Has `waker` woken once this is closed, every accepted call has ended and so have the
@@ -340,19 +357,15 @@ class Reception(Guard, ABC):
         with self._lock:
             self._until_drained.append(waker)
             drained = self._drained() if self._closed else [waker]
-        wake_all(drained, current_loop())
+        wake_all(drained)
 
-    def forsake(self, why: str, *, forked: bool = False, torn: bool = False) -> None:
-        """Ends every call with `BatcherClosed`, those in running batches too, and starts afresh,
-        with other workers.
-
-        With `torn`, only if that is still necessary.
+    def forsake(self, why: str, *, forked: bool = False) -> None:
+        """End every call with `BatcherClosed`, also in running batches, and start afresh with other
+        workers.
         """
-        if forked:  # whoever held the lock is gone
+        if forked:  # the thread that had the lock is gone
             self._renew_lock()
         with self._lock:
-            if torn and not self._torn:
-                return
             scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
             self._reset()
             if self._closed:
@@ -374,8 +387,8 @@ class Reception(Guard, ABC):
             if forked and isinstance(waker, Future):
                 waker.renew_lock()
         for bell in resting:
-            self._ring(bell)
-        wake_all([*(waker for _, waker in orphans), *drained], current_loop())
+            bell.ring(self)
+        wake_all([*(waker for _, waker in orphans), *drained])
         self._answers.tell_left()
 
     def _drained(self) -> list[Waker]:
@@ -396,7 +409,3 @@ class Reception(Guard, ABC):
         """Wakes a worker that rests, or starts one; all others are about to look for a batch
         anyway.
         """
-
-    @abstractmethod
-    def _ring(self, bell: Any) -> None:
-        """Wakes the worker that rests on `bell`."""

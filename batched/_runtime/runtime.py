@@ -1,10 +1,10 @@
-"""What both runtimes share: the rule by which free workers are called, find a batch, and answer
-callers.
+"""The workers' side of a runtime, common to threads and loops: the rule by which free workers are
+called, find a batch, and answer callers.
 
 Workers lead and follow. At any time one free worker at most is on watch: awake and about to ask for
-a batch, or asleep until the moment that one may leave. `_alarm` is when it looks. Whoever lets a
-batch leave earlier than that calls a worker; one that takes a batch hands the watch over if there
-is anything left to watch. So nothing polls.
+a batch, or asleep until the moment at which one may leave. `_alarm` is when it looks. A caller who
+lets a batch leave earlier calls a worker. A worker that takes a batch hands the watch over if
+anything is left to watch. So no thread polls.
 """
 
 from __future__ import annotations
@@ -22,34 +22,25 @@ from .._execution.attempts import Outcomes
 from .._execution.execution import Execution
 from ..errors import BatcherClosed
 from ..stats import Recorder
-from .async_backend import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
 from .settling import complete, settle
 from .timer_thread import timer
 from .wakers import Waker, log_failure, wake_all
 
-_NOBODY: Any = None
-"""Instead of a bell: there is no worker to call."""
-
-Look = tuple[Batch | float | None, bool, list[Waker]]
-"""What a free worker does next (see `Runtime._take`), whether another one is to be called, and who
-waits for the end of all calls and is to be told of it.
-"""
-
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
 
 def alive() -> list[Runtime]:
-    """Every runtime of this process."""
+    """Return every runtime of this process."""
     return [runtime for ref in _alive.valuerefs() if (runtime := ref()) is not None]
 
 
 class Runtime(Reception):
-    """Owns a scheduler; subclasses own the workers."""
+    """Owner of a scheduler; subclasses own the workers."""
 
     workers_stay: bool
-    """Whether workers without work rest until they are called; else they end."""
+    """Whether workers without work rest until they are called; if not, they end."""
 
     def __init__(
         self,
@@ -66,74 +57,80 @@ class Runtime(Reception):
         _alive[id(self)] = self
 
     def _call_worker(self) -> None:
-        """Wakes a worker that rests, or starts one; all others are about to look for a batch
-        anyway.
-        """
-        bell, starting = _NOBODY, False
+        """Wake a worker that rests, or start one. Any other worker is about to look for a batch."""
+        bell, starting = None, False
         try:
             with self._lock:
                 if self._resting:
-                    bell = self._resting[-1]  # it takes itself off the list
+                    bell = self._resting[-1]  # the worker takes its bell off the list
                 elif self._workers < self.most_workers:
                     bell = self._new_bell()
                     starting = True
                     self._workers += 1
             if starting:
                 self._start_worker(bell)
-            elif bell is not _NOBODY:
-                self._ring(bell)
+            elif bell is not None:
+                bell.ring(self)
         # no more threads, or a signal, or a full stack: only plain stores are sure to work now
         except BaseException as error:
             self._alarm = NEVER
             if starting:
                 with self._lock:
-                    # if it has begun nevertheless, it ends as one that nobody has counted
+                    # a worker that has begun nevertheless ends uncounted
                     bell.scheduler = None
                     rests = bell in self._resting
                     self._workers -= 1
                 if rests:
-                    self._ring(bell)
+                    bell.ring(self)
                 if not self._workers:
-                    self.forsake(f"no worker could be started: {error}")
-            elif bell is not _NOBODY:
-                self._ring(bell)
-            if not starting or not isinstance(error, Exception):
+                    self._start_later(error)
+            elif bell is not None:
+                bell.ring(self)
+            if not starting or not _is_lack_of_threads(error):
                 raise
 
-    def _take(self, bell: Any, look: Look | None = None) -> Batch | float | None:
-        """What a free worker does next: run a batch, rest until `bell` rings or a moment has come,
-        or (None) end. `look`: it has looked already.
+    def _start_later(self, error: BaseException) -> None:
+        """Have a worker started where no signal breaks in, or give up if no thread can start."""
+        if not _is_lack_of_threads(error):
+            try:
+                self._soon(self._call_worker)
+                return
+            except Exception as again:
+                error = again
+        self.forsake(f"no worker could be started: {error}")
+
+    def _take(self, bell: Any) -> Batch | float | None:
+        """Return the next step of a free worker: a batch to run, the moment until which to rest on
+        `bell`, or None to end.
         """
-        if look is None:
-            if self._torn or self._answers.left:
-                self._mend()
-            with self._lock:
-                look = self._look(bell, time.perf_counter())
-        found, more, drained = look
-        if self._scheduler.admitted:
-            self._admit()
-        if more:
-            self._call_worker()
-        if drained:
-            wake_all(drained, current_loop())
+        if self._torn or self._answers.left:
+            self._mend()
+        with self._lock:
+            found, more, drained = self._look(bell, time.perf_counter())
+        if more or drained or self._scheduler.admitted:
+            self._hand_on(more, drained)
         return found
 
-    def _look(self, bell: Any, now: float) -> Look:
-        """Looks for a batch; under the lock."""
+    def _look(self, bell: Any, now: float) -> tuple[Batch | float | None, bool, list[Waker]]:
+        """Look for a batch, under the lock.
+
+        Return the next step of the worker (see `_take`), whether another worker is to be called,
+        and the wakers of those who wait until all calls have ended, if they have.
+        """
         scheduler = self._scheduler
         if bell in self._resting:  # it woke by itself
             self._resting.remove(bell)
-        # it worked for what was forsaken, or was given up when it was started
+        # its scheduler was forsaken, or the worker was given up when it was started
         uncounted = bell.scheduler is not scheduler
         batch = None if uncounted else scheduler.take(now)
         if batch is not None or uncounted:
             more = scheduler.has_room and scheduler.waiting > 0
             self._alarm = AWAKE if more else NEVER
-            # it may have answered callers since
+            # the worker may have answered callers since
             return batch, more, self._drained() if uncounted else []
         deadline = scheduler.next_deadline()
         if deadline == NEVER and self.workers_stay and scheduler.has_room:
-            # who comes back then need not call the worker, only to have it wait
+            # callers who come back then need not ring, only to have the worker wait
             deadline = scheduler.return_time(now)
         self._alarm = deadline
         done = deadline == NEVER and not scheduler.waiting
@@ -143,44 +140,63 @@ class Runtime(Reception):
         self._resting.append(bell)
         return deadline, False, []
 
-    def _finish(self, batch: Batch, outcomes: Outcomes, bell: Any = _NOBODY) -> Look | None:
-        """Frees the worker of `batch`, then answers the callers: one that comes straight back finds
-        it free. Where there is none to answer, the worker looks for its next batch meanwhile.
+    def _hand_on(self, more: bool, drained: list[Waker]) -> None:
+        """Wake all for whom a look for a batch has changed something."""
+        self._admit()
+        if more:
+            self._call_worker()
+        wake_all(drained)
+
+    def _finish(
+        self, batch: Batch, outcomes: Outcomes, bell: Any = None
+    ) -> Batch | float | None:
+        """Free the worker of `batch`, then answer the callers: one that comes straight back finds
+        it free. With `bell`, return the next step of the worker (see `_take`).
         """
-        look: Look | None = None
+        looked = more = False
+        found: Batch | float | None = None
+        drained: list[Waker] = []
+        ended: list[Request] = []
         if self._torn:
             self._mend()
         try:
             with self._lock:
                 scheduler = self._scheduler
-                if batch not in scheduler.running:  # forsaken
-                    return None
-                ended = settle(scheduler, outcomes)
-                if ended:
-                    self._answers.end(batch, ended)
-                now = time.perf_counter()
-                # last, so that its callers are somewhere if something breaks in
-                scheduler.finished(batch, now)
-                if not ended and self.observer is None and bell is not _NOBODY:
-                    look = self._look(bell, now)
+                forsaken = batch not in scheduler.running
+                if not forsaken:
+                    ended, open_ended = settle(scheduler, outcomes)
+                    if ended:
+                        self._answers.end(batch, ended)
+                    now = time.perf_counter()
+                    # last, so that its callers are somewhere if an exception breaks in
+                    scheduler.finished(batch, now)
+                    if bell is not None and not ended and self.observer is None:
+                        looked = True
+                        found, more, drained = self._look(bell, now)
             if scheduler.admitted:
                 self._admit()
             if ended:
-                self._answer(batch, ended)
-            else:
+                self._answer(batch, ended, open_ended)
+            elif not forsaken:
                 self.recorder.ended(batch, 0)
         except BaseException:
             self._answers.leave(batch)
             raise
-        if self.observer is not None:
+        if self.observer is not None and not forsaken:
             self.observer.observe(batch, outcomes)
-        return look
+        if not looked:
+            return None if bell is None else self._take(bell)
+        if more or drained:
+            self._hand_on(more, drained)
+        return found
 
-    def _answer(self, batch: Batch, ended: list[Request]) -> None:
-        """Wakes the callers whose requests have ended with `batch`."""
+    def _answer(self, batch: Batch, ended: list[Request], open_ended: list[Request]) -> None:
+        """Wake the callers whose requests have ended with `batch`. `open_ended`: see `settle`."""
         try:
-            join = self.execution.collator.join
-            self.recorder.ended(batch, complete(ended, join, self.name))
+            errors = 0
+            if open_ended:
+                errors = complete(open_ended, self.execution.collator.join, self.name)
+            self.recorder.ended(batch, errors)
         except BaseException:
             for request in ended:
                 lost = BatcherClosed(f"{self.name}: its results were lost to a failure")
@@ -190,12 +206,12 @@ class Runtime(Reception):
             self._answers.tell(batch)
 
     def answer(self, request: Request, result: Any) -> None:
-        """Answers a call of one item while its batch runs on."""
+        """Answer a call of one item while its batch runs on."""
         try:
             with self._lock:
-                ended = settle(self._scheduler, ([(request, 0, 1)], [result], [1]))
+                ended, open_ended = settle(self._scheduler, ([(request, 0, 1)], [result], [1]))
                 self._answers.end(request, ended)
-            complete(ended, self.execution.collator.join, self.name)
+            complete(open_ended, self.execution.collator.join, self.name)
             self._answers.tell(request)
         except BaseException:
             self._answers.leave(request)
@@ -203,14 +219,20 @@ class Runtime(Reception):
 
     @abstractmethod
     def _new_bell(self) -> Any:
-        """What a worker for the present scheduler rests on; it knows that `scheduler`."""
+        """Return the bell on which a worker for the present scheduler rests."""
 
     @abstractmethod
     def _start_worker(self, bell: Any) -> None:
-        """Starts a worker that calls `_take` with `bell` until it is told to end."""
+        """Start a worker that calls `_take` with `bell` until the next step is None."""
+
+
+def _is_lack_of_threads(error: BaseException) -> bool:
+    """Return whether `error` says that no thread can start, and no signal handler raised it."""
+    return isinstance(error, (RuntimeError, MemoryError))
 
 
 def _after_fork() -> None:
+    """Give callers of this process fresh runtimes: no thread of the parent is here."""
     timer.renew()
     for runtime in alive():
         runtime.recorder.renew_lock()

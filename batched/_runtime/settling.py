@@ -1,4 +1,4 @@
-"""Settling of requests: the outcomes of a batch become results, and exceptions for callers."""
+"""Settling of requests: outcomes of a batch become results, and exceptions for callers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from .._execution.attempts import Outcomes
 from ..errors import BatchFunctionError
 
 Join = Callable[[Request, list[Any]], Any]
-"""The result of a request that came in parts, of these parts in order."""
+"""Maker of the result of a request from its parts, in order."""
 
 
 _POSITION = itemgetter(0)
 
 
-def settle(scheduler: Scheduler, outcomes: Outcomes) -> list[Request]:
-    """Adds outcomes to their requests, and returns those that have ended; under the lock.
+def settle(scheduler: Scheduler, outcomes: Outcomes) -> tuple[list[Request], list[Request]]:
+    """Add outcomes to their requests, under the lock.
 
-    A request that came in parts has no result yet, and one that failed the error of the function:
-    see `complete`.
+    Return the requests that have ended, and these of them that `complete` must see: requests that
+    came in parts have no result yet, and failed ones have the error of the function.
     """
     ended: list[Request] = []
+    open_ended: list[Request] = []
     slices, results, _ = outcomes
     for (request, start, stop), result in zip(slices, results, strict=True):
         if request.waker is None or request.error is not None:
@@ -33,6 +34,7 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> list[Request]:
         if issubclass(type(result), BaseException):  # its `__class__` may be code of the user's
             request.error = result
             scheduler.cancel(request)
+            open_ended.append(request)
         elif stop - start == request.size:
             request.answered = request.size
             request.result = result
@@ -43,16 +45,18 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> list[Request]:
             request.answered += stop - start
             if request.answered < request.size:
                 continue
+            open_ended.append(request)
         ended.append(request)
-    return ended
+    return ended, open_ended
 
 
-def complete(ended: list[Request], join: Join, name: str) -> int:
-    """Joins the parts of requests that have ended, makes an exception for each caller whose call
-    failed, and returns how many did; without a lock. `name` is the batch function's.
+def complete(open_ended: list[Request], join: Join, name: str) -> int:
+    """Join the parts of requests, and make an exception for each caller whose call failed.
+
+    Return the number of failed calls. `name` is the batch function's. Takes no lock.
     """
-    failed: list[Request] = []
-    for request in ended:
+    failed = 0
+    for request in open_ended:
         if request.parts is not None and request.error is None:
             try:
                 request.parts.sort(key=_POSITION)
@@ -60,28 +64,24 @@ def complete(ended: list[Request], join: Join, name: str) -> int:
             except BaseException as raised:
                 request.error = trim_traceback(raised)
         if request.error is not None:
-            failed.append(request)
-    if failed:
-        for request in failed:
-            assert request.error is not None
             request.error = exception_for_caller(name, request.error)
-    return len(failed)
+            failed += 1
+    return failed
 
 
-# Raised into a caller these would pass for a cancellation or for the end of an iteration; so would,
-# or worse, an error that is no Exception.
+# Raised into a caller these would pass for a cancellation or for the end of an iteration. An error
+# that is no Exception might end the caller's program.
 _MISLEADING = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 
 
 def exception_for_caller(name: str, error: BaseException) -> BaseException:
-    """The exception for one caller of the batch function `name`: one that nothing tells from
-    `error`, or a `SharedError`. Whoever is alone gets one of its own, too: the function may keep
-    `error`, and raise or return it again.
+    """Return the exception for one caller of the batch function `name`.
 
-    Where raising its type would mean something else to callers, they get a `BatchFunctionError`
-    caused by it.
+    It is a copy that nothing tells from `error`, or a `SharedError`. A lone caller gets a copy,
+    too: the function may keep `error`, and raise or return it again. Where raising the type of
+    `error` would mean something else to callers, they get a `BatchFunctionError` caused by it.
     """
-    # what a coroutine makes of it
+    # a coroutine turns StopIteration into this
     if type(error) is RuntimeError and issubclass(type(error.__cause__), StopIteration):
         error = error.__cause__  # type: ignore[assignment]  # by the line above
     if issubclass(type(error), _MISLEADING) or not issubclass(type(error), Exception):

@@ -1,26 +1,29 @@
-"""Who waits for whom: how code that a batch function runs can tell so, and that a wait of it would
-never end.
+"""Waits of code that a batch function runs, and the refusal of a wait that would never end.
 
-A run is a batch on its way through the function. While code of a run waits for a call, of whichever
-batched function, that is noted. A wait that would leave runs stuck is refused: a run is stuck while
-it waits for a call that a stuck run has in its batch, or for one that no run has yet and for which
-stuck runs leave no worker.
+A run is one batch on its way through the function. While code of a run waits for a call, of any
+batched function, the wait is noted. A wait that would leave runs stuck is refused. A run is stuck
+while it waits for a call that a stuck run has in its batch, or for a call that no run has yet and
+for which stuck runs leave no worker.
+
+Code belongs to the run that its worker executes. Code that a run has started and that outlives it
+counts as part of the worker's next run.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from .._core.scheduler import Batch, Request
 
 
 class Badge:
-    """What the runs of one runtime have in common."""
+    """Mark of one runtime, which its runs carry instead of a reference to it."""
 
     __slots__ = ("__weakref__", "name", "running", "workers")
 
@@ -31,7 +34,7 @@ class Badge:
         self.running: Iterable[Batch] = ()
 
     def has_begun(self, request: Request | None) -> bool:
-        """Whether all that has not been answered of `request` is being run."""
+        """Return whether every unanswered item of `request` is being run."""
         return (
             request is not None
             and sum([_items(request, batch) for batch in list(self.running) if batch.begun])
@@ -39,58 +42,63 @@ class Badge:
         )
 
 
+class Answering(Protocol):
+    """A runtime that can answer a call before the rest of its batch."""
+
+    def answer(self, request: Request, result: Any, /) -> None: ...
+
+
 class Shift:
-    """One run of a batch function by the runtime with that badge, or (`thread`) all that a thread
-    does which runs batches for it, besides running the function.
+    """The present run of one worker, as the code of the run sees it.
+
+    The context of the worker holds one for all its runs. Threads and tasks that a run starts
+    inherit it. With `callbacks` it stands for the callbacks that the worker's thread runs between
+    two runs.
     """
 
-    __slots__ = ("__weakref__", "_answer", "_before", "badge", "batch", "thread", "waits")
+    __slots__ = ("__weakref__", "badge", "batch", "callbacks", "runtime", "thread", "waits")
 
     def __init__(
-        self, badge: Badge, batch: Batch, answer: Callable[[Request, Any], None] | None = None
+        self, badge: Badge, thread: threading.Thread | None, *, callbacks: bool = False
     ) -> None:
-        self.badge = badge
-        self._answer = answer  # answers one call of the batch; None: that is not possible here
-        self.batch: Batch | None = batch  # None once the run is over
-        self.thread: threading.Thread | None = None  # the only one that can hold it up; None: any
-        self.waits: dict[Badge, WeakSet[Wait]] = {}  # of its code, by whose answer is waited for
-        self._before = _shift.get()
-        batch.begun = True
-        _shift.set(self)
+        self.badge = badge  # of the runtime that the worker serves
+        self.thread = thread  # of the worker; None: a task of an event loop
+        self.callbacks = callbacks
+        self.batch: Batch | None = None  # the present run's; None between runs
+        self.runtime: Answering | None = None  # answers calls of a run early; None: none can
+        # waits of code of the present run, by the runtime that is to answer
+        self.waits: dict[Badge, WeakSet[Wait]] = {}
 
     @property
     def on(self) -> bool:
-        """Whether this code can hold it up: a task that it started may outlive a run."""
+        """Whether this code can hold the worker up: a task may outlive the run that started it."""
         return self.batch is not None or self.thread is threading.current_thread()
 
     def answer_early(self, item: object, result: Any) -> bool:
-        """Answers the call of one item of the batch before the others: what the function returns
-        for it is not used. False if it is one of a list, which is answered as a whole.
+        """Answer the call of one item of the batch before the rest of the batch.
+
+        The result that the function returns for the item is not used. Return False if the item is
+        one of a list, which is answered as a whole.
         """
-        batch, answer = self.batch, self._answer
-        if batch is not None and answer is not None:
+        batch, runtime = self.batch, self.runtime
+        if batch is not None and runtime is not None:
             for request, _, _ in batch.slices:
                 if request.items is item and not request.listed:
-                    answer(request, result)
+                    runtime.answer(request, result)
                     return True
         return False
 
-    def answers(self) -> None:
-        """The function has returned: what callbacks do, and what they have others do, is no part of
-        the run.
-        """
-        _shift.set(self._before)
-
     def ends(self) -> None:
-        # contexts live long, and results are to be kept by nobody
-        self.batch = self._answer = None
+        """End the present run."""
+        # contexts live long, and must not keep results alive
+        self.batch = self.runtime = None
         if self.waits:
             self.waits = {}
 
 
 class Wait:
-    """The wait of a run for the answer to `request` (None: for all calls), or only for room in the
-    queue, noted until it ends.
+    """A wait of a run: for the answer to `request` (None: to all calls), or for room in the queue
+    alone. The wait is noted until it ends.
     """
 
     __slots__ = ("__weakref__", "badge", "done", "request", "room", "shift")
@@ -107,10 +115,11 @@ class Wait:
         self.badge = badge  # of the runtime that is to answer
         self.request = request
         self.room = room
-        # whether whoever waits has been told; None: it has when the request has ended
+        # returns whether the waiting code has been woken; None: at the end of the request
         self.done = done
 
     def ends(self) -> None:
+        """Remove the note."""
         with _lock:
             waits = self.shift.waits.get(self.badge)
             if waits is not None:
@@ -125,8 +134,8 @@ class Wait:
         self.ends()
 
     def is_blocked(self, stuck: list[Shift]) -> bool:
-        """Whether it does not end as long as none of `stuck`, runs by those who are to answer,
-        does.
+        """Return whether the wait lasts as long as no run of `stuck` ends. These are runs of the
+        runtime that is to answer.
         """
         request = self.request
         if request is None:
@@ -142,38 +151,53 @@ class Wait:
 
 _shift: ContextVar[Shift | None] = ContextVar("shift", default=None)
 within_run = _shift.get
-"""The run that this code is, or was, part of; None for most callers, who need not ask more."""
+"""Return the run that this code is, or was, part of; None for most callers."""
 
 
 def daemon_thread(name: str, target: Callable[..., object], *args: object) -> threading.Thread:
-    """A thread, not started yet, that serves many callers: in a context of its own, where others
-    inherit that of whoever starts them (`thread_inherit_context`, which free-threaded builds set).
+    """Return a thread, not started yet, that serves many callers.
+
+    It runs in an empty context. Free-threaded builds would have it inherit the context of the
+    thread that starts it (`thread_inherit_context`).
     """
     return threading.Thread(
         target=Context().run, args=(target, *args), name=f"batched-{name}", daemon=True
     )
 
 
-def enter_worker(badge: Badge) -> None:
-    """Notes that this thread runs batches for the runtime with that badge: callbacks and finalizers
-    in it must not wait for one either.
+def enter_worker(badge: Badge, *, thread: bool) -> Shift:
+    """Note that this thread, or task, runs batches for the runtime with that badge, and return
+    where it notes them.
     """
-    worker = Shift.__new__(Shift)
-    worker.badge, worker.batch, worker.waits = badge, None, {}
-    worker._answer = None
-    worker.thread = threading.current_thread()
-    _shift.set(worker)
+    shift = Shift(badge, threading.current_thread() if thread else None)
+    _shift.set(shift)
+    return shift
+
+
+@contextmanager
+def between_runs() -> Iterator[None]:
+    """Run callbacks: in a worker between two runs they belong to neither."""
+    shift = _shift.get()
+    if shift is None or shift.batch is not None or shift.callbacks:
+        yield
+        return
+    thread = shift.thread
+    token = _shift.set(None if thread is None else Shift(shift.badge, thread, callbacks=True))
+    try:
+        yield
+    finally:
+        _shift.reset(token)
 
 
 def is_running() -> bool:
-    """Whether this code is part of a run that is not over, or of its callbacks."""
+    """Return whether this code is part of a run that is not over, or of its callbacks."""
     shift = _shift.get()
     return shift is not None and shift.on
 
 
-# guards the next, and the waits of shifts; a signal handler or a finalizer may come in anywhere
+# guards `_waiting` and the waits of runs; reentrant, for a signal handler or a finalizer
 _lock = threading.RLock()
-# runs that have waited for something. Nothing here keeps what was abandoned alive
+# workers whose runs have waited, weakly: an abandoned worker is not kept alive
 _waiting: WeakSet[Shift] = WeakSet()
 
 
@@ -184,23 +208,23 @@ def wait_for(
     room: bool = False,
     done: Callable[[], bool] | None = None,
 ) -> Wait | None:
-    """Notes that this code is about to wait for `request` (None: for all calls) of the runtime with
-    that badge; None outside any run.
+    """Note that this code is about to wait for `request` (None: for all calls) of the runtime with
+    that badge. Return None outside any run.
 
-    What a run has started must not wait for its function after the run either, so that the answer
-    does not depend on which of the two is faster.
+    A task that a run has started must not wait for its function after the run either. So the
+    answer does not depend on which of the two is faster.
 
     Raises:
         RuntimeError: it would wait for itself.
     """
     shift = _shift.get()
-    if shift is None or (shift.thread is not None and not shift.on):
-        return None  # the latter is what callbacks have others do
+    if shift is None or (shift.callbacks and not shift.on):
+        return None  # another thread, which a callback has started
     if shift.badge is badge and not badge.has_begun(request):
         raise RuntimeError(
             f"{badge.name} is called from within its own batch, and would wait for "
-            f"itself; call {badge.name}.__wrapped__ (what a batch starts and does not wait for may "
-            "call it in an empty contextvars.Context)"
+            f"itself; call {badge.name}.__wrapped__ (a task that a batch starts and does not wait "
+            "for may call it in an empty contextvars.Context)"
         )
     if not shift.on:
         return None
@@ -219,8 +243,8 @@ def wait_for(
 
 
 def _is_stuck(shift: Shift) -> bool:
-    """Whether `shift` would wait for ever: the others are looked at until those that are left hold
-    up each other.
+    """Return whether `shift` would wait for ever. Runs that can go on are taken out, until the
+    runs that are left hold up each other.
     """
     stuck = {each for each in list(_waiting) if each.waits}
     while shift in stuck:
@@ -232,7 +256,7 @@ def _is_stuck(shift: Shift) -> bool:
 
 
 def _holds_up(shift: Shift, stuck: set[Shift]) -> bool:
-    """Whether one of the waits of `shift` does not end as long as none of `stuck` does."""
+    """Return whether one of the waits of `shift` lasts as long as no run of `stuck` ends."""
     for badge, waits in list(shift.waits.items()):
         blockers = [each for each in stuck if each.badge is badge]
         if blockers and any(wait.is_blocked(blockers) for wait in list(waits)):
@@ -241,13 +265,13 @@ def _holds_up(shift: Shift, stuck: set[Shift]) -> bool:
 
 
 def _items(request: Request, batch: Batch) -> int:
-    """Items of `request` in `batch`."""
+    """Return the number of items of `request` in `batch`."""
     return sum([stop - start for each, start, stop in batch.slices if each is request])
 
 
 def _after_fork() -> None:
-    """Forgets what runs and waits in the parent only, and that this code may have been run by a
-    batch function there.
+    """Forget runs and waits, which exist in the parent only, and that a batch function may have
+    run this code there.
     """
     global _lock
     _lock = threading.RLock()

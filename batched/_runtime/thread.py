@@ -1,9 +1,9 @@
 """The thread runtime: dedicated daemon threads call the batch function, so a model always sees the
-same ones.
+same threads.
 
 A worker forms a batch, collates it, calls the function and answers the callers. With `prefetch`
-there is one worker, which forms and collates batches while `max_concurrent_batches` other threads
-do the rest, so that the next one, if it is full, is ready when the function returns.
+there is one worker, which forms and collates batches. `max_concurrent_batches` other threads call
+the function and answer. So the next batch, if it is full, is ready when the function returns.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ..stats import Recorder
 from .async_backend import current_loop
 from .observer import Observer
 from .reception import AWAKE, Reception
-from .runtime import Look, Runtime, alive
+from .runtime import Runtime, alive
 from .shift import Shift, daemon_thread, enter_worker
 from .wakers import POLL_INTERVAL, async_waker, blocking_waker, log_failure, wake_all
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
-"""A batch that is collated, and whose it is."""
+"""A runtime, a batch of it, and that batch collated."""
 
 
 class ThreadRuntime(Runtime):
-    """At most `max_concurrent_batches` threads call the function, started as they are needed, ended
-    by `shutdown` or with this object.
+    """Runtime of at most `max_concurrent_batches` threads that call the function. They start as they
+    are needed, and end by `shutdown` or with this object.
     """
 
     workers_stay = True
@@ -58,11 +58,11 @@ class ThreadRuntime(Runtime):
         self._numbers = itertools.count(1)  # for their names
 
     def here(self, _: object) -> ThreadRuntime:
-        """The runtime that serves callers on some loop, or none: this one, wherever they are."""
+        """Return the runtime that serves callers on some loop, or none: this one."""
         return self
 
     def shutdown(self, *, wait: bool, cancel: bool) -> None:
-        """Closes; with `wait`, returns once every accepted call has ended and the threads have."""
+        """Close. With `wait`, return once every accepted call and every thread has ended."""
         threads = set(self._threads)
         self.close(cancel)
         waiting = self.waiting_for(None) if wait else None
@@ -76,7 +76,7 @@ class ThreadRuntime(Runtime):
             thread.join()
 
     async def aclose(self, *, cancel: bool) -> None:
-        """Closes, and returns once every accepted call has ended."""
+        """Close, and return once every accepted call has ended."""
         self.close(cancel)
         waiting = self.waiting_for(None)
         if waiting is None:
@@ -113,29 +113,27 @@ class ThreadRuntime(Runtime):
             raise
 
     def _leave(self, bell: _Bell) -> None:
-        """Forgets the threads of a worker that is about to end."""
+        """Forget the threads of a worker that is about to end."""
         with self._lock:
             self._threads.difference_update(bell.threads)
 
-    def _ring(self, bell: Any) -> None:
-        bell.ring(self)
-
-    def run(self, batch: Batch, prepared: Prepared | None, bell: Any = None) -> Look | None:
-        """Calls the function for `batch` here, and answers its callers; see `_finish`."""
-        shift = Shift(self.badge, batch, self.answer)
-        try:
-            outcomes = self.execution.run(batch, prepared)
-            shift.answers()
-            # callbacks of futures run in there, and must not wait for this worker either
-            look = self._finish(batch, outcomes, bell)
-            del outcomes  # an error among them holds this frame
-        finally:
-            shift.ends()
-        return look
+    def run(
+        self, batch: Batch, prepared: Prepared | None, shift: Shift, bell: _Bell | None = None
+    ) -> Batch | float | None:
+        """Call the function for `batch` here, and answer its callers. With `bell`, return the next
+        step of the worker (see `Runtime._take`).
+        """
+        shift.batch, shift.runtime = batch, self
+        batch.begun = True
+        outcomes = self.execution.run(batch, prepared)
+        shift.ends()
+        found = self._finish(batch, outcomes, bell)
+        del outcomes  # an error among them holds this frame
+        return found
 
     def relieve(self) -> None:
-        """Calls the worker to the batch that it had no room for, or to its end, and wakes those who
-        wait for the last one.
+        """Call the worker to the batch that it had no room for, or to its end. Wake the callers who
+        wait until all calls have ended, if they have.
         """
         with self._lock:
             idle = self._closed and not self._scheduler.waiting and bool(self._resting)
@@ -145,19 +143,17 @@ class ThreadRuntime(Runtime):
             drained = self._drained()
         if call:
             self._call_worker()
-        wake_all(drained, current_loop())
+        wake_all(drained)
 
-    def serve(self, bell: _Bell) -> bool:
-        """Runs batches until there is none; False if the worker is to end."""
-        look: Look | None = None
+    def serve(self, bell: _Bell, shift: Shift) -> bool:
+        """Run batches until there is none. Return False if the worker is to end."""
+        found = self._take(bell)
         while True:
-            found = self._take(bell, look)
-            look = None
-            if isinstance(found, Batch):
+            if type(found) is Batch:
                 if bell.calls is None:
-                    look = self.run(found, None, bell)
-                else:
-                    bell.calls.put((self, found, self.execution.prepare(found)))
+                    found = self.run(found, None, shift, bell)
+                    continue
+                bell.calls.put((self, found, self.execution.prepare(found)))
             elif found is None:
                 self._leave(bell)
                 return False
@@ -165,11 +161,12 @@ class ThreadRuntime(Runtime):
                 return True
             else:
                 bell.nap(found - time.perf_counter())
+            found = self._take(bell)
 
 
 class _Bell:
-    """What a worker rests on. It brings the runtime along, so that one without work keeps no
-    runtime alive.
+    """Bell on which a worker rests. Ringing brings the runtime along, so that a resting worker keeps
+    no runtime alive.
     """
 
     __slots__ = ("_caller", "_lock", "badge", "calls", "runtime", "scheduler", "threads")
@@ -178,15 +175,16 @@ class _Bell:
         self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
         self._lock = threading.Lock()  # locked while the worker may rest
         self._lock.acquire()
-        # who rang last; None: nobody, or the runtime is gone
+        # the runtime that rang last; None: none has, or the runtime is gone
         self._caller: ThreadRuntime | None = None
         self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # whose worker it is
         self.badge = runtime.badge
-        # the worker and those that call the function for it
+        # the worker, and with `prefetch` the threads that call the function for it
         self.threads: list[threading.Thread] = []
-        self.calls: queue.SimpleQueue[_Work | None] | None = None  # what they are to call
+        self.calls: queue.SimpleQueue[_Work | None] | None = None  # work for these threads
 
     def ring(self, caller: ThreadRuntime | None) -> None:
+        """Wake the worker, to serve `caller`."""
         self._caller = caller
         try:
             self._lock.release()
@@ -194,7 +192,7 @@ class _Bell:
             pass
 
     def wait(self) -> ThreadRuntime | None:
-        """Rests until rung; returns the runtime to serve, None once it is gone."""
+        """Rest until rung. Return the runtime to serve, or None once the runtime is gone."""
         while True:
             self._lock.acquire()
             caller, self._caller = self._caller, None
@@ -202,24 +200,24 @@ class _Bell:
                 return caller
 
     def nap(self, seconds: float) -> None:
-        """Rests until rung, but not longer than `seconds`."""
+        """Rest until rung, but not longer than `seconds`."""
         self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
         self._caller = None  # it is being served
 
     def dismiss(self) -> None:
-        """Ends the threads that call the function, after what they have been given."""
+        """End the threads that call the function, after the work that they have been given."""
         if self.calls is not None:
             self.calls.put(None)
 
 
 def _work(bell: _Bell) -> None:
-    """What a worker does."""
+    """Work for a runtime until the worker is to end: the target of a worker's thread."""
     try:
-        enter_worker(bell.badge)
+        shift = enter_worker(bell.badge, thread=True)
         if bell.calls is not None and (runtime := bell.runtime()) is not None:
             runtime.execution.collator.enter_thread()
             del runtime
-        while (runtime := bell.wait()) is not None and runtime.serve(bell):
+        while (runtime := bell.wait()) is not None and runtime.serve(bell, shift):
             del runtime
     except BaseException as error:
         _fail(bell.runtime(), error)
@@ -228,15 +226,15 @@ def _work(bell: _Bell) -> None:
 
 
 def _call(bell: _Bell) -> None:
-    """What a thread does that calls the function for what a worker has prepared."""
+    """Call the function for each batch that a worker has prepared: the target of a thread."""
     try:
-        enter_worker(bell.badge)
+        shift = enter_worker(bell.badge, thread=True)
         assert bell.calls is not None
         free_since = 0.0
         while (work := bell.calls.get()) is not None:
             runtime, batch, prepared = work
             batch.started = max(batch.started, free_since)  # it was formed ahead
-            runtime.run(batch, prepared)
+            runtime.run(batch, prepared, shift)
             free_since = time.perf_counter()
             runtime.relieve()
             del work, runtime, batch, prepared
@@ -246,14 +244,15 @@ def _call(bell: _Bell) -> None:
 
 
 def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
+    """End the calls of a runtime whose worker failed."""
     if runtime is not None:  # else there are no callers
         log_failure("the worker of %s failed", runtime.name)
         runtime.forsake(f"its worker failed with a {type(error).__name__}")
 
 
 def _at_exit() -> None:
-    """Finishes what was accepted, as `ThreadPoolExecutor` does, and what that calls in turn;
-    interrupted, it leaves the rest undone.
+    """Finish every accepted call, as `ThreadPoolExecutor` does, and the calls that these make in
+    turn. Interrupted, leave the rest undone.
     """
     runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
     Reception.exiting = True

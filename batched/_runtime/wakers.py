@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from .._core.exceptions import SharedError
 from .._core.scheduler import Request
 from .async_backend import current_loop, is_gone, post
-from .shift import Wait
+from .shift import Wait, between_runs
 
 if TYPE_CHECKING:
     import trio
@@ -117,7 +117,7 @@ class Future(concurrent.futures.Future[U]):
     def enters(self) -> None:
         """Tells that its request has got room in the queue, or needs none any more."""
         if self._room is not None:
-            wake_all([self._room], None)
+            wake_all([self._room])
 
     def wake(self) -> None:
         self.enters()
@@ -196,7 +196,7 @@ class Future(concurrent.futures.Future[U]):
         try:
             if not self.done():
                 waker = async_waker(loop)
-                self.add_done_callback(lambda _: wake_all([waker], current_loop()))
+                self.add_done_callback(lambda _: wake_all([waker]))
                 if self._loop in (None, loop):
                     await waker
                 else:
@@ -357,10 +357,11 @@ async def glance(waker: AsyncWaker) -> bool:
     return waker.done()
 
 
-def wake_all(wakers: Iterable[Waker], here: object) -> None:
-    """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs
-    this code, at once.
+def wake_all(wakers: Iterable[Waker]) -> None:
+    """Wake each of `wakers`: on the loop that runs this code at once, on any other loop with one
+    message to it. Callbacks of futures come last, and may take long.
     """
+    here: object = _UNKNOWN
     away: dict[object, list[AsyncWaker]] = {}
     futures: list[Future[Any]] = []
     lock = _thread.LockType  # which gevent replaces, also after this module was imported
@@ -370,19 +371,28 @@ def wake_all(wakers: Iterable[Waker], here: object) -> None:
                 waker.release()
             except RuntimeError:  # woken already
                 pass
-        elif isinstance(waker, Future):
+            continue
+        if isinstance(waker, Future):
             futures.append(waker)
-        elif (loop := waker.get_loop()) is not here:
+            continue
+        if here is _UNKNOWN:
+            here = current_loop()
+        if (loop := waker.get_loop()) is not here:
             away.setdefault(loop, []).append(waker)
         elif not waker.done():
             waker.set_result(None)
     for loop, sleepers in away.items():
         try:
             post(loop, _wake_each, loop, sleepers)
-        except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
+        except RuntimeError:  # the loop is closed, and no task waits there any more
             pass
-    for future in futures:  # last, because their callbacks take as long as they take
-        future.wake()
+    if futures:
+        with between_runs():
+            for future in futures:
+                future.wake()
+
+
+_UNKNOWN: Final = object()
 
 
 def _wake_each(loop: object, wakers: Sequence[AsyncWaker]) -> None:

@@ -1,4 +1,4 @@
-"""Attempts at a batch, driven by five lines: no queue, waker, lock or clock."""
+"""Attempts at a batch, without a queue, waker, lock or clock."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ import batched._execution.attempts
 import batched._execution.execution
 import batched._execution.memory
 from batched._collate.arguments import Arguments
-from batched._collate.collator import Call, Collate, GroupsNeeded
+from batched._collate.collator import Call, Collate, Collator, GroupsNeeded
 from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request, Slice
-from batched._execution.attempts import Attempts, ErrorTest, Outcomes, attempts
-from batched._execution.execution import is_failure, never
+from batched._execution.attempts import ErrorTest, Outcomes, attempts
+from batched._execution.execution import Execution, is_failure, never
 from batched._execution.memory import is_out_of_memory
 
 NO_ARGUMENTS = Arguments((), {})
+COLLATOR = ItemCollator("fn")
 
 
-def drive(steps: Attempts, function: Callable[[list[Any]], list[Any]]) -> Outcomes:
-    """Makes the calls, and returns the outcomes."""
-    try:
-        (items,), _, _ = next(steps)
-        while True:
-            try:
-                outcome = function(items), None
-            except Exception as error:
-                outcome = None, error  # type: ignore[assignment]  # the other kind of outcome
-            (items,), _, _ = steps.send(outcome)
-    except StopIteration as end:
-        outcomes: Outcomes = end.value
-        return outcomes
+def attempt(
+    batch: Batch,
+    function: Callable[[list[Any]], list[Any]],
+    collator: Collator = COLLATOR,
+    *,
+    splits: ErrorTest = never,
+    isolates: ErrorTest = never,
+) -> Outcomes:
+    """Run a batch, and return the outcomes."""
+    return Execution(function, collator, splits=splits, isolates=isolates).run(batch)
 
 
 class Function:
@@ -72,8 +70,8 @@ def rows(count: int) -> list[Request]:
 def run(
     batch: Batch, function: Function, splits: ErrorTest = never, isolates: ErrorTest = never
 ) -> list[tuple[int, Any, int]]:
-    """The row, the result and the number of attempts of each slice of single calls, in order."""
-    outcomes = drive(attempts(batch, ItemCollator("fn"), splits, isolates), function)
+    """Return the row, the result and the number of attempts of each single call, in order."""
+    outcomes = attempt(batch, function, splits=splits, isolates=isolates)
     found = [
         (request.items, result, tried)
         for (request, _, _), result, tried in zip(*outcomes, strict=True)
@@ -144,7 +142,7 @@ def test_which_errors_isolate_is_for_the_caller_to_say() -> None:
     def of_a_row(error: BaseException) -> bool:
         return is_failure(error) and not isinstance(error, service_errors)
 
-    outcomes = drive(attempts(batch_of(*rows(4)), ItemCollator("fn"), never, of_a_row), fails)
+    outcomes = attempt(batch_of(*rows(4)), fails, isolates=of_a_row)
     assert len(function.calls) == 1
     assert [type(result) for result in outcomes[1]] == [ConnectionError] * 4
 
@@ -158,7 +156,7 @@ def test_one_row_that_does_not_fit_fails_alone_with_its_own_error() -> None:
 def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
     function = Function(8, {0})
     call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True)
-    outcomes = drive(attempts(batch_of(call), ItemCollator("fn"), never, is_failure), function)
+    outcomes = attempt(batch_of(call), function, isolates=is_failure)
     assert function.calls == [list(range(8)), [0, 1, 2, 3], [4, 5, 6, 7], [0, 1], [2, 3], [0]]
     assert [type(result) for result in outcomes[1]] == [ValueError, ValueError, list, list]
 
@@ -185,9 +183,7 @@ def test_one_bad_row_in_64_takes_13_calls(bad: int) -> None:
 def test_a_call_whose_parts_ran_out_of_order_tells_the_error_of_its_first_bad_item() -> None:
     call = Request(list(range(5)), 5, NO_ARGUMENTS, listed=True)
     function = Function(2, {1, 2})  # memory for two: [0, 1], which fails, then [2], then [0], [1]
-    outcomes = drive(
-        attempts(batch_of(call), ItemCollator("fn"), is_out_of_memory, is_failure), function
-    )
+    outcomes = attempt(batch_of(call), function, splits=is_out_of_memory, isolates=is_failure)
     errors = [str(result) for result in outcomes[1] if isinstance(result, ValueError)]
     assert errors[0] == "bad row 1"
     assert [3, 4] not in function.calls, "these stood after one that had failed"
@@ -196,14 +192,14 @@ def test_a_call_whose_parts_ran_out_of_order_tells_the_error_of_its_first_bad_it
 def test_a_call_in_two_parts_that_fail_at_once_tells_one_error_for_both() -> None:
     call = Request([0, 1, 2, 3], 4, NO_ARGUMENTS, listed=True)
     batch = Batch([(call, 0, 1), (call, 2, 3), (call, 3, 4)], 3, "full", 0.0)
-    outcomes = drive(attempts(batch, ItemCollator("fn"), never, never), Function(8, {3}))
+    outcomes = attempt(batch, Function(8, {3}))
     assert [str(result) for result in outcomes[1]] == ["bad row 3"] * 3
 
 
 def test_the_rest_of_a_failed_call_leaves_the_others_of_its_half() -> None:
     requests = [Request([0, 1, 2, 3, 4], 5, NO_ARGUMENTS, listed=True), *rows(8)[5:]]
     function = Function(8, {0, 6})
-    outcomes = drive(attempts(batch_of(*requests), ItemCollator("fn"), never, is_failure), function)
+    outcomes = attempt(batch_of(*requests), function, isolates=is_failure)
     found = {
         request.items: result
         for (request, _, _), result in zip(*outcomes[:2], strict=True)
@@ -219,7 +215,7 @@ def test_of_items_sorted_by_length_the_first_of_the_call_tells_its_error() -> No
     lengths, order = [9, 8, 7, 6], [3, 2, 1, 0]  # the longest came last
     call = Request([3, 2, 1, 0], 4, NO_ARGUMENTS, None, True, None, lengths, order)
     function = Function(8, {3, 0})
-    outcomes = drive(attempts(batch_of(call), ItemCollator("fn"), never, is_failure), function)
+    outcomes = attempt(batch_of(call), function, isolates=is_failure)
     errors = [result for result in outcomes[1] if isinstance(result, ValueError)]
     assert [str(error) for error in errors] == ["bad row 0", "bad row 3"]
 
@@ -262,7 +258,7 @@ class OneParity(ItemCollator):
 
 def test_a_batch_whose_output_cannot_be_split_is_run_in_groups_and_each_call_counts() -> None:
     function, batch = Function(8, set()), batch_of(*rows(5))
-    outcomes = drive(attempts(batch, OneParity(), never, never), function)
+    outcomes = attempt(batch, function, OneParity())
     assert sorted(outcomes[1]) == [0, 10, 20, 30, 40]
     assert function.calls == [[0, 1, 2, 3, 4], [0, 2, 4], [1, 3]]
     assert set(outcomes[2]) == {2}
@@ -271,7 +267,7 @@ def test_a_batch_whose_output_cannot_be_split_is_run_in_groups_and_each_call_cou
 
 def test_a_group_that_fails_is_run_in_each_other_way() -> None:
     function = Function(8, {-1, -2, -3, -4})
-    outcomes = drive(attempts(batch_of(*rows(5)), OneParity(ways=3), never, is_failure), function)
+    outcomes = attempt(batch_of(*rows(5)), function, OneParity(ways=3), isolates=is_failure)
     assert function.calls == [
         [0, 1, 2, 3, 4],
         *[[0, -2, -4], [0, -2, -4], [0, 2, 4]],
@@ -289,12 +285,12 @@ def test_the_last_way_to_run_a_group_tells_its_error() -> None:
             raise ConnectionError
         return function(items)
 
-    outcomes = drive(attempts(batch_of(*rows(5)), OneParity(ways=3), never, never), soon_tired)
+    outcomes = attempt(batch_of(*rows(5)), soon_tired, OneParity(ways=3))
     assert [type(result) for result in outcomes[1]] == [ConnectionError] * 5
 
 
-def test_attempts_that_nobody_drives_on_end_quietly() -> None:
-    steps = attempts(batch_of(*rows(2)), ItemCollator("fn"), never, is_failure)
+def test_attempts_that_are_abandoned_end_quietly() -> None:
+    steps = attempts(batch_of(*rows(2)), COLLATOR, ValueError("first"), never, is_failure)
     next(steps)
     steps.close()
     assert inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED

@@ -86,7 +86,7 @@ class Broken:
             else subject.books.close(subject.fn.stats, list(subject.books.open.values()))
         )
         self.monkeypatch.undo()
-        wake_all(self.dropped, None)  # so that no thread waits for ever
+        wake_all(self.dropped)  # so that no thread waits for ever
         subject.fn.shutdown()
         return report
 
