@@ -131,22 +131,18 @@ class _BatchedBase(Generic[T, U, P]):
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the item, with `on_full="raise"`.
         """
-        return self._submit(
-            item,
-            args,
-            kwargs,
-            room=blocking_waker() if self._batcher.may_block and current_loop() is None else None,
-        )
+        room = blocking_waker() if self._batcher.may_block and current_loop() is None else None
+        return self._submit(item, args, kwargs, room)
 
     def _submit(
-        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, room: Lock | None = None
+        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], room: Lock | None = None
     ) -> Future[U]:
-        """As `submit`; returns at once, unless it is to wait for room in the queue on `room`."""
+        """Submit `item` as `submit` does, but wait for room in the queue only with `room`."""
         loop = current_loop()
         runtime = self._batcher.runtime.here(loop)
-        future: Future[U] = Future(loop=loop if self._function.coroutine else None, room=room)
+        future: Future[U] = Future()
         request = self._batcher.requests.parse(item, args, kwargs, self._owner, future, True)
-        future.bind(request, runtime)
+        future.bind(request, runtime, loop if self._function.coroutine else None, room)
         try:
             queued = runtime.submit(request, from_event_loop=loop is not None)
             if (
@@ -156,7 +152,7 @@ class _BatchedBase(Generic[T, U, P]):
             ):
                 with waiting:
                     room.acquire()
-        except BaseException:  # nobody will ever have this future
+        except BaseException:  # no caller will ever have this future
             runtime.abandon(request)
             raise
         return future

@@ -8,10 +8,9 @@ import math
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from typing import Final, Literal
 
 from ._core.linger import FlushReason
@@ -198,6 +197,11 @@ ENDS: Final = [
 """Ends of the buckets of a histogram, but for the last (s)."""
 
 
+_Ended = tuple[tuple[int, FlushReason], float, Sequence[float], int, int, int, int]
+"""Of a batch: its size and flush reason, duration (s), waits of its calls (s), failed calls, cells,
+cells of padding, and calls of the function that ran out of memory.
+"""
+
 MOST_UNREAD: Final = 256
 """Batches that are kept as they are until somebody reads the statistics."""
 
@@ -227,7 +231,7 @@ class Recorder:
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
             self._batches: Counter[tuple[int, FlushReason]] = Counter()  # by size and flush reason
-            self._latest: deque[Batch] = deque()  # batches that none of these knows of yet
+            self._latest: deque[_Ended] = deque()  # batches that are not in these counts yet
 
     def renew_lock(self) -> None:
         """Makes this usable in a forked process, where whoever held the lock is gone."""
@@ -246,32 +250,43 @@ class Recorder:
             self._rejected += 1
 
     def ended(self, batch: Batch, errors: int) -> None:
-        """Counts a finished batch, which nobody needs any more, and the calls that it failed;
-        without a lock, for appending is one step.
+        """Count a finished batch, and the calls that it failed. Take no lock: appending is one
+        step.
         """
-        batch.slices = []  # whose items are not to be kept
-        batch.errors = errors
-        self._latest.append(batch)
-        if len(self._latest) >= MOST_UNREAD:
+        latest = self._latest
+        latest.append(
+            (
+                (batch.size, batch.reason),
+                batch.ended - batch.started,
+                batch.waits,
+                errors,
+                batch.cells,
+                batch.padding,
+                len(batch.too_big),
+            )
+        )
+        if len(latest) >= MOST_UNREAD:
             with self._lock:
                 self._count()
 
     def _count(self) -> None:
-        """Adds up the latest batches."""
-        latest: list[Batch] = []
-        # a look whether there is one would not do: a signal handler may take it after that
+        """Add up the latest batches."""
+        latest: list[_Ended] = []
+        # a test whether there is one would not do: a signal handler may take it after that
         with contextlib.suppress(IndexError):
             while True:
                 latest.append(self._latest.popleft())
-        self._batches.update(map(attrgetter("size", "reason"), latest))
-        durations = [batch.ended - batch.started for batch in latest]
+        if not latest:
+            return
+        kinds, durations, waits, errors, cells, padding, memory_errors = zip(*latest, strict=True)
+        self._batches.update(kinds)
         self._processing += sum(durations)
-        self._durations.add(durations)
-        self._waits.add(list(chain.from_iterable(map(attrgetter("waits"), latest))))
-        self._errors += sum(map(attrgetter("errors"), latest))
-        self._cells += sum(map(attrgetter("cells"), latest))
-        self._padding += sum(map(attrgetter("padding"), latest))
-        self._memory_errors += sum(map(len, map(attrgetter("too_big"), latest)))
+        self._durations.add(list(durations))
+        self._waits.add(list(chain.from_iterable(waits)))
+        self._errors += sum(errors)
+        self._cells += sum(cells)
+        self._padding += sum(padding)
+        self._memory_errors += sum(memory_errors)
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         with self._lock:

@@ -212,6 +212,8 @@ def test_a_future_that_somebody_else_answered_harms_nobody(
     future.bind(
         Request([1], 1, Nobody, waker=future),
         batched.dynamically(sorted)._batcher.runtime.here(None),
+        None,
+        None,
     )
     future.set_result(7)
     future.wake()

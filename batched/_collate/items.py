@@ -53,14 +53,12 @@ class ItemCollator:
         """
         # the function may keep its own
         rows = output.copy() if type(output) is list else self._to_list(output)
-        kinds = list(map(type, rows))
-        # where all are of one type, which is most often, counting beats looking up
-        plain = kinds.count(kinds[0]) == len(kinds) if kinds else True
-        plain = kinds[0] in PLAIN if kinds and plain else PLAIN.issuperset(kinds)
-        if plain and len(rows) == len(slices) and not [True for each in slices if each[0].listed]:
-            return rows
+        plain = PLAIN.issuperset(map(type, rows))
         request, start, stop = slices[0]
         alone = len(slices) == 1
+        if plain and len(rows) == len(slices):
+            if not request.listed if alone else not any([each[0].listed for each in slices]):
+                return rows
         size = stop - start if alone else sum([stop - start for _, start, stop in slices])
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))

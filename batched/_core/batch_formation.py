@@ -14,28 +14,18 @@ from .request import Request, Slice
 
 
 def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[Slice], int, int]:
-    """Slices of a batch, the number of items in them, and the length of the longest."""
-    if leader.lengths is None:
-        return fill_in_order(leader, group, capacity.most(0))
-    size = group.waiting
-    if size <= capacity.batch_size:  # else `longest` looks at more than will fit
-        longest = group.longest
-        # the padding is at most longest * (size - 1)
-        if size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
-            group.forget_longest()
-            return take_all(leader, group), size, longest
-    group.forget_longest()
-    builder = pack_by_length(leader, group, capacity)
-    return builder.slices, builder.size, builder.longest
+    """Return the slices of a batch, the number of items in them, and the length of the longest.
 
-
-def fill_in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice], int, int]:
-    """Batch of at most `room` items without lengths: the leader, the group's small calls, its large
-    ones, each class first come, first served.
+    Without lengths the batch takes the leader, the group's small calls, then its large ones, each
+    class first come, first served.
     """
-    stop = min(leader.size, leader.dispatched + room)
-    slices = [(leader, leader.dispatched, stop)]
-    left = room - (stop - leader.dispatched)
+    if leader.lengths is not None:
+        return _form_by_length(leader, group, capacity)
+    room = capacity.most(0) if capacity.varies else capacity.batch_size
+    start = leader.dispatched
+    stop = min(leader.size, start + room)
+    slices = [(leader, start, stop)]
+    left = room - (stop - start)
     if left:
         for request in chain(group.small, group.large):
             if request is leader or request.queued_in is None:
@@ -47,6 +37,22 @@ def fill_in_order(leader: Request, group: Group, room: int) -> tuple[list[Slice]
             slices.append((request, start, stop))
             left -= stop - start
     return slices, room - left, 0
+
+
+def _form_by_length(
+    leader: Request, group: Group, capacity: Capacity
+) -> tuple[list[Slice], int, int]:
+    """Return the same for items with lengths."""
+    size = group.waiting
+    if size <= capacity.batch_size:  # else `longest` looks at more than will fit
+        longest = group.longest
+        # the padding is at most longest * (size - 1)
+        if size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
+            group.forget_longest()
+            return take_all(leader, group), size, longest
+    group.forget_longest()
+    builder = pack_by_length(leader, group, capacity)
+    return builder.slices, builder.size, builder.longest
 
 
 def take_all(leader: Request, group: Group) -> list[Slice]:

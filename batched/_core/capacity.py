@@ -76,7 +76,7 @@ class Capacity:
         self.batch_size = batch_size  # items
         self.cost = Cost()  # of batches by their cells
         self._budget = math.inf if max_batch_tokens is None else max_batch_tokens  # cells
-        self._items, self._cells = Ceiling(), Ceiling()
+        self.items, self._cells = Ceiling(), Ceiling()  # ceilings of each
         self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`
 
     @property
@@ -89,23 +89,23 @@ class Capacity:
         if not self.varies:
             return self.batch_size
         cells = min(self._budget, self._cells.most)
-        return int(max(1, min(self.batch_size, self._items.most, cells / (longest or 1))))
+        return int(max(1, min(self.batch_size, self.items.most, cells / (longest or 1))))
 
     def fitted(self, items: int, longest: int) -> None:
         """Notes that a batch ran, of so many items and with the longest of that length."""
         width = longest or 1
-        if self.varies or items > self._items.fitted or items * width > self._cells.fitted:
-            self._items.note_fitted(items, 1)
+        if self.varies or items > self.items.fitted or items * width > self._cells.fitted:
+            self.items.note_fitted(items, 1)
             self._cells.note_fitted(items * width, width)
-            self.varies = min(self._budget, self._items.most, self._cells.most) < math.inf
+            self.varies = min(self._budget, self.items.most, self._cells.most) < math.inf
 
     def too_big(self, items: int, longest: int) -> None:
         """Notes that a batch ran out of memory, of so many items and with the longest so long."""
         if items == 1:
             return  # there is nothing smaller to try
         width, half = longest or 1, (items + 1) // 2
-        if self._items.fitted < items and items * width <= self._cells.fitted:
-            self._items.note_failed(items, half)
+        if self.items.fitted < items and items * width <= self._cells.fitted:
+            self.items.note_failed(items, half)
         else:
             self._cells.note_failed(items * width, half * width)
         self.varies = True

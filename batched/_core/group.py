@@ -66,16 +66,13 @@ class Group:
             self._longest = max([request.longest for request in self])
         return self._longest
 
-    def add(self, request: Request) -> None:
-        """Queues a request."""
-        (self.small if request.small else self.large).append(request)
-        if request.lengths is not None:
-            if self._longest is not None:
-                self._longest = max(self._longest, request.lengths[0])
-            if self._length_index is not None and request.small:
-                self._length_index.add(request)
-        self.waiting += request.size
-        request.queued_in = self  # last: from now on it is there
+    def note_lengths(self, request: Request) -> None:
+        """Note the lengths of a request that is being queued."""
+        assert request.lengths is not None
+        if self._longest is not None:
+            self._longest = max(self._longest, request.lengths[0])
+        if self._length_index is not None and request.small:
+            self._length_index.add(request)
 
     def withdraw(self, request: Request) -> None:
         """Takes out what still waits of a request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +91,9 @@ class Batch:
     reason: FlushReason  # why it left
     started: float  # when it was formed or, if that was ahead, a worker was free for it (s)
     longest: int = 0  # the length of the longest item; 0 where lengths do not matter
-    ended: float = 0.0  # when its function had returned (s)
     # of the requests that begin with it, since their arrival (s)
     waits: Sequence[float] = ()
+    ended: float = field(init=False)  # when its function had returned (s)
     # filled in by the execution:
     # items, and the length of the longest of them, of each attempt that ran out of memory
     too_big: Sequence[tuple[int, int]] = ()
@@ -102,4 +102,3 @@ class Batch:
     attempts: int = 0  # calls of the function, of any part of it
     cells: int = 0  # places in the collated arrays, padding included
     padding: int = 0  # those of them that are padding
-    errors: int = 0  # calls that ended with an error in it

@@ -77,14 +77,14 @@ class Scheduler:
         self._most_waiting = policy.max_queue_size or math.inf  # items
         self._small_size = policy.small_batch_threshold  # items of a call
         self._queue_timeout = policy.queue_timeout or NEVER  # (s)
+        self._ahead = policy.prefetch  # batches made ready ahead of the workers
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
         self._tick = tick  # (s)
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # what waits in the queue; never an empty group
         # queues of these, of small and of large calls: heaps by the number of the first request of
         # each, or of an earlier one, which is seen where it comes first
-        self._small: list[tuple[int, Queue]] = []
-        self._large: list[tuple[int, Queue]] = []
+        self._heaps: tuple[list[tuple[int, Queue]], list[tuple[int, Queue]]] = ([], [])
         self._spare: Group | None = None  # an empty one, for the next key
         self._numbers = 0  # requests that have come to the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
@@ -190,8 +190,8 @@ class Scheduler:
             if (request in waiting and not request.dispatched) or request in whole._blocked:
                 whole._expiring[request] = since
         # nothing has changed before these lines, and no exception breaks in on them
-        self._groups, self._small, self._large = whole._groups, whole._small, whole._large
-        self._blocked, self._expiring, self._rule = whole._blocked, whole._expiring, whole._rule
+        self._groups, self._heaps, self._rule = whole._groups, whole._heaps, whole._rule
+        self._blocked, self._expiring = whole._blocked, whole._expiring
         self.waiting, self._oldest_large = whole.waiting, None
         self._admit()
 
@@ -224,7 +224,7 @@ class Scheduler:
             return None
         if self._news or self._undecided:
             self._learn(now)
-        leader = self._choose_leader(now)
+        leader = self._choose_leader(now) if self.waiting else None
         if leader is None:
             return None
         batch = self._form(leader, now)
@@ -245,7 +245,7 @@ class Scheduler:
             return NEVER
         if self._free < 1:
             return NEVER if self._choose_leader(AT_ONCE) is None else AT_ONCE
-        return min(map(self.ready_at, self._groups.values()), default=NEVER)
+        return min(map(self.ready_at, self._groups.values())) if self._groups else NEVER
 
     def return_time(self, now: float) -> float:
         """Moment until which an idle worker should stay awake for callers who come back, so that
@@ -259,8 +259,8 @@ class Scheduler:
     def finished(self, batch: Batch, now: float) -> None:
         """Frees the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
-        seconds = now - batch.started
-        self._rule.finished(batch.size, batch.started, now, self.waiting + self.in_flight)
+        size, longest, capacity = batch.size, batch.longest, self.capacity
+        self._rule.finished(size, batch.started, now, self.waiting + self.in_flight)
         self._news = True
         if not self._free:
             self._free_since = now
@@ -268,13 +268,14 @@ class Scheduler:
         del self.running[batch]
         self._free += 1
         self.has_room = True
-        self.in_flight -= batch.size
-        for items, longest in batch.too_big:
-            self.capacity.too_big(items, longest)
+        self.in_flight -= size
+        for attempt in batch.too_big:
+            capacity.too_big(*attempt)
         if batch.fitted:
-            self.capacity.fitted(batch.size, batch.longest)
-            if batch.longest and batch.attempts == 1:  # else the time is not that of one call
-                self.capacity.cost.add(batch.size * batch.longest, seconds)
+            if longest or capacity.varies or size > capacity.items.fitted:
+                capacity.fitted(size, longest)
+            if longest and batch.attempts == 1:  # else the time is not that of one call
+                capacity.cost.add(size * longest, now - batch.started)
 
     def ready_at(self, group: Group | None) -> float:
         """Moment from which `group` may leave; None (a request was blocked): any may, at once."""
@@ -302,11 +303,15 @@ class Scheduler:
         request.number = self._numbers
         request.small = request.size <= self._small_size
         self.waiting += request.size
-        queue, heap = (group.small, self._small) if request.small else (group.large, self._large)
+        queue = group.small if request.small else group.large
         if not queue.listed:
-            heappush(heap, (request.number, queue))
-            queue.listed = True  # after it is: a signal may break in, and it may be there twice
-        group.add(request)
+            heappush(self._heaps[not request.small], (request.number, queue))
+            queue.listed = True  # after it is: an exception may break in, and it may be there twice
+        queue.append(request)
+        if request.lengths is not None:
+            group.note_lengths(request)
+        group.waiting += request.size
+        request.queued_in = group  # last: from now on it is there
         return group
 
     def _admit(self) -> None:
@@ -348,48 +353,46 @@ class Scheduler:
         A batch ahead of the workers is formed only if it is full: else it would run no sooner, and
         only be smaller.
         """
-        small = self._oldest(self._small, now) if self._small else None
-        large = self._oldest(self._large, now) if self._large else None
+        oldest: list[Request | None] = []  # the oldest small one, the oldest large one
+        all_may_leave = self._free < 1 or not self._rule.holds
+        for heap in self._heaps:
+            found = None
+            while heap:
+                number, queue = heap[0]
+                if not queue:
+                    queue.listed = False
+                    heappop(heap)
+                    continue
+                found = queue[0]
+                if found.number != number:
+                    heapreplace(heap, (found.number, queue))
+                    continue
+                if not all_may_leave and self.ready_at(found.queued_in) > now:
+                    found = self._oldest_of_many(heap, now)
+                break
+            else:
+                found = None
+            oldest.append(found)
+        small, large = oldest
         if large is not self._oldest_large:
             self._oldest_large, self._credit = large, 0.0
-        leader = small
-        if large is not None and (small is None or self._is_due(large)):
-            leader = large
+        leader = small if large is None or (small is not None and not self._is_due(large)) else large
         if self._free < 1 and leader is not None:
             assert leader.queued_in is not None
             return leader if self._is_full(leader.queued_in) else None
         return leader
 
-    def _oldest(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
-        """Return the oldest first request in these queues whose group may leave."""
-        while heap:
-            number, queue = heap[0]
-            if not queue:
-                queue.listed = False
-                heappop(heap)
-                continue
-            request = queue[0]
-            if request.number != number:
-                heapreplace(heap, (request.number, queue))
-            elif (
-                self._free < 1
-                or not self._rule.holds
-                or self.ready_at(request.queued_in) <= now
-            ):
-                return request
-            else:
-                return self._oldest_of_many(heap, now)
-        return None
-
     def _oldest_of_many(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
-        """As `_oldest`, where the group of the very oldest is held."""
+        """Return the oldest first request of the queues in `heap` whose group may leave, where the
+        group of the very first is held.
+        """
         ready: list[Request] = []
         for request in [queue[0] for _, queue in heap if queue]:
             group = request.queued_in
             assert group is not None
             if self.ready_at(group) <= now:
                 ready.append(request)
-            else:  # counted from now on: none is held for ever behind others
+            else:  # it counts from now on: no group is held for ever behind other groups
                 group.held_since = min(group.held_since, self._free_since)
         return min(ready, key=attrgetter("number"), default=None)
 
@@ -399,41 +402,41 @@ class Scheduler:
         return self._credit * most >= min(large.size - large.dispatched, most)
 
     def _form(self, leader: Request, now: float) -> Batch:
-        """The batch that `leader` leads; what is handed out whole leaves the queue."""
-        group = leader.queued_in
+        """Return the batch that `leader` leads. Items that are handed out leave the queue."""
+        group, rule, capacity = leader.queued_in, self._rule, self.capacity
         assert group is not None
-        reason: FlushReason
-        if group.waiting >= self.capacity.batch_size or self._is_full(group):
-            reason = "full"
-        elif self.draining:
-            reason = "drain"
-        else:
-            rule = self._rule
-            reason = "eager" if group.begun or self._free > rule.most_free else rule.reason
-        slices, size, longest = form_batch(leader, group, self.capacity)
-        batch = Batch(slices, size, reason, now, longest)
-        # first, so that what is handed out is somewhere if a signal breaks in
+        reason: FlushReason = "full"
+        if group.waiting < capacity.batch_size and not self._is_full(group):
+            if self.draining:
+                reason = "drain"
+            else:
+                reason = "eager" if group.begun or self._free > rule.most_free else rule.reason
+        slices, size, longest = form_batch(leader, group, capacity)
+        waits: list[float] = []
+        batch = Batch(slices, size, reason, now, longest, waits)
+        # first, so that its requests are somewhere if an exception breaks in
         self.running[batch] = None
         self._free -= 1
-        self.has_room = self._free + self.policy.prefetch > 0
+        self.has_room = self._free + self._ahead > 0
         self.in_flight += size
         self.waiting -= size
         group.waiting -= size
         group.held_since = NEVER
         left = False
-        waits: list[float] = []
         for request, start, stop in slices:
             before = request.dispatched
             request.dispatched = taken = before + stop - start
-            if not before:
-                waits.append(now - request.arrived)
             if taken == request.size:
                 request.queued_in = None
                 left = True
-                group.begun -= before > 0
-            elif not before:
+                if before:
+                    group.begun -= 1
+                    continue
+            elif before:
+                continue
+            else:
                 group.begun += 1
-        batch.waits = waits
+            waits.append(now - request.arrived)
         if left:
             self._tidy(group)
         return batch
@@ -448,7 +451,7 @@ class Scheduler:
         del self._groups[group.key]
         group.clear()
         self._spare = group
-        for heap in self._small, self._large:
+        for heap in self._heaps:
             if len(heap) > 2 * len(self._groups) + FEW:
                 _drop_empty(heap)
 

@@ -28,7 +28,8 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> tuple[list[Request], lis
     ended: list[Request] = []
     open_ended: list[Request] = []
     slices, results, _ = outcomes
-    for (request, start, stop), result in zip(slices, results, strict=True):
+    # collators return one result for each slice
+    for (request, start, stop), result in zip(slices, results):  # noqa: B905  each batch pays for it
         if request.waker is None or request.error is not None:
             continue  # its caller has gone, or another part of it failed
         if issubclass(type(result), BaseException):  # its `__class__` may be code of the user's

@@ -98,52 +98,54 @@ class Future(concurrent.futures.Future[U]):
     there cancels it.
     """
 
-    _shared: SharedError | None = None  # if others were answered with the same error
+    # class attributes in place of an `__init__`: most futures keep most of these values
+    _shared: SharedError | None = None  # its error, if other callers have the same one
+    _loop: object = None  # the loop that must run the batch; blocking that loop would never end
+    _request: Request | None = None  # while unanswered
+    _server: Server | None = None  # while unanswered
+    _notified = False  # threads that wait for several futures know that it was cancelled
+    _room: Lock | None = None  # tells the submitting thread that there is room in the queue
 
-    def __init__(self, *, loop: object = None, room: Lock | None = None) -> None:
-        super().__init__()
-        self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
-        self._request: Request | None = None  # while unanswered
-        self._server: Server | None = None  # while unanswered
-        # whether those who wait for several futures know that it was cancelled
-        self._notified = False
-        self._room = room  # tells whoever submitted it that there is room in the queue
-
-    def bind(self, request: Request, server: Server) -> None:
-        """Makes this the future of `request`, which `server` has in its queue."""
-        self._request = request
-        self._server = server
+    def bind(self, request: Request, server: Server, loop: object, room: Lock | None) -> None:
+        """Make this the future of `request`, which `server` is to answer, on `loop` if it must."""
+        self._request, self._server = request, server
+        if loop is not None:
+            self._loop = loop
+        if room is not None:
+            self._room = room
 
     def enters(self) -> None:
-        """Tells that its request has got room in the queue, or needs none any more."""
+        """Note that its request has got room in the queue, or needs none any more."""
         if self._room is not None:
             wake_all([self._room])
 
     def wake(self) -> None:
-        self.enters()
+        """Take the answer of its request. May be called again after an exception broke in."""
+        if self._room is not None:
+            wake_all([self._room])
         request = self._request
         if request is None or self._settled:
-            self._release()
+            self._request = self._server = None
             return
         error, request.error = request.error, None
         try:  # done-callbacks run in here
-            if self.cancelled() or issubclass(type(error), concurrent.futures.CancelledError):
-                self._set_cancelled()
-            elif error is None:
+            if error is None and not self.cancelled():
                 self.set_result(request.result)
+            elif self.cancelled() or issubclass(type(error), concurrent.futures.CancelledError):
+                self._set_cancelled()
             elif type(error) is SharedError:
                 self._shared = error
                 self.set_exception(error.restored())
             else:
                 self.set_exception(error)
         except BaseException:
-            if not self._settled:  # a signal or a full stack broke in; it will be told again
+            if not self._settled:  # a signal or a full stack broke in; it will be woken again
                 request.error = error
                 raise
             log_failure("a callback of a future raised")
         finally:
             del error  # its traceback may hold this frame
-        self._release()
+        self._request = self._server = None
 
     def cancel(self) -> bool:
         """Takes the item out of the queue; False if it is running or answered already."""
@@ -166,6 +168,9 @@ class Future(concurrent.futures.Future[U]):
         return request is not None and request.dispatched > 0
 
     def result(self, timeout: float | None = None) -> U:
+        """Return the result, or raise the exception, once it is there."""
+        if self._state == "FINISHED" and self._exception is None:  # as most are by then
+            return self._result  # type: ignore[return-value]  # there is one
         wait = self._begins_to_wait(timeout)
         try:
             error = super().exception(self._waited(timeout))
@@ -226,8 +231,9 @@ class Future(concurrent.futures.Future[U]):
 
     @property
     def _settled(self) -> bool:
-        """Whether everyone who waits for it has been told."""
-        return self.done() and (self._notified or not self.cancelled())
+        """Whether every thread that waits for it has been woken."""
+        state = self._state
+        return state == "FINISHED" or (state.startswith("CANCELLED") and self._notified)
 
     def _set_cancelled(self) -> None:
         try:
@@ -236,9 +242,6 @@ class Future(concurrent.futures.Future[U]):
             if self.cancelled() and not self._notified:
                 self._notified = True
                 self.set_running_or_notify_cancel()
-
-    def _release(self) -> None:
-        self._request = self._server = None
 
     def _waited(self, timeout: float | None) -> float | None:
         """What is left of `timeout` after waiting for a loop to answer, as long as there is that

@@ -1028,7 +1028,7 @@ def test_cancelled_groups_are_not_kept() -> None:
         gone = call(group=number)
         submitted(queue, gone)
         queue.cancel(gone)
-    assert len(queue._small) <= 3
+    assert len(queue._heaps[0]) <= 3
     assert len(list(queue)) == 1
 
 
@@ -1112,5 +1112,5 @@ def test_a_group_that_empties_and_fills_again_is_listed_once() -> None:
     for now in range(100):
         submitted(queue, call(), now=float(now))
         ran(queue, float(now))
-    assert len(queue._small) <= 1
-    assert len(queue._large) == 1
+    assert len(queue._heaps[0]) <= 1
+    assert len(queue._heaps[1]) == 1
