@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from ._collate.arguments import Binder
 from ._collate.feature_collator import GroupKey
-from ._collate.features import FeatureParser, validate_length
+from ._collate.features import FeatureParser, validate_lengths
 from ._core.scheduler import Request
 from .errors import CollationError
 
@@ -118,14 +118,14 @@ class ItemRequestParser:
             if isinstance(item, list):
                 items, order = list(item), None
                 if self._length is not None:
-                    lengths = [validate_length(self._name, self._length(item)) for item in items]
+                    lengths = validate_lengths(self._name, list(map(self._length, items)))
                     order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
-                    items = [items[place] for place in order]
-                    lengths = [lengths[place] for place in order]
+                    items = list(map(items.__getitem__, order))
+                    lengths = list(map(lengths.__getitem__, order))
                 return Request(items, len(items), group, waker, True, owner, lengths, order)
             self._refuse_many(item)
         if self._length is not None:
-            lengths = [validate_length(self._name, self._length(item))]
+            lengths = validate_lengths(self._name, [self._length(item)])
         return Request(item, 1, group, waker, False, owner, lengths)
 
     def _refuse_many(self, item: Any) -> None:

@@ -220,7 +220,7 @@ class FeatureParser:
             rows = (
                 dict(zip(names, row, strict=True)) for row in zip(*features.arrays, strict=True)
             )
-            return max(validate_length(self._name, self._length(row)) for row in rows)
+            return max(validate_lengths(self._name, list(map(self._length, rows))))
         tokens = [
             width
             for spec, width in zip(features.specs, features.widths, strict=True)
@@ -259,13 +259,21 @@ def _with_lengths(
     )
 
 
-def validate_length(name: str, length: Any) -> int:
-    """`length` of an item, as the user's function of that setting returned it, rounded up to an
-    integer. `name` is the batch function's, for messages.
+def validate_lengths(name: str, lengths: list[Any]) -> list[int]:
+    """Return lengths of items, as the user's function `length` returned them, rounded up to
+    integers. `name` is the batch function's, for messages.
 
     Raises:
-        TypeError, ValueError: it is no length.
+        TypeError, ValueError: one of them is no length.
     """
+    # nearly always integers of a sensible size
+    if set(map(type, lengths)) == {int} and 0 <= min(lengths) and max(lengths) <= sys.maxsize:
+        return lengths
+    return [_validate_length(name, length) for length in lengths]
+
+
+def _validate_length(name: str, length: Any) -> int:
+    """Return one length, rounded up."""
     try:
         whole = length if type(length) is int else math.ceil(length)
     except (TypeError, ValueError, OverflowError):

@@ -154,16 +154,15 @@ def _restore_order(results: list[Any], order: list[int]) -> list[Any]:
 
 
 def _count_padding(slices: list[Slice], size: int, batch: Batch) -> None:
-    """Adds to `batch` its cells, which are items times the longest, and those that are padding."""
-    lengths = [
-        length
-        for request, start, stop in slices
-        if request.lengths is not None
-        for length in request.lengths[start:stop]
-    ]
-    cells = size * max(lengths)
-    batch.cells += cells
-    batch.padding += cells - sum(lengths)
+    """Add the cells of `slices` to `batch`, items times the longest, and the cells of padding."""
+    longest = total = 0
+    for request, start, stop in slices:
+        assert request.lengths is not None
+        lengths = request.lengths[start:stop]  # the longest first
+        total += sum(lengths)
+        longest = max(longest, lengths[0])
+    batch.cells += size * longest
+    batch.padding += size * longest - total
 
 
 def _own_memory(output: Any, rows: list[Any], *, alone: bool) -> list[Any]:

@@ -89,10 +89,10 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
     else:
         room = min(leader.size - leader.dispatched, builder.room)
         lengths = [leader.longest] if room == 1 else leader.waiting_lengths(room)
-        _, high = split_run(lengths, 0, capacity.batch_in_cells)
-        short = high < room
+        _, high = split_run(lengths, 0, builder.padding_left)
         builder.add(leader, 0, high)
-        if builder.room and not short:
+        short = high < room or not builder.room
+        if not short:
             builder.add_nearest_small(group.length_index(capacity.batch_size))
     for request in group.large:
         if short or not builder.room:
@@ -105,12 +105,12 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
 def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
     """Begin and end of that part of a run that holds the item at `at`, cut as long as that pays.
 
-    `lengths` are those of the run, longest first.
-    A cut before place k of n saves (longest - lengths[k]) * (n - k) cells: what is behind it is
-    padded to its own longest.
+    `lengths` are the lengths of the run, longest first. A cut before place k of n saves
+    (longest - lengths[k]) * (n - k) cells: items behind the cut are padded to their own longest.
     """
     low, high = 0, len(lengths)
-    while lengths[low] * (high - low - 1) > batch_in_cells:
+    # no cut saves more than this
+    while (lengths[low] - lengths[high - 1]) * (high - low - 1) > batch_in_cells:
         longest = lengths[low]
         saved, cut = max(
             [((longest - lengths[place]) * (high - place), place) for place in range(low + 1, high)]
@@ -127,16 +127,14 @@ def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, 
 class BatchBuilder:
     """Batch of which the items are being picked."""
 
-    __slots__ = ("_capacity", "_padding_left", "longest", "size", "slices")
+    __slots__ = ("_capacity", "longest", "padding_left", "size", "slices")
 
     def __init__(self, leader: Request, capacity: Capacity) -> None:
         self.slices: list[Slice] = []
         self.size = 0  # items in the slices
         self.longest = leader.longest  # the length of the longest of them
         self._capacity = capacity
-        self._padding_left = (
-            capacity.batch_in_cells
-        )  # of padding that may come with what fills it up
+        self.padding_left = capacity.batch_in_cells  # cells that items which fill it up may add
 
     @property
     def room(self) -> int:
@@ -149,9 +147,10 @@ class BatchBuilder:
 
     def add(self, request: Request, low: int, high: int) -> None:
         """Adds the waiting items of `request` ranked `low` to `high` (exclusive)."""
-        # a request that leaves whole needs no spans: nobody asks for them again
+        # a request that leaves whole needs no spans any more
         spans = [(0, high)] if high - low == request.size else request.remaining.cut(low, high)
-        self.slices += [(request, start, stop) for start, stop in spans]
+        for start, stop in spans:
+            self.slices.append((request, start, stop))
         self.size += high - low
 
     def add_run_of(self, leader: Request, index: LengthIndex) -> bool:
@@ -160,7 +159,7 @@ class BatchBuilder:
         at = index.find_place(leader, first)
         low = index.find_run(at, self._capacity)
         lengths = index.lengths(low, low + self._capacity.most(index.length(low)))
-        begin, end = split_run(lengths, at - low, self._padding_left)
+        begin, end = split_run(lengths, at - low, self.padding_left)
         short = end - begin < len(lengths)
         low, high = low + begin, low + end
         others = high - low - index.count_of(leader, low, high) if short else 0
@@ -190,7 +189,7 @@ class BatchBuilder:
         position = bisect_left(lengths, -self.longest, key=neg)
         low = request.remaining.rank(position)
         high = min(low + self.room, request.size - request.dispatched)
-        if self._padding_left < math.inf:
+        if self.padding_left < math.inf:
             high = low + self._pay_padding_of(request.waiting_lengths(high)[low:])
         for longer in request.remaining.before(position):
             if not self._pay_stretch_to(lengths[longer], high - low + 1):
@@ -205,9 +204,9 @@ class BatchBuilder:
         be padded to it.
         """
         for number, length in enumerate(lengths):
-            if self.longest - length > self._padding_left:
+            if self.longest - length > self.padding_left:
                 return number
-            self._padding_left -= self.longest - length
+            self.padding_left -= self.longest - length
         return len(lengths)
 
     def _pay_stretch_to(self, length: int, more: int) -> bool:
@@ -215,9 +214,9 @@ class BatchBuilder:
         all are padded to it.
         """
         padding = (length - self.longest) * (self.size + more - 1)
-        if padding > self._padding_left or not self.fits(length, more):
+        if padding > self.padding_left or not self.fits(length, more):
             return False
-        self._padding_left -= padding
+        self.padding_left -= padding
         return True
 
     def _take(self, index: LengthIndex, low: int, high: int) -> None:

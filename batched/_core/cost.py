@@ -32,13 +32,14 @@ LEAST_FIXED: Final = 0.05
 class Cost:
     """Recursive least squares over the sizes and times of batches, the latest counting most."""
 
-    __slots__ = ("_b", "_batches", "_error", "_information", "_n", "_s", "_spread")
+    __slots__ = ("_b", "_batches", "_error", "_information", "_n", "_s", "_spread", "_fixed_size")
 
     def __init__(self) -> None:
         self._batches = 0  # so far, but at most LAST
         self._n = self._s = self._b = 0.0
         self._information = 0.0  # accumulated squares of what sizes differed by
         self._spread = self._error = 0.0  # mean squares of times about the mean, about the line
+        self._fixed_size = math.inf
 
     def add(self, n: int, s: float) -> None:
         """Counts a batch.
@@ -58,19 +59,21 @@ class Cost:
         self._error += ((ds - self._b * dn) ** 2 - self._error) / self._batches
         self._n += dn / self._batches
         self._s += ds / self._batches
+        if self._batches >= ENOUGH and self._error * EXPLAINED <= self._spread:
+            s, a, b = self.estimate()
+            self._fixed_size = max(a, s * LEAST_FIXED) / b if b else math.inf
+        else:
+            self._fixed_size = math.inf
+
+    @property
+    def fixed_size(self) -> float:
+        """Size that takes as long as a; infinite while sizes do not explain the times well."""
+        return self._fixed_size
 
     def estimate(self) -> tuple[float, float, float]:
         """s, a and b; all 0 before the first batch."""
         a = min(max(self._s - self._b * self._n, 0.0), self._s)
         return self._s, a, (self._s - a) / self._n if self._n else 0.0
-
-    @property
-    def fixed_size(self) -> float:
-        """Size that takes as long as a; infinite while sizes do not explain the times well."""
-        s, a, b = self.estimate()
-        if self._batches < ENOUGH or self._error * EXPLAINED > self._spread or not b:
-            return math.inf
-        return max(a, s * LEAST_FIXED) / b
 
 
 class TimeBySize:

@@ -30,7 +30,11 @@ class RemainingSpans:
             yield from range(min(stop, position) - 1, start - 1, -1)
 
     def cut(self, low: int, high: int) -> list[Span]:
-        """Takes out the items of rank `low` to `high` (exclusive), and returns them in order."""
+        """Take out the items of rank `low` to `high` (exclusive), and return them in order."""
+        start, stop = self.spans[0]
+        if not low and start + high < stop:  # the first items of the first span, as most often
+            self.spans[0] = start + high, stop
+            return [(start, start + high)]
         kept: list[Span] = []
         gone: list[Span] = []
         rank = 0  # of the first item of the span

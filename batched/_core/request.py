@@ -58,8 +58,11 @@ class Request:
         return self.lengths[self.remaining.spans[0][0]] if self.lengths else 0
 
     def waiting_lengths(self, count: int) -> list[int]:
-        """Lengths of the longest `count` items that wait; only where lengths matter."""
+        """Return lengths of the longest `count` items that wait; only where lengths matter."""
         assert self.lengths is not None
+        start, stop = self.remaining.spans[0]
+        if start + count <= stop:
+            return self.lengths[start : start + count]
         positions = chain.from_iterable(starmap(range, self.remaining.spans))
         return [self.lengths[position] for position in islice(positions, count)]
 
