@@ -19,7 +19,7 @@ from ._method import BatchedMethod, importable_name
 from ._requests import MISSING, UNDER_CLASSMETHOD
 from ._runtime.async_backend import current_loop
 from ._runtime.shift import within_run
-from ._runtime.wakers import Future, Lock, async_waker, blocking_waker
+from ._runtime.wakers import Future, Lock, blocking_waker, waker_here
 from .stats import Stats
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class _BatchedBase(Generic[T, U, P]):
             Exception: whatever the batch function raised.
         """
         batcher = self._batcher
-        loop = current_loop()
-        waker = async_waker(loop)
+        loop, waker = waker_here()
         request = batcher.requests.parse(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
@@ -466,8 +465,7 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         )
 
     def _submit_here(self, item: T) -> Submitted:
-        loop = current_loop()
-        waker = async_waker(loop)
+        loop, waker = waker_here()
         runtime = self._batcher.runtime.here(loop)
         request = self._batcher.requests.parse(item, (), {}, self._owner, waker, True)
         runtime.submit(request, from_event_loop=True)

@@ -29,14 +29,14 @@ class Request:
     lengths: list[int] | None = None
     order: list[int] | None = None  # where each item stood in the call, if sorted by length
     arrived: float = 0.0  # when the scheduler got it (s)
-    number: int = 0  # in the order of all requests that came to the queue
-    small: bool = False  # of those that go first
+    number: int = field(init=False)  # in the order of all requests that came to the queue
+    small: bool = field(init=False)  # one of the calls that go first; known once it is queued
     queued_in: Group | None = None  # where it waits; None before and after
     dispatched: int = 0  # items handed out in batches so far
     answered: int = 0  # items that have a result
     # results so far, if it was split, each with the position of its first item
     parts: list[tuple[int, Any]] | None = None
-    result: Any = None  # the answer, once all of it is there
+    result: Any = field(init=False)  # the answer, once all of it is there
     error: BaseException | None = None  # the answer, if the call failed
     _remaining: RemainingSpans | None = None  # see `remaining`; None until it is needed
 

@@ -34,10 +34,8 @@ class Answers:
         """Take the wakers of `ended`, under the lock of the runtime. No other thread can end these
         calls from now on.
         """
-        wakers: list[Any] = []
-        self.open[key] = ended, wakers
+        self.open[key] = ended, [request.waker for request in ended]
         for request in ended:
-            wakers.append(request.waker)
             request.waker = None
 
     def tell(self, key: object) -> None:

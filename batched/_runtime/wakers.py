@@ -15,6 +15,7 @@ import math
 import sys
 import threading
 import time
+from asyncio import _get_running_loop
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -320,6 +321,19 @@ def async_waker(loop: object) -> AsyncWaker:
     if loop is None:
         raise RuntimeError("this call must be awaited under a running event loop (asyncio or trio)")
     return TrioWaker(loop)  # type: ignore[arg-type]  # the only other kind of loop
+
+
+def waker_here() -> tuple[object, AsyncWaker]:
+    """Return the loop that runs this code, and a waker for a task on it.
+
+    Raises:
+        RuntimeError: there is no such loop.
+    """
+    loop = _get_running_loop()
+    if loop is None or "trio" in sys.modules:
+        here = current_loop()
+        return here, async_waker(here)
+    return loop, loop.create_future()
 
 
 async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
