@@ -267,7 +267,7 @@ def validate_lengths(name: str, lengths: list[Any]) -> list[int]:
         TypeError, ValueError: one of them is no length.
     """
     # nearly always integers of a sensible size
-    if set(map(type, lengths)) == {int} and 0 <= min(lengths) and max(lengths) <= sys.maxsize:
+    if set(map(type, lengths)) == {int} and min(lengths) >= 0 and max(lengths) <= sys.maxsize:
         return lengths
     return [_validate_length(name, length) for length in lengths]
 

@@ -56,9 +56,9 @@ class ItemCollator:
         plain = PLAIN.issuperset(map(type, rows))
         request, start, stop = slices[0]
         alone = len(slices) == 1
-        if plain and len(rows) == len(slices):
-            if not request.listed if alone else not any([each[0].listed for each in slices]):
-                return rows
+        listed = request.listed if alone else True in [each[0].listed for each in slices]
+        if plain and not listed and len(rows) == len(slices):
+            return rows
         size = stop - start if alone else sum([stop - start for _, start, stop in slices])
         if len(rows) != size:
             raise BatchSizeMismatch.between(self._name, size, len(rows))

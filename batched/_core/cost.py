@@ -32,7 +32,7 @@ LEAST_FIXED: Final = 0.05
 class Cost:
     """Recursive least squares over the sizes and times of batches, the latest counting most."""
 
-    __slots__ = ("_b", "_batches", "_error", "_information", "_n", "_s", "_spread", "_fixed_size")
+    __slots__ = ("_b", "_batches", "_error", "_fixed_size", "_information", "_n", "_s", "_spread")
 
     def __init__(self) -> None:
         self._batches = 0  # so far, but at most LAST

@@ -192,7 +192,7 @@ class Scheduler:
         # nothing has changed before these lines, and no exception breaks in on them
         self._groups, self._heaps, self._rule = whole._groups, whole._heaps, whole._rule
         self._blocked, self._expiring = whole._blocked, whole._expiring
-        self.waiting, self._oldest_large = whole.waiting, None
+        self.waiting, self._oldest_large, self._spare = whole.waiting, None, None
         self._admit()
 
     def next_expiry(self) -> float:
@@ -376,7 +376,9 @@ class Scheduler:
         small, large = oldest
         if large is not self._oldest_large:
             self._oldest_large, self._credit = large, 0.0
-        leader = small if large is None or (small is not None and not self._is_due(large)) else large
+        leader = (
+            small if large is None or (small is not None and not self._is_due(large)) else large
+        )
         if self._free < 1 and leader is not None:
             assert leader.queued_in is not None
             return leader if self._is_full(leader.queued_in) else None

@@ -99,14 +99,13 @@ class Reception(Guard, ABC):
                 self.wait_for(request)  # which refuses
             return self._later(self._submit_late, request, from_event_loop)
         call = False
-        bell: Any = None  # of the worker to be called, if one rests
         expiry = NEVER  # for which the timer has to be set
-        if self._torn:
-            self._mend()
         try:
             if self._may_expire:
                 timer.start()
             with self._lock:
+                if self._torn:
+                    self._repair()
                 scheduler = self._scheduler
                 taken = not self._closed or (
                     self.exiting and is_running() and not isinstance(request.waker, Future)
@@ -122,54 +121,44 @@ class Reception(Guard, ABC):
                     and scheduler.has_room
                     and scheduler.ready_at(request.queued_in) < self._alarm
                 ):
-                    call = True
                     self._alarm = AWAKE
                     if self._resting:
-                        bell = self._resting[-1]  # the worker takes its bell off the list
+                        self._resting[-1].ring(self)  # the worker takes its bell off the list
+                    else:
+                        call = True
                 if self._may_expire:
                     expiry = self._new_expiry(now)
                 queued = request.queued_in is not None
                 self._torn = False
         except BaseException:
-            self._mend()
+            self._call_for_repair()
             raise
         # also if a signal handler raises just here: all callers rely on that worker and on the
         # timer now
         finally:
             try:
-                if bell is not None:
-                    bell.ring(self)
-                elif call:
+                if call:
                     self._call_worker()
             except BaseException:
                 self._alarm = NEVER  # so that the next call tries again
-                self._call_worker()
                 raise
             finally:
                 if expiry < NEVER:
                     timer.call_at(expiry, self.expire)
         return queued
 
-    def _mend(self) -> None:
-        """Repair the queue if an exception from a signal handler, or of a full stack, left a change
-        half made, and wake the callers that such an exception left unanswered.
+    def _call_for_repair(self) -> None:
+        """Have a worker repair the queue, if an exception from a signal handler, or of a full
+        stack, has left a change half made. No signal breaks in on a worker's thread.
         """
-        expiry = NEVER
-        with self._lock:
-            torn = self._torn
-            if torn:
-                self._scheduler.repair()
-                self._alarm = AWAKE
-                if self._may_expire:
-                    self._expiry = NEVER
-                    expiry = self._new_expiry(time.perf_counter())
-                self._torn = False
-        if torn:
-            self._call_worker()
-            self._admit()
-        if expiry < NEVER:
-            timer.call_at(expiry, self.expire)
-        self._answers.tell_left()
+        if self._torn and self._resting:
+            self._resting[-1].ring(self)  # a worker that does not rest looks for a batch anyway
+
+    def _repair(self) -> None:
+        """Make the queue whole again, under the lock."""
+        self._scheduler.repair()
+        self._alarm = self._expiry = NEVER
+        self._torn = False
 
     def _refused(self) -> Exception:
         """What a caller is told who cannot be served."""
@@ -202,6 +191,8 @@ class Reception(Guard, ABC):
             with self._lock:
                 if request.dispatched or request.waker is None:
                     return False
+                if self._torn:
+                    self._repair()
                 self._torn = True
                 request.error = CancelledError()
                 self._answers.end(key, [request])
@@ -213,7 +204,7 @@ class Reception(Guard, ABC):
             self._answers.tell(key)
         except BaseException:
             self._answers.leave(key)
-            self._mend()
+            self._call_for_repair()
             raise
         return True
 
@@ -225,6 +216,8 @@ class Reception(Guard, ABC):
             with self._lock:
                 if request.waker is None:
                     return
+                if self._torn:
+                    self._repair()
                 self._torn = True
                 request.waker = None
                 self._scheduler.cancel(request)
@@ -235,7 +228,7 @@ class Reception(Guard, ABC):
                 self.recorder.cancelled()
             self._admit()
         except BaseException:
-            self._mend()
+            self._call_for_repair()
             raise
 
     def count_wait(self, request: Request, counts: bool) -> None:
@@ -308,10 +301,11 @@ class Reception(Guard, ABC):
         """
         if self._later(self.close, cancel):
             return
-        self._mend()
         key = object()
         try:
             with self._lock:
+                if self._torn:
+                    self._repair()
                 self._torn = True
                 self._closed = True
                 self._scheduler.draining = True
@@ -337,7 +331,7 @@ class Reception(Guard, ABC):
             wake_all(drained)
         except BaseException:
             self._answers.leave(key)
-            self._mend()
+            self._call_for_repair()
             raise
 
     def open(self) -> None:

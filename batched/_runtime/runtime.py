@@ -103,9 +103,11 @@ class Runtime(Reception):
         """Return the next step of a free worker: a batch to run, the moment until which to rest on
         `bell`, or None to end.
         """
-        if self._torn or self._answers.left:
-            self._mend()
+        if self._answers.left:
+            self._answers.tell_left()
         with self._lock:
+            if self._torn:
+                self._repair()
             found, more, drained = self._look(bell, time.perf_counter())
         if more or drained or self._scheduler.admitted:
             self._hand_on(more, drained)
@@ -147,9 +149,7 @@ class Runtime(Reception):
             self._call_worker()
         wake_all(drained)
 
-    def _finish(
-        self, batch: Batch, outcomes: Outcomes, bell: Any = None
-    ) -> Batch | float | None:
+    def _finish(self, batch: Batch, outcomes: Outcomes, bell: Any = None) -> Batch | float | None:
         """Free the worker of `batch`, then answer the callers: one that comes straight back finds
         it free. With `bell`, return the next step of the worker (see `_take`).
         """
@@ -157,10 +157,10 @@ class Runtime(Reception):
         found: Batch | float | None = None
         drained: list[Waker] = []
         ended: list[Request] = []
-        if self._torn:
-            self._mend()
         try:
             with self._lock:
+                if self._torn:
+                    self._repair()
                 scheduler = self._scheduler
                 forsaken = batch not in scheduler.running
                 if not forsaken:

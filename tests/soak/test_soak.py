@@ -94,10 +94,10 @@ class Broken:
         """Has one caller not woken."""
         answer: Callable[..., None] = Runtime._answer
 
-        def dropping(runtime: Runtime, batch: Any, ended: list[Any]) -> None:
+        def dropping(runtime: Runtime, batch: Any, ended: list[Any], *rest: Any) -> None:
             if ended and not self.dropped:
                 self.dropped.append(runtime._answers.open[batch][1].pop())
-            answer(runtime, batch, ended)
+            answer(runtime, batch, ended, *rest)
 
         self.monkeypatch.setattr(Runtime, "_answer", dropping)
 
@@ -122,28 +122,30 @@ def test_a_caller_who_is_never_answered_is_found_hung(broken: Broken) -> None:
 
 
 def test_results_of_others_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    completed = settling.complete
+    settled = settling.settle
 
-    def swapping(ended: list[Any], join: Any, name: str) -> int:
-        failed = completed(ended, join, name)
+    def swapping(*settling: Any) -> Any:
+        ended, open_ended = settled(*settling)
         if len(ended) > 1:
             ended[0].result, ended[1].result = ended[1].result, ended[0].result
-        return failed
+        return ended, open_ended
 
-    monkeypatch.setattr("batched._runtime.runtime.complete", swapping)
+    monkeypatch.setattr("batched._runtime.runtime.settle", swapping)
     assert broken.report(*["burst"] * 8).verdicts["wrong"]
 
 
 def test_errors_out_of_nowhere_are_found_wrong(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    completed = settling.complete
+    settled = settling.settle
 
-    def failing(ended: list[Any], join: Any, name: str) -> int:
-        ended[0].error = ValueError("out of nowhere")
-        return completed(ended, join, name)
+    def failing(*settling: Any) -> Any:
+        ended, open_ended = settled(*settling)
+        for request in ended:
+            request.error = ValueError("out of nowhere")
+        return ended, open_ended
 
-    monkeypatch.setattr("batched._runtime.runtime.complete", failing)
+    monkeypatch.setattr("batched._runtime.runtime.settle", failing)
     assert broken.report("single").verdicts["wrong"]
 
 
