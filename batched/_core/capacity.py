@@ -8,7 +8,7 @@ from typing import Final
 from .cost import Cost
 
 PATIENCE: Final = 128
-"""Batches that must reach a ceiling before it is raised. At most one of them fails for the raise."""
+"""Batches that must reach a ceiling before it is raised: so at most one in as many fails."""
 MOST_PATIENCE: Final = 2**14
 """Most batches before the next raise, for a ceiling that fails whenever it is raised."""
 STEP: Final = 8

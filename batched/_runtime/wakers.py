@@ -1,8 +1,8 @@
-"""How callers wait: the only place that knows a lock from a future from a task.
+"""Wakers, on which callers wait: locks, futures and tasks. Only this module distinguishes them.
 
-A waker is woken when its request has been answered. Those that live on an event loop are asyncio's
-own futures, or like them; they are woken there, all of one batch by one message to the loop. The
-others can be woken from anywhere.
+A waker is woken when its request has been answered. On an event loop a waker is an asyncio future,
+or an object like it. The loop wakes it, and one message wakes all wakers of a batch on that loop.
+Any thread can wake a lock or a `concurrent.futures.Future`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,25 @@ if TYPE_CHECKING:
 U = TypeVar("U")
 
 Lock = _thread.LockType
-"""What `threading.Lock()` makes."""
+"""Type of `threading.Lock()`."""
 
 logger = logging.getLogger("batched")
 
 
 def log_failure(message: str, *args: object) -> None:
-    """Logs the exception that is being handled. Never raises, whatever the user's filters and
-    handlers do.
-    """
+    """Log the exception that is being handled. Never raise, even if logging itself fails."""
     with suppress(BaseException):
         logger.exception(message, *args)
 
 
 POLL_INTERVAL = 0.1
-"""How often a thread that waits for an event loop looks whether there still is one (s): nothing
-tells it.
+"""Interval at which a waiting thread checks whether the event loop still exists (s). A loop does
+not announce its end.
 """
 
 
 class Server(Protocol):
-    """What a future needs of the runtime that answers it."""
+    """Runtime that answers a future, as the future sees it."""
 
     def cancel(self, request: Request) -> bool: ...
 
@@ -63,27 +61,26 @@ class Server(Protocol):
 
 
 class AsyncWaker(Protocol):
-    """A waker that a coroutine awaits, on its own loop: as much of `asyncio.Future` as is used
-    here.
-    """
+    """Waker that a coroutine awaits on its own loop: the used part of `asyncio.Future`."""
 
     def get_loop(self) -> object:
-        """The event loop on which `set_result` must be called."""
+        """Return the event loop on which `set_result` must be called."""
         ...
 
     def done(self) -> bool:
-        """Whether awaiting it returns at once."""
+        """Return whether awaiting the waker returns at once."""
         ...
 
     def set_result(self, result: None, /) -> None:
-        """Wakes whoever awaits it; to be called once."""
+        """Wake the coroutine that awaits the waker. Called once."""
 
     def __await__(self) -> Generator[Any, None, None]: ...
 
 
 def blocking_waker() -> Lock:
-    """For a thread that waits for its own call: a lock that is taken, for it to take again. Signal
-    handlers may raise from there.
+    """Return a locked lock, for a thread that waits for its own call by acquiring the lock again.
+
+    Signal handlers may raise from that wait.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -91,24 +88,23 @@ def blocking_waker() -> Lock:
 
 
 class Future(concurrent.futures.Future[U]):
-    """The answer to a submitted item: a `concurrent.futures.Future` whose `cancel` takes a waiting
-    item out of the queue.
+    """Answer to a submitted item, as a `concurrent.futures.Future`.
 
-    `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over;
-    the item still runs. On any event loop, `await future` is its result; a task that is cancelled
-    there cancels it.
+    `cancel` removes an item that waits from the queue. `result(timeout)` and `exception(timeout)`
+    stop waiting after `timeout` seconds; the item still runs. On any event loop, `await future`
+    returns the result. Cancelling the awaiting task cancels the future.
     """
 
     # class attributes in place of an `__init__`: most futures keep most of these values
-    _shared: SharedError | None = None  # its error, if other callers have the same one
+    _shared: SharedError | None = None  # its error, if several callers share the same object
     _loop: object = None  # the loop that must run the batch; blocking that loop would never end
-    _request: Request | None = None  # while unanswered
-    _server: Server | None = None  # while unanswered
-    _notified = False  # threads that wait for several futures know that it was cancelled
-    _room: Lock | None = None  # tells the submitting thread that there is room in the queue
+    _request: Request | None = None  # None once answered
+    _server: Server | None = None  # None once answered
+    _notified = False  # whether `concurrent.futures.wait` has been notified of a cancellation
+    _room: Lock | None = None  # wakes the submitting thread when the queue has room
 
     def bind(self, request: Request, server: Server, loop: object, room: Lock | None) -> None:
-        """Make this the future of `request`, which `server` is to answer, on `loop` if it must."""
+        """Connect the future to `request`, which `server` answers, on `loop` if one is given."""
         self._request, self._server = request, server
         if loop is not None:
             self._loop = loop
@@ -116,12 +112,12 @@ class Future(concurrent.futures.Future[U]):
             self._room = room
 
     def enters(self) -> None:
-        """Note that its request has got room in the queue, or needs none any more."""
+        """Record that its request has entered the queue, or has ended before that."""
         if self._room is not None:
             wake_all([self._room])
 
     def wake(self) -> None:
-        """Take the answer of its request. May be called again after an exception broke in."""
+        """Take the answer of its request. May be called again after an interruption."""
         if self._room is not None:
             wake_all([self._room])
         request = self._request
@@ -129,7 +125,7 @@ class Future(concurrent.futures.Future[U]):
             self._request = self._server = None
             return
         error, request.error = request.error, None
-        try:  # done-callbacks run in here
+        try:  # runs the done-callbacks
             if error is None and not self.cancelled():
                 self.set_result(request.result)
             elif self.cancelled() or issubclass(type(error), concurrent.futures.CancelledError):
@@ -140,7 +136,7 @@ class Future(concurrent.futures.Future[U]):
             else:
                 self.set_exception(error)
         except BaseException:
-            if not self._settled:  # a signal or a full stack broke in; it will be woken again
+            if not self._settled:  # a signal or a full stack interrupted it; it is woken again
                 request.error = error
                 raise
             log_failure("a callback of a future raised")
@@ -149,28 +145,29 @@ class Future(concurrent.futures.Future[U]):
         self._request = self._server = None
 
     def cancel(self) -> bool:
-        """Takes the item out of the queue; False if it is running or answered already."""
+        """Remove the item from the queue. Return False if it is running or answered."""
         request, server = self._request, self._server
         if request is not None and server is not None:
-            server.cancel(request)  # which wakes this
+            server.cancel(request)  # wakes this future
         return self.cancelled()
 
     def count_wait(self, counts: bool) -> None:
-        """Has the time that the item waits count for `queue_timeout_ms`, from now on, or not at
-        all.
+        """Count the time that the item waits for `queue_timeout_ms`, from now on.
+
+        With `counts` False the time does not count.
         """
         request, server = self._request, self._server
         if request is not None and server is not None:
             server.count_wait(request, counts)
 
     def running(self) -> bool:
-        """Whether a batch with the item is running."""
+        """Return whether a batch with the item is running."""
         request = self._request
         return request is not None and request.dispatched > 0
 
     def result(self, timeout: float | None = None) -> U:
         """Return the result, or raise the exception, once it is there."""
-        if self._state == "FINISHED" and self._exception is None:  # as most are by then
+        if self._state == "FINISHED" and self._exception is None:  # the most frequent case
             return self._result  # type: ignore[return-value]  # there is one
         wait = self._begins_to_wait(timeout)
         try:
@@ -182,7 +179,7 @@ class Future(concurrent.futures.Future[U]):
             if wait is not None:
                 wait.ends()
             error = None
-            del self  # what it raises holds this frame
+            del self  # a raised error holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         wait = self._begins_to_wait(timeout)
@@ -208,7 +205,7 @@ class Future(concurrent.futures.Future[U]):
                 else:
                     while not await glance(waker):
                         self._look_at_loop()
-        except BaseException:  # nobody waits for it any more
+        except BaseException:  # the caller has stopped waiting
             self.cancel()
             raise
         finally:
@@ -217,36 +214,37 @@ class Future(concurrent.futures.Future[U]):
         try:
             return self.result()
         finally:
-            del self  # what it raises holds this frame
+            del self  # a raised error holds this frame
 
     def _begins_to_wait(self, timeout: float | None) -> Wait | None:
-        """Refuses what would never end."""
+        """Note the wait, or raise `RuntimeError` if it would never end."""
         request, server = self._request, self._server
         if timeout is not None or request is None or server is None or self.done():
             return None
         return server.wait_for(request, done=self.done)
 
     def renew_lock(self) -> None:
-        """Makes this usable in a forked process, where whoever held its lock is gone."""
+        """Replace the lock in a forked process, where the thread that held it is gone."""
         self._condition = threading.Condition()
 
     @property
     def _settled(self) -> bool:
-        """Whether every thread that waits for it has been woken."""
+        """Whether every thread that waits for the future has been woken."""
         state = self._state
         return state == "FINISHED" or (state.startswith("CANCELLED") and self._notified)
 
     def _set_cancelled(self) -> None:
         try:
             super().cancel()
-        finally:  # done-callbacks run in there
+        finally:  # `cancel` runs the done-callbacks
             if self.cancelled() and not self._notified:
                 self._notified = True
                 self.set_running_or_notify_cancel()
 
     def _waited(self, timeout: float | None) -> float | None:
-        """What is left of `timeout` after waiting for a loop to answer, as long as there is that
-        loop.
+        """Wait for a loop to answer, as long as the loop exists. Return the rest of `timeout` (s).
+
+        Return `timeout` at once if the future is done, or no loop must answer.
         """
         if self._loop is None or self.done():
             return timeout
@@ -262,25 +260,25 @@ class Future(concurrent.futures.Future[U]):
         return 0
 
     def _look_at_loop(self) -> None:
-        """Ends the wait for a loop that is gone."""
+        """End the calls of the runtime if its loop is closed."""
         server = self._server
         if server is not None and is_gone(self._loop):
             server.forsake("the event loop that was to run it was closed")
 
 
 Waker = Lock | Future[Any] | AsyncWaker
-"""Tells one caller that its request was answered, once or more often."""
+"""Object that wakes one caller when its request has been answered. It may be woken again."""
 
 
 class TrioWaker:
-    """For a task on a trio loop."""
+    """Waker for a task on a trio loop."""
 
     __slots__ = ("_done", "_task", "_token", "_trio")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
         self._trio = sys.modules["trio"].lowlevel
-        self._task: trio.lowlevel.Task | None = None  # while it sleeps
+        self._task: trio.lowlevel.Task | None = None  # the task, while it sleeps
         self._done = False
 
     def get_loop(self) -> object:
@@ -311,10 +309,10 @@ class TrioWaker:
 
 
 def async_waker(loop: object) -> AsyncWaker:
-    """A waker for a task on `loop`, which runs this code.
+    """Return a waker for a task on `loop`, which runs this code.
 
     Raises:
-        RuntimeError: there is no such loop.
+        RuntimeError: `loop` is None.
     """
     if isinstance(loop, asyncio.AbstractEventLoop):
         return loop.create_future()
@@ -327,7 +325,7 @@ def waker_here() -> tuple[object, AsyncWaker]:
     """Return the loop that runs this code, and a waker for a task on it.
 
     Raises:
-        RuntimeError: there is no such loop.
+        RuntimeError: no loop runs this code.
     """
     loop = _get_running_loop()
     if loop is None or "trio" in sys.modules:
@@ -337,7 +335,7 @@ def waker_here() -> tuple[object, AsyncWaker]:
 
 
 async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
-    """Waits until `waker` is woken, or for `seconds`; False if they are over."""
+    """Wait until `waker` is woken, at most for `seconds`. Return False if the time is over."""
     if seconds is None:
         await waker
         return True
@@ -363,8 +361,9 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
 
 
 async def glance(waker: AsyncWaker) -> bool:
-    """Waits until `waker` is woken, but not long; False if it was not, and may be waited for
-    again.
+    """Wait until `waker` is woken, at most for `POLL_INTERVAL`.
+
+    Return False if the waker was not woken. It can then be awaited again.
     """
     if asyncio.isfuture(waker):
         await asyncio.wait([waker], timeout=POLL_INTERVAL)
@@ -375,8 +374,10 @@ async def glance(waker: AsyncWaker) -> bool:
 
 
 def wake_all(wakers: Iterable[Waker]) -> None:
-    """Wake each of `wakers`: on the loop that runs this code at once, on any other loop with one
-    message to it. Callbacks of futures come last, and may take long.
+    """Wake each of `wakers`.
+
+    Wakers on the loop that runs this code are woken at once. Any other loop gets one message for
+    all its wakers. Callbacks of futures come last, and may take long.
     """
     here: object = _UNKNOWN
     away: dict[object, list[AsyncWaker]] = {}
@@ -413,11 +414,11 @@ _UNKNOWN: Final = object()
 
 
 def _wake_each(loop: object, wakers: Sequence[AsyncWaker]) -> None:
-    """Wakes `wakers` on their `loop`, which runs this."""
+    """Wake `wakers` on their `loop`, which runs this code."""
     try:
         for waker in wakers:
             if not waker.done():
                 waker.set_result(None)
-    except BaseException:  # a signal handler raised: the others are woken if the loop goes on
+    except BaseException:  # a signal handler raised: wake the rest if the loop goes on
         post(loop, _wake_each, loop, wakers)
         raise
