@@ -60,11 +60,11 @@ class Percentiles:
     """
 
     p50: float
-    """Longest time among the shortest 50 % (s)."""
+    """Median (s)."""
     p95: float
-    """Longest time among the shortest 95 % (s)."""
+    """95th percentile (s)."""
     p99: float
-    """Longest time among the shortest 99 % (s)."""
+    """99th percentile (s)."""
 
     def __str__(self) -> str:
         return f"p50 {_duration(self.p50)}, p95 {_duration(self.p95)}, p99 {_duration(self.p99)}"

@@ -52,8 +52,7 @@ class Collator(Protocol):
         ...
 
     def enter_thread(self) -> None:
-        """Prepare this thread to collate calls for other threads with little disturbance of them.
-        """
+        """Prepare this thread to collate for other threads, with little effect on their work."""
         ...
 
     def hand_over(self, call: Call, /) -> Any:

@@ -84,7 +84,7 @@ class FeatureParser:
         self._length = length  # of one row: a dict of features without their first axis
         self._devices = devices  # devices of the function, not resolved yet; None after a call
         self._told = set() if told is None else told  # warnings that have been logged
-        self._specs: dict[Hashable, FeatureSpec] = {}  # by name, dtype, device and shape
+        self._specs: dict[Hashable, FeatureSpec] = {}  # by name, dtype, device and axes
 
     def parse(self, given: Mapping[str, Any]) -> Features:
         """Return the features of one call.
@@ -218,7 +218,8 @@ class FeatureParser:
     def _measure(self, features: Features) -> int:
         """Return the length of the longest row in the batch function.
 
-        The unit is that of the user's `length`, else tokens, else the widest feature.
+        Without the user's `length` it is the greatest width of token features or, if there are
+        none, of all features, rounded up by the settings.
         """
         if self._length is not None:
             names = [spec.name for spec in features.specs]
@@ -245,7 +246,10 @@ class FeatureParser:
 def _with_lengths(
     specs: tuple[FeatureSpec, ...], widths: tuple[int, ...]
 ) -> tuple[FeatureSpec, ...]:
-    """Return `specs` in which the length of rows is part of each spec that is not padded."""
+    """Return `specs` of features with rows of these lengths, `widths`.
+
+    If a feature is never padded, the length of its rows becomes part of its spec.
+    """
     padded: dict[int, FeatureSpec] = {}  # by length
     for spec, width in zip(specs, widths, strict=True):
         if spec.is_sequence and not spec.is_fixed:

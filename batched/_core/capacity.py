@@ -76,9 +76,9 @@ class Capacity:
 
     def __init__(self, batch_size: int, max_batch_tokens: int | None = None) -> None:
         self.batch_size = batch_size  # items
-        self.cost = Cost()  # of batches by their cells
-        self._budget = math.inf if max_batch_tokens is None else max_batch_tokens  # cells
-        self.items, self._cells = Ceiling(), Ceiling()  # ceilings of each
+        self.cost = Cost()  # cost of a batch by its cells
+        self._budget = math.inf if max_batch_tokens is None else max_batch_tokens  # limit (cells)
+        self.items, self._cells = Ceiling(), Ceiling()  # ceilings in items and in cells
         self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`
 
     @property

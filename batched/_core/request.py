@@ -24,8 +24,8 @@ class Request:
     group_key: Hashable  # equal for requests that may share a batch
     waker: Any = None  # wakes the caller at the end; None once no caller waits
     listed: bool = False  # a list call, answered with a list
-    owner: object = None  # the instance whose method was called, alive until the answer
-    # lengths of the items, longest first, the order of `items`; None where lengths do not matter
+    owner: object = None  # instance of a called method, kept alive until the answer
+    # lengths of `items`, longest first; None where lengths do not matter
     lengths: list[int] | None = None
     order: list[int] | None = None  # place of each item in the call, if sorted by length
     arrived: float = 0.0  # moment of arrival at the scheduler (s)
@@ -74,7 +74,7 @@ class Request:
         try:
             raise error if type(error) is not SharedError else error.restored()
         finally:
-            del error  # its traceback holds this frame
+            del error  # the traceback of `error` holds this frame
 
 
 Slice = tuple[Request, int, int]

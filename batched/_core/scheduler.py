@@ -74,12 +74,12 @@ class Scheduler:
 
     def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
-        self._most_waiting = policy.max_queue_size or math.inf  # items
-        self._small_size = policy.small_batch_threshold  # items of a call
-        self._queue_timeout = policy.queue_timeout or NEVER  # (s)
-        self._ahead = policy.prefetch  # batches made ready ahead of the workers
-        self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
-        self._tick = tick  # (s)
+        self._most_waiting = policy.max_queue_size or math.inf  # most items in the queue
+        self._small_size = policy.small_batch_threshold  # most items of a small call
+        self._queue_timeout = policy.queue_timeout or NEVER  # longest wait in the queue (s)
+        self._ahead = policy.prefetch  # most batches that are formed ahead
+        self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of a batch
+        self._tick = tick  # shortest wait of a worker (s)
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
         # queues of the groups: a heap for small calls and one for large calls. The key is the
@@ -97,14 +97,14 @@ class Scheduler:
         # from which the time counts (s)
         self._expiring: OrderedDict[Request, float] = OrderedDict()
         self._oldest_large: Request | None = None  # the oldest large call that may leave
-        self._credit = 0.0  # of the oldest large call (batches)
-        self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
+        self._credit = 0.0  # credit of that call (batches)
+        self.running: dict[Batch, None] = {}  # batches handed out and not finished, oldest first
         self.in_flight = 0  # items in `running`
         # workers without a batch; if negative, the number of batches that are formed ahead
         self._free = policy.max_concurrent_batches
         self.has_room = True  # whether one more batch may run, or be formed ahead
         self._free_since = AT_ONCE  # moment from which any worker has been free (s)
-        self._undecided = False  # a batch might leave now, and the rule does not know it
+        self._undecided = False  # a batch might leave now, and the rule was not asked
         self._news = False  # a batch has ended since the rule last learned
         self.draining = False  # no group is held any more; set by the runtime
 
@@ -177,7 +177,7 @@ class Scheduler:
         whole = Scheduler(self.policy, self._tick)
         for request in sorted(queued, key=attrgetter("number")):
             request.error = None
-            whole._numbers = request.number - 1  # it keeps its number
+            whole._numbers = request.number - 1  # the request keeps its number
             group, taken = whole._enqueue(request), request.dispatched
             group.waiting -= taken
             whole.waiting -= taken

@@ -93,15 +93,15 @@ class EventLoopRuntime(Runtime):
                     finally:
                         shift.ends()
                     self._finish(found, outcomes)
-                    self._alarm = AWAKE  # it looks after these callers have had their turn
-                    del outcomes  # an error among them holds this frame
+                    self._alarm = AWAKE  # the worker looks once these callers have run
+                    del outcomes  # an error in the outcomes holds this frame
                     await bell.nap(0)  # callers who come straight back can join the next batch
                 elif found is None:
                     return
                 else:
                     await bell.nap(max(found - time.perf_counter(), 0.0))
         except BaseException as error:
-            # an error of this library; trio itself would end if a system task raised it
+            # an error of this library; if a system task raised it, trio itself would end
             if not ends_task(error, task):
                 log_failure("the worker of %s failed", self.name)
                 self.forsake(f"its worker failed with a {type(error).__name__}")

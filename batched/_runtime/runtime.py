@@ -118,9 +118,9 @@ class Runtime(Reception):
         If all calls have ended, also return the wakers of the callers that wait for that.
         """
         scheduler = self._scheduler
-        if bell in self._resting:  # it woke by itself
+        if bell in self._resting:  # the worker woke by itself
             self._resting.remove(bell)
-        # its scheduler was forsaken, or starting the worker was given up
+        # the scheduler was replaced, or starting the worker was given up
         uncounted = bell.scheduler is not scheduler
         batch = None if uncounted else scheduler.take(now)
         if batch is not None or uncounted:

@@ -130,7 +130,7 @@ class ThreadRuntime(Runtime):
         outcomes = self.execution.run(batch, prepared)
         shift.ends()
         found = self._finish(batch, outcomes, bell)
-        del outcomes  # an error among them holds this frame
+        del outcomes  # an error in the outcomes holds this frame
         return found
 
     def relieve(self) -> None:
@@ -206,7 +206,7 @@ class _Bell:
     def nap(self, seconds: float) -> None:
         """Rest until rung, at most for `seconds`."""
         self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
-        self._caller = None  # the worker serves it already
+        self._caller = None  # the worker serves this runtime already
 
     def dismiss(self) -> None:
         """End the threads that call the function, once they have finished their work."""
@@ -237,7 +237,7 @@ def _call(bell: _Bell) -> None:
         free_since = 0.0
         while (work := bell.calls.get()) is not None:
             runtime, batch, prepared = work
-            batch.started = max(batch.started, free_since)  # it was formed ahead
+            batch.started = max(batch.started, free_since)  # the batch was formed ahead
             runtime.run(batch, prepared, shift)
             free_since = time.perf_counter()
             runtime.relieve()
@@ -249,7 +249,7 @@ def _call(bell: _Bell) -> None:
 
 def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
     """End the calls of a runtime whose worker failed."""
-    if runtime is not None:  # else there are no callers
+    if runtime is not None:  # else no caller is left
         log_failure("the worker of %s failed", runtime.name)
         runtime.forsake(f"its worker failed with a {type(error).__name__}")
 

@@ -96,7 +96,7 @@ class Future(concurrent.futures.Future[U]):
     """
 
     # class attributes in place of an `__init__`: most futures keep most of these values
-    _shared: SharedError | None = None  # its error, if several callers share the same object
+    _shared: SharedError | None = None  # the error, if callers share one object
     _loop: object = None  # the loop that must run the batch; blocking that loop would never end
     _request: Request | None = None  # None once answered
     _server: Server | None = None  # None once answered
