@@ -47,7 +47,7 @@ class BatchRecord:
     """State of the items: "ok" if all have results, "partial" if some have, "failed" if none has.
     """
     failed: int
-    """Items with an error instead of a result. If one item of a call fails, all of them count."""
+    """Items with an error instead of a result. If one item of a call fails, all its items count."""
     error: str | None
     """Name of the type of the first error; None if no item failed."""
 

@@ -8,7 +8,7 @@ from typing import Final
 from .cost import Cost
 
 PATIENCE: Final = 128
-"""Batches that must reach a ceiling before it is raised: so at most one in as many fails."""
+"""Batches that must reach a ceiling before a raise. So raises fail one batch in 128 at most."""
 MOST_PATIENCE: Final = 2**14
 """Most batches before the next raise, for a ceiling that fails whenever it is raised."""
 STEP: Final = 8

@@ -75,12 +75,12 @@ class BatchPolicy:
 
     @property
     def timeout(self) -> float:
-        """`timeout_ms` in seconds, the unit of every `now` (s)."""
+        """`timeout_ms` in seconds, the unit of every `now`."""
         return self.timeout_ms / 1e3
 
     @property
     def queue_timeout(self) -> float | None:
-        """`queue_timeout_ms` in seconds (s)."""
+        """`queue_timeout_ms` in seconds."""
         return None if self.queue_timeout_ms is None else self.queue_timeout_ms / 1e3
 
 

@@ -154,8 +154,8 @@ class Reception(Guard, ABC):
     def _mend(self) -> None:
         """Repair the queue if an exception has interrupted a change, and wake forgotten callers.
 
-        The exception may come from a signal handler or a full stack. Callers are forgotten if it
-        interrupts the thread that was about to wake them.
+        The exception may come from a signal handler or a full stack. A caller is forgotten if the
+        exception interrupts the thread that was about to wake it.
         """
         expiry = NEVER
         with self._lock:
@@ -187,7 +187,7 @@ class Reception(Guard, ABC):
         )
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
-        """Submit `request` of a finalizer or signal handler later. An error is its answer."""
+        """Submit `request` of a finalizer or signal handler that has gone on. Answer any error."""
         try:
             self.submit(request, from_event_loop=from_event_loop)
         except BaseException as error:
