@@ -98,9 +98,9 @@ class Scheduler:
         self._expiring: OrderedDict[Request, float] = OrderedDict()
         self._oldest_large: Request | None = None  # the oldest large call that may leave
         self._credit = 0.0  # credit of that call (batches)
-        self.running: dict[Batch, None] = {}  # batches handed out and not finished, oldest first
-        self.in_flight = 0  # items in `running`
-        # workers without a batch; if negative, the number of batches that are formed ahead
+        self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
+        self.in_flight = 0  # items in these
+        # workers without a batch; below 0, batches that are made ready ahead of them
         self._free = policy.max_concurrent_batches
         self.has_room = True  # whether one more batch may run, or be formed ahead
         self._free_since = AT_ONCE  # moment from which any worker has been free (s)
