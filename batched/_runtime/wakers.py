@@ -1,8 +1,8 @@
-"""Wakers, on which callers wait: locks, futures and tasks. Only this module distinguishes them.
+"""Wakers of callers: the only module that distinguishes a lock, a future and a task.
 
-A waker is woken when its request has been answered. On an event loop a waker is an asyncio future,
-or an object like it. The loop wakes it, and one message wakes all wakers of a batch on that loop.
-Any thread can wake a lock or a `concurrent.futures.Future`.
+A waker is woken when its request has been answered. The waker of a coroutine is a future of its
+event loop and is woken on that loop; one message wakes all of a batch. Any thread can wake a lock
+or a `Future`.
 """
 
 from __future__ import annotations
@@ -37,19 +37,17 @@ logger = logging.getLogger("batched")
 
 
 def log_failure(message: str, *args: object) -> None:
-    """Log the exception that is being handled. Never raise, even if logging itself fails."""
+    """Log the exception that is being handled. Never raise, even if a filter or handler does."""
     with suppress(BaseException):
         logger.exception(message, *args)
 
 
 POLL_INTERVAL = 0.1
-"""Interval at which a waiting thread checks whether the event loop still exists (s). A loop does
-not announce its end.
-"""
+"""Interval at which a thread that waits for an event loop checks that the loop exists (s)."""
 
 
 class Server(Protocol):
-    """Runtime that answers a future, as the future sees it."""
+    """The part of a runtime that its futures use."""
 
     def cancel(self, request: Request) -> bool: ...
 
@@ -61,26 +59,26 @@ class Server(Protocol):
 
 
 class AsyncWaker(Protocol):
-    """Waker that a coroutine awaits on its own loop: the used part of `asyncio.Future`."""
+    """A waker that a coroutine awaits on its own loop: the used part of `asyncio.Future`."""
 
     def get_loop(self) -> object:
         """Return the event loop on which `set_result` must be called."""
         ...
 
     def done(self) -> bool:
-        """Return whether awaiting the waker returns at once."""
+        """Return whether awaiting this returns at once."""
         ...
 
     def set_result(self, result: None, /) -> None:
-        """Wake the coroutine that awaits the waker. Called once."""
+        """Wake the coroutine that awaits this; to be called once."""
 
     def __await__(self) -> Generator[Any, None, None]: ...
 
 
 def blocking_waker() -> Lock:
-    """Return a locked lock, for a thread that waits for its own call by acquiring the lock again.
+    """Return a locked lock, which the calling thread waits for by locking it again.
 
-    Signal handlers may raise from that wait.
+    Signal handlers may raise while the thread waits.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -88,23 +86,23 @@ def blocking_waker() -> Lock:
 
 
 class Future(concurrent.futures.Future[U]):
-    """Answer to a submitted item, as a `concurrent.futures.Future`.
+    """The answer to a submitted item; `cancel` takes a waiting item out of the queue.
 
-    `cancel` removes an item that waits from the queue. `result(timeout)` and `exception(timeout)`
-    stop waiting after `timeout` seconds; the item still runs. On any event loop, `await future`
-    returns the result. Cancelling the awaiting task cancels the future.
+    `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over;
+    the item still runs. On any event loop, `await future` returns the result. A task that is
+    cancelled there cancels the future.
     """
 
     # class attributes in place of an `__init__`: most futures keep most of these values
-    _shared: SharedError | None = None  # the error, if callers share one object
-    _loop: object = None  # the loop that must run the batch; blocking that loop would never end
-    _request: Request | None = None  # None once answered
-    _server: Server | None = None  # None once answered
+    _shared: SharedError | None = None  # an error that several futures have
+    _loop: object = None  # the loop that runs the batch: must not be blocked
+    _request: Request | None = None  # while unanswered
+    _server: Server | None = None  # while unanswered
     _notified = False  # whether `concurrent.futures.wait` has been notified of a cancellation
     _room: Lock | None = None  # wakes the submitting thread when the queue has room
 
     def bind(self, request: Request, server: Server, loop: object, room: Lock | None) -> None:
-        """Connect the future to `request`, which `server` answers, on `loop` if one is given."""
+        """Make this the future of `request`, answered by `server`, on `loop` if one is given."""
         self._request, self._server = request, server
         if loop is not None:
             self._loop = loop
@@ -112,7 +110,7 @@ class Future(concurrent.futures.Future[U]):
             self._room = room
 
     def enters(self) -> None:
-        """Record that its request has entered the queue, or has ended before that."""
+        """Wake the submitting thread: the request has room in the queue, or needs no room."""
         if self._room is not None:
             wake_all([self._room])
 
@@ -125,7 +123,7 @@ class Future(concurrent.futures.Future[U]):
             self._request = self._server = None
             return
         error, request.error = request.error, None
-        try:  # runs the done-callbacks
+        try:  # done-callbacks run in here
             if error is None and not self.cancelled():
                 self.set_result(request.result)
             elif self.cancelled() or issubclass(type(error), concurrent.futures.CancelledError):
@@ -136,7 +134,7 @@ class Future(concurrent.futures.Future[U]):
             else:
                 self.set_exception(error)
         except BaseException:
-            if not self._settled:  # a signal or a full stack interrupted it; it is woken again
+            if not self._settled:  # interrupted by a signal or a full stack; called again later
                 request.error = error
                 raise
             log_failure("a callback of a future raised")
@@ -145,17 +143,14 @@ class Future(concurrent.futures.Future[U]):
         self._request = self._server = None
 
     def cancel(self) -> bool:
-        """Remove the item from the queue. Return False if it is running or answered."""
+        """Take the item out of the queue. Return False if the item is running or answered."""
         request, server = self._request, self._server
         if request is not None and server is not None:
             server.cancel(request)  # wakes this future
         return self.cancelled()
 
     def count_wait(self, counts: bool) -> None:
-        """Count the time that the item waits for `queue_timeout_ms`, from now on.
-
-        With `counts` False the time does not count.
-        """
+        """Start or stop counting the time that the item waits for `queue_timeout_ms`."""
         request, server = self._request, self._server
         if request is not None and server is not None:
             server.count_wait(request, counts)
@@ -168,18 +163,18 @@ class Future(concurrent.futures.Future[U]):
     def result(self, timeout: float | None = None) -> U:
         """Return the result, or raise the exception, once it is there."""
         if self._state == "FINISHED" and self._exception is None:  # the most frequent case
-            return self._result  # type: ignore[return-value]  # there is one
+            return self._result  # type: ignore[return-value]  # is set
         wait = self._begins_to_wait(timeout)
         try:
             error = super().exception(self._waited(timeout))
             if error is not None:
                 raise error if self._shared is None else self._shared.restored()
-            return self._result  # type: ignore[return-value]  # there is one
+            return self._result  # type: ignore[return-value]  # is set
         finally:
             if wait is not None:
                 wait.ends()
             error = None
-            del self  # a raised error holds this frame
+            del self  # the traceback holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         wait = self._begins_to_wait(timeout)
@@ -205,7 +200,7 @@ class Future(concurrent.futures.Future[U]):
                 else:
                     while not await glance(waker):
                         self._look_at_loop()
-        except BaseException:  # the caller has stopped waiting
+        except BaseException:  # the awaiting task has given up
             self.cancel()
             raise
         finally:
@@ -214,38 +209,35 @@ class Future(concurrent.futures.Future[U]):
         try:
             return self.result()
         finally:
-            del self  # a raised error holds this frame
+            del self  # the traceback holds this frame
 
     def _begins_to_wait(self, timeout: float | None) -> Wait | None:
-        """Note the wait, or raise `RuntimeError` if it would never end."""
+        """Note the wait. Raise RuntimeError if the wait would never end."""
         request, server = self._request, self._server
         if timeout is not None or request is None or server is None or self.done():
             return None
         return server.wait_for(request, done=self.done)
 
     def renew_lock(self) -> None:
-        """Replace the lock in a forked process, where the thread that held it is gone."""
+        """Replace the lock in a forked process, where the thread that held it does not exist."""
         self._condition = threading.Condition()
 
     @property
     def _settled(self) -> bool:
-        """Whether every thread that waits for the future has been woken."""
+        """True once every waiting thread has been notified."""
         state = self._state
         return state == "FINISHED" or (state.startswith("CANCELLED") and self._notified)
 
     def _set_cancelled(self) -> None:
         try:
             super().cancel()
-        finally:  # `cancel` runs the done-callbacks
+        finally:  # done-callbacks run in there
             if self.cancelled() and not self._notified:
                 self._notified = True
                 self.set_running_or_notify_cancel()
 
     def _waited(self, timeout: float | None) -> float | None:
-        """Wait for a loop to answer, as long as the loop exists. Return the rest of `timeout` (s).
-
-        Return `timeout` at once if the future is done, or no loop must answer.
-        """
+        """Wait for the loop that answers, while it exists. Return the time left of `timeout`."""
         if self._loop is None or self.done():
             return timeout
         if current_loop() is self._loop:
@@ -260,25 +252,25 @@ class Future(concurrent.futures.Future[U]):
         return 0
 
     def _look_at_loop(self) -> None:
-        """End the calls of the runtime if its loop is closed."""
+        """End the call if its loop was closed."""
         server = self._server
         if server is not None and is_gone(self._loop):
             server.forsake("the event loop that was to run it was closed")
 
 
 Waker = Lock | Future[Any] | AsyncWaker
-"""Object that wakes one caller when its request has been answered. It may be woken again."""
+"""Notifies one caller that its request was answered; may be woken more than once."""
 
 
 class TrioWaker:
-    """Waker for a task on a trio loop."""
+    """Waker of a task on a trio loop."""
 
     __slots__ = ("_done", "_task", "_token", "_trio")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
         self._trio = sys.modules["trio"].lowlevel
-        self._task: trio.lowlevel.Task | None = None  # the task, while it sleeps
+        self._task: trio.lowlevel.Task | None = None  # while it sleeps
         self._done = False
 
     def get_loop(self) -> object:
@@ -309,10 +301,10 @@ class TrioWaker:
 
 
 def async_waker(loop: object) -> AsyncWaker:
-    """Return a waker for a task on `loop`, which runs this code.
+    """Return a waker for the current task on `loop`, the running event loop.
 
     Raises:
-        RuntimeError: `loop` is None.
+        RuntimeError: no event loop is running.
     """
     if isinstance(loop, asyncio.AbstractEventLoop):
         return loop.create_future()
@@ -335,7 +327,7 @@ def waker_here() -> tuple[object, AsyncWaker]:
 
 
 async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
-    """Wait until `waker` is woken, at most for `seconds`. Return False if the time is over."""
+    """Wait until `waker` is woken, for at most `seconds`. Return False after a timeout."""
     if seconds is None:
         await waker
         return True
@@ -361,10 +353,7 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
 
 
 async def glance(waker: AsyncWaker) -> bool:
-    """Wait until `waker` is woken, at most for `POLL_INTERVAL`.
-
-    Return False if the waker was not woken. It can then be awaited again.
-    """
+    """Wait for `waker` for a short time. Return False if it was not woken."""
     if asyncio.isfuture(waker):
         await asyncio.wait([waker], timeout=POLL_INTERVAL)
     else:
@@ -374,10 +363,10 @@ async def glance(waker: AsyncWaker) -> bool:
 
 
 def wake_all(wakers: Iterable[Waker]) -> None:
-    """Wake each of `wakers`.
+    """Wake each of `wakers`, with one message per event loop.
 
-    Wakers on the loop that runs this code are woken at once. Any other loop gets one message for
-    all its wakers. Callbacks of futures come last, and may take long.
+    Wakers of the loop that runs this code are woken at once. Callbacks of futures come last, and
+    may take long.
     """
     here: object = _UNKNOWN
     away: dict[object, list[AsyncWaker]] = {}
@@ -387,7 +376,7 @@ def wake_all(wakers: Iterable[Waker]) -> None:
         if isinstance(waker, lock):
             try:
                 waker.release()
-            except RuntimeError:  # woken already
+            except RuntimeError:  # already woken
                 pass
             continue
         if isinstance(waker, Future):
@@ -402,7 +391,7 @@ def wake_all(wakers: Iterable[Waker]) -> None:
     for loop, sleepers in away.items():
         try:
             post(loop, _wake_each, loop, sleepers)
-        except RuntimeError:  # the loop is closed, and no task waits there any more
+        except RuntimeError:  # the loop is closed, and its tasks are gone
             pass
     if futures:
         with between_runs():
