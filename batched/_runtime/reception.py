@@ -44,7 +44,7 @@ class Reception(Guard, ABC):
         self._may_expire = policy.queue_timeout is not None
         self._raises = policy.on_full == "raise"
         self._closed = False  # whether calls are refused
-        self._answers = Answers()  # ended calls whose callers are not yet woken
+        self._answers = Answers()  # ended calls with callers that are not yet woken
         self._reset()
 
     def _reset(self) -> None:
@@ -101,8 +101,8 @@ class Reception(Guard, ABC):
                 self.wait_for(request)  # raises
             return self._later(self._submit_late, request, from_event_loop)
         call = False
-        bell: Any = None  # bell of the worker to be called, if one rests
-        expiry = NEVER  # moment for which the timer must be set (s)
+        bell: Any = None  # of the worker to be called, if one rests
+        expiry = NEVER  # for which the timer has to be set
         if self._torn:
             self._mend()
         try:
@@ -127,7 +127,7 @@ class Reception(Guard, ABC):
                     call = True
                     self._alarm = AWAKE
                     if self._resting:
-                        bell = self._resting[-1]  # the worker removes its bell from the list
+                        bell = self._resting[-1]  # the worker takes its bell off the list
                 if self._may_expire:
                     expiry = self._new_expiry(now)
                 queued = request.queued_in is not None
@@ -152,10 +152,8 @@ class Reception(Guard, ABC):
         return queued
 
     def _mend(self) -> None:
-        """Repair the queue if an exception has interrupted a change, and wake forgotten callers.
-
-        The exception may come from a signal handler or a full stack. A caller is forgotten if the
-        exception interrupts the thread that was about to wake it.
+        """Repair the queue if an exception from a signal handler, or of a full stack, left a change
+        half made, and wake the callers that such an exception left unanswered.
         """
         expiry = NEVER
         with self._lock:

@@ -150,10 +150,8 @@ class Runtime(Reception):
     def _finish(
         self, batch: Batch, outcomes: Outcomes, bell: Any = None
     ) -> Batch | float | None:
-        """Free the worker of `batch`, then answer the callers.
-
-        So a caller that comes straight back finds the worker free. With `bell`, return the next
-        step of the worker (see `_take`).
+        """Free the worker of `batch`, then answer the callers: one that comes straight back finds
+        it free. With `bell`, return the next step of the worker (see `_take`).
         """
         looked = more = False
         found: Batch | float | None = None
