@@ -1,4 +1,4 @@
-"""Statistics of a batcher: `Stats`, a frozen snapshot, and the recorder that makes it."""
+"""Statistics of a batcher: `Stats`, a frozen snapshot, and the recorder that counts."""
 
 from __future__ import annotations
 
@@ -21,48 +21,50 @@ __all__ = ["BatchRecord", "Percentiles", "Stats"]
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One batch that has ended, as `on_batch` is told of it."""
+    """One batch that has ended: the argument of `on_batch`."""
 
     name: str
-    """The batch function's."""
+    """Name of the batch function."""
     size: int
-    """Items in it."""
+    """Items in the batch."""
     calls: int
-    """Calls of which it had items."""
+    """Calls with items in the batch."""
     tokens: int
-    """Positions that the function was given, padding included, as the lengths of the items have it;
-    0 where they have none.
+    """Positions in the function's input, by the lengths of the items, padding included; 0 if items
+    have no length.
     """
     padding_waste: float
-    """Share of these that was padding."""
+    """Share of `tokens` that was padding."""
     flush_reason: FlushReason
-    """Why it left: full, settled, timeout, eager or drain."""
+    """Reason why the batch left: full, settled, timeout, eager or drain."""
     oldest_wait: float
-    """From the arrival of its oldest call to forming it (s)."""
+    """Time from the arrival of its oldest call to its forming (s)."""
     processing_time: float
-    """From forming it to having its results (s)."""
+    """Time from its forming to its results (s)."""
     attempts: int
-    """Calls of the function: more than one if it ran in parts."""
+    """Calls of the function: more than one if the batch ran in parts."""
     outcome: Literal["ok", "partial", "failed"]
-    """Whether all its items have results, some, or none."""
+    """State of the items: "ok" if all have results, "partial" if some have, "failed" if none has.
+    """
     failed: int
-    """Items that have an error instead of a result; all items of a call of which one has."""
+    """Items with an error instead of a result. If one item of a call fails, all its items count."""
     error: str | None
-    """The type of the first of these errors, by name; None if there is none."""
+    """Name of the type of the first error; None if no item failed."""
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Three percentiles of a duration, in seconds, each within 3 % of the exact one between 1 us
-    and a day; 0.0 while there is none.
+    """Three percentiles of a duration (s); 0.0 before the first duration.
+
+    Between 1 us and a day each is within 3 % of the exact percentile.
     """
 
     p50: float
-    """Half were at most this long (s)."""
+    """Median (s)."""
     p95: float
-    """Nineteen of twenty were at most this long (s)."""
+    """95th percentile (s)."""
     p99: float
-    """Ninety-nine of a hundred were at most this long (s)."""
+    """99th percentile (s)."""
 
     def __str__(self) -> str:
         return f"p50 {_duration(self.p50)}, p95 {_duration(self.p95)}, p99 {_duration(self.p99)}"
@@ -70,48 +72,48 @@ class Percentiles:
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """A snapshot of one batcher. Counts run from its creation or the last `reset_stats()`;
-    `queue_size` and `in_flight` are of now.
+    """Snapshot of one batcher.
+
+    Counts start at its creation or the last `reset_stats()`. `queue_size`, `blocked` and
+    `in_flight` are current values.
     """
 
     queue_size: int
     """Items that wait in the queue now."""
     blocked: int
-    """Calls that wait now for room in the queue."""
+    """Calls that wait for room in the queue now."""
     in_flight: int
     """Items in batches that are running now."""
     total_processed: int
-    """Items in batches that have ended, well or badly."""
+    """Items in batches that have ended, with results or errors."""
     total_batches: int
-    """Batches that have ended, well or badly."""
+    """Batches that have ended, with results or errors."""
     avg_batch_size: float
-    """`total_processed / total_batches` in items; 0.0 before the first batch."""
+    """`total_processed / total_batches`; 0.0 before the first batch (items)."""
     avg_processing_time: float
-    """Mean time from forming a batch to having its results (s); 0.0 before the first batch."""
+    """Mean time from forming a batch to its results; 0.0 before the first batch (s)."""
     calls: int
-    """Calls accepted, whether of one item or of many."""
+    """Accepted calls, of one item or of many."""
     errors: int
     """Calls that ended with an exception of the batch function."""
     cancelled: int
-    """Calls that ended unanswered: given up by their callers, cancelled at shutdown, or lost with
-    their event loop.
+    """Calls that ended unanswered: cancelled by the caller or at shutdown, or lost with their event
+    loop.
     """
     timed_out: int
-    """Calls that ended unanswered because nothing of them had begun to run within
-    `queue_timeout_ms`.
-    """
+    """Calls that ended unanswered because none of their items ran within `queue_timeout_ms`."""
     rejected: int
-    """Calls refused because the batcher was closed, or its queue full."""
+    """Calls refused because the batcher was closed or its queue was full."""
     queue_wait: Percentiles
-    """From the arrival of a call to the start of its first batch (s)."""
+    """Time from the arrival of a call to the start of its first batch (s)."""
     processing_time: Percentiles
-    """From forming a batch to having its results (s)."""
+    """Time from forming a batch to its results (s)."""
     padding_waste: float
-    """Share of what the batch function was given that was padding, in batches whose items have a
-    length; 0.0 before there is one.
+    """Share of padding in the input of the batch function, over batches of items with lengths; 0.0
+    before the first of them.
     """
     memory_errors: int
-    """Calls of the function that ran out of memory and were made again in smaller parts."""
+    """Calls of the function that ran out of memory and were repeated in smaller parts."""
     batch_sizes: Mapping[int, int]
     """Number of batches by number of items, smallest first."""
     flush_reasons: Mapping[str, int]
@@ -141,7 +143,7 @@ class Stats:
 
 def _duration(seconds: float) -> str:
     unit, value = "s", seconds
-    if seconds < 0.9995e-3:  # what three digits would still round up to the next unit
+    if seconds < 0.9995e-3:  # above this, three digits would round up to the next unit
         unit, value = "us", seconds * 1e6
     elif seconds < 0.9995:
         unit, value = "ms", seconds * 1e3
@@ -149,8 +151,9 @@ def _duration(seconds: float) -> str:
 
 
 class _Histogram:
-    """Counts of durations in buckets 6 % wide, from a microsecond to a day; fixed memory, and for
-    many of like length a look or two.
+    """Counts of durations in buckets 6 % wide, from a microsecond to a day.
+
+    Memory is fixed. Many durations of similar length take only one or two look-ups.
     """
 
     PER_OCTAVE: Final = 12  # 2 ** (1 / 12) = 1.06
@@ -163,7 +166,7 @@ class _Histogram:
         self.counts = [0] * (len(ENDS) + 1)
 
     def add(self, durations: list[float]) -> None:
-        """Counts `durations` (s), and sorts them."""
+        """Count `durations` (s), and sort the list in place."""
         durations.sort()
         low = 0
         while low < len(durations):
@@ -178,8 +181,9 @@ class _Histogram:
         return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
 
     def _quantile(self, share: float) -> float:
-        """The middle of the bucket that holds the smallest duration which `share` of all do not
-        exceed.
+        """Return the middle of the bucket of a quantile (s).
+
+        The quantile is the shortest duration that is not exceeded by `share` of all.
         """
         wanted = math.ceil(share * sum(self.counts))
         if not wanted:
@@ -194,47 +198,48 @@ ENDS: Final = [
     _Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE)
     for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)
 ]
-"""Ends of the buckets of a histogram, but for the last (s)."""
+"""Ends of all buckets of a histogram except the last (s)."""
 
 
 _Ended = tuple[tuple[int, FlushReason], float, Sequence[float], int, int, int, int]
-"""Of a batch: its size and flush reason, duration (s), waits of its calls (s), failed calls, cells,
-cells of padding, and calls of the function that ran out of memory.
+"""Ended batch: its size and flush reason, duration (s), waits of its calls (s), failed calls,
+cells, cells of padding, and calls of the function that ran out of memory.
 """
 
 MOST_UNREAD: Final = 256
-"""Batches that are kept as they are until somebody reads the statistics."""
+"""Most ended batches that are kept before they are added to the counts."""
 
 
 class Recorder:
-    """Counts what happens to one batcher, from any thread; a few operations per call and per batch,
-    none per item.
+    """Counts of one batcher, updated from any thread.
+
+    A call or a batch takes a few operations, an item none.
     """
 
     def __init__(self) -> None:
-        # so that a signal handler may look at statistics wherever it comes in
+        # reentrant: a signal handler may read statistics at any moment
         self._lock = threading.RLock()
         self.reset()
 
     def reset(self) -> None:
-        """Starts counting from zero."""
+        """Set all counts to zero."""
         with self._lock:
             numbers = itertools.count()
             self.accepted = numbers.__next__
-            """Counts a call, without a lock: taking a number is one step."""
-            self._looks = 0  # numbers that were taken by nobody but `snapshot`
+            """Count a call. No lock is needed: taking the next number is atomic."""
+            self._looks = 0  # numbers that `snapshot` has taken
             self._errors = self._cancelled = self._timed_out = self._rejected = 0  # calls
-            # positions in batches whose items have a length, and those of them that are padding
+            # positions in batches of items with lengths, and positions that are padding
             self._cells = self._padding = 0
             self._memory_errors = 0  # calls of the function
-            self._processing = 0.0  # seconds, all batches together
+            self._processing = 0.0  # sum over all batches (s)
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
             self._batches: Counter[tuple[int, FlushReason]] = Counter()  # by size and flush reason
-            self._latest: deque[_Ended] = deque()  # batches that are not in these counts yet
+            self._latest: deque[_Ended] = deque()  # ended batches that are not in the counts yet
 
     def renew_lock(self) -> None:
-        """Makes this usable in a forked process, where whoever held the lock is gone."""
+        """Replace the lock in a forked process, where the thread that held it is gone."""
         self._lock = threading.RLock()
 
     def cancelled(self) -> None:
@@ -250,8 +255,9 @@ class Recorder:
             self._rejected += 1
 
     def ended(self, batch: Batch, errors: int) -> None:
-        """Count a finished batch, and the calls that it failed. Take no lock: appending is one
-        step.
+        """Count a batch that has ended, with `errors` failed calls.
+
+        No lock is needed: appending is atomic.
         """
         latest = self._latest
         latest.append(
@@ -270,9 +276,9 @@ class Recorder:
                 self._count()
 
     def _count(self) -> None:
-        """Add up the latest batches."""
+        """Add the latest batches to the counts."""
         latest: list[_Ended] = []
-        # a test whether there is one would not do: a signal handler may take it after that
+        # no test for emptiness: a signal handler may take the last batch after the test
         with contextlib.suppress(IndexError):
             while True:
                 latest.append(self._latest.popleft())

@@ -1,4 +1,4 @@
-"""Protocol between the execution of a batch and its collator, of whichever kind its items are."""
+"""Protocol between the execution of a batch and its collator, for plain items and features."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from .._core.scheduler import Batch, Request, Slice
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 """Positional arguments, keyword arguments and context of one call of the batch function. The
-context is what the collator needs to split the output of this very call.
+collator needs the context to split the output of the same call.
 """
 
 
 Collate = Callable[[list[Slice], Batch], Call]
-"""Maker of the call that runs some slices of a batch."""
+"""Function that returns the call for some slices of a batch."""
 
 Part = tuple[list[Slice], Sequence[Collate]]
-"""Slices that are to run together, and ways to collate them, each for when one has failed."""
+"""Slices that run together, and ways to collate them; the next is used if one has failed."""
 
 
 class GroupsNeeded(Exception):
-    """Request to run groups of the slices of a batch one by one instead of all together."""
+    """Request to run the slices of a batch in groups, one group after another."""
 
     def __init__(self, groups: Sequence[Part]) -> None:
         super().__init__(groups)
@@ -29,20 +29,22 @@ class GroupsNeeded(Exception):
 
 
 class Collator(Protocol):
-    """Maker of arguments from slices, and of results from outputs."""
+    """Converter of slices to arguments, and of outputs to results."""
 
     def collate(self, slices: list[Slice], batch: Batch, /) -> Call:
-        """The call that runs `slices`, which are all or some of those of `batch`. Adds the cells
-        and the padding of its arrays to `batch`.
+        """Return the call that runs `slices`, which are all or some slices of `batch`.
+
+        Add the cells and the padding of its arrays to `batch`.
 
         Raises:
-            GroupsNeeded: an output for all of them could not be split.
+            GroupsNeeded: an output for all slices could not be split.
         """
         ...
 
     def split(self, output: Any, slices: list[Slice], context: Any, /) -> Sequence[Any]:
-        """One part of `output` for each slice, or the exception in its place. The part of a slice
-        that is a whole request is the result of its caller.
+        """Return one part of `output` for each slice, or an exception in its place.
+
+        The part of a slice that is a whole request is the result of its caller.
 
         Raises:
             GroupsNeeded: this output cannot be split.
@@ -50,21 +52,23 @@ class Collator(Protocol):
         ...
 
     def enter_thread(self) -> None:
-        """Prepares this thread for calls that others are to make, which it is to disturb little."""
+        """Prepare this thread to collate for other threads, with little effect on their work."""
         ...
 
     def hand_over(self, call: Call, /) -> Any:
-        """What tells when all of `call` has arrived; falsy if it has. For another thread, which is
-        to `take_over`.
+        """Return the pending transfers of `call`; a falsy value if all have arrived.
+
+        The thread that makes the call passes the value to `take_over`.
         """
         ...
 
     def take_over(self, call: Call | None, arrivals: Any, /) -> None:
-        """Has whatever this thread computes next wait for the arrivals of `call`."""
+        """Let the next computations of this thread wait for the arrivals of `call`."""
         ...
 
     def join(self, request: Request, parts: list[Any], /) -> Any:
-        """The result of a caller whose request ran in several slices: `parts` are those that
-        `split` returned, in the order of their positions in the request.
+        """Return the result for the caller of a request that ran in several slices.
+
+        `parts` are the parts that `split` returned, in the order of their positions in the request.
         """
         ...

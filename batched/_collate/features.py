@@ -23,8 +23,10 @@ from .outputs import is_array, is_dense, is_scalar
 from .settings import FeatureSettings
 
 IMAGE_AXES: Final = 2
-"""Least number of axes behind the length of rows that are taken for images: channels, height and
-width, in any order. These are never as long as tokens but by accident.
+"""Least number of axes after the length of a row for which rows are treated as images.
+
+The axes are channels, height and width, in any order. They match the length of tokens only by
+accident.
 """
 
 logger = logging.getLogger("batched")
@@ -39,8 +41,9 @@ else:
 
 
 class Features:
-    """Features of one call: arrays [rows], [rows, width] or [rows, width, ...], each of a width of
-    its own.
+    """Features of one call: arrays [rows], [rows, width] or [rows, width, ...].
+
+    Each feature has its own width.
     """
 
     __slots__ = ("arrays", "longest", "padding", "ready_events", "rows", "specs", "views", "widths")
@@ -53,19 +56,19 @@ class Features:
         widths: tuple[int, ...],
     ) -> None:
         self.specs = specs
-        self.arrays = arrays  # as the function gets them, if no other call is with this one
-        self.views = views  # of the arrays, through which blocks of rows are read
-        self.widths = widths  # the length of the rows of each; 1 if they have none
+        self.arrays = arrays  # passed to the function if the call is alone in its batch
+        self.views = views  # views of the arrays, used to read blocks of rows
+        self.widths = widths  # length of the rows of each array; 1 if they have none
         self.rows = len(views[0])
-        # padded positions of each row, if rows came with lengths of their own
+        # padded positions of each row, if the caller passed rows of different lengths
         self.padding: list[int] = []
-        self.longest = 1  # the length of the rows that the batch function will see
-        # events of when those on a GPU will have been computed
+        self.longest = 1  # length of the rows in the batch function
+        # events that mark the end of pending GPU computations of the arrays
         self.ready_events = ready_events(arrays) if TensorSpec in map(type, specs) else []
 
 
 class FeatureParser:
-    """Parser of what callers of one function pass, to `Features`."""
+    """Parser of the features that callers of one function pass, to `Features`."""
 
     def __init__(
         self,
@@ -75,20 +78,20 @@ class FeatureParser:
         devices: Devices | None = None,
         told: set[str] | None = None,
     ) -> None:
-        self._name = name  # of the batch function, for error messages
+        self._name = name  # name of the batch function, for error messages
         self._pad_tokens = settings.pad_token
         self._settings = settings
-        self._length = length  # of one row, a dict of features without their first axis
-        self._devices = devices  # of the function, until its first call
-        self._told = set() if told is None else told  # warnings that have been given
-        self._specs: dict[Hashable, FeatureSpec] = {}  # by what they have in common
+        self._length = length  # of one row: a dict of features without their first axis
+        self._devices = devices  # devices of the function, not resolved yet; None after a call
+        self._told = set() if told is None else told  # warnings that have been logged
+        self._specs: dict[Hashable, FeatureSpec] = {}  # by name, dtype, device and axes
 
     def parse(self, given: Mapping[str, Any]) -> Features:
-        """Features of one call.
+        """Return the features of one call.
 
         Raises:
-            CollationError: they are none, of an unknown type, or have no rows or different numbers
-                of them.
+            CollationError: the call has no feature, a feature of an unknown type, no rows, or
+                features with different numbers of rows.
         """
         if not given:
             raise CollationError(f"{self._name} needs at least one feature, got an empty mapping")
@@ -124,7 +127,7 @@ class FeatureParser:
         return found
 
     def _warn_of_unknown(self, given: Mapping[str, Any]) -> None:
-        """Warns if `pad_token` names what is not among the features of the first call."""
+        """Warn if `pad_token` names a feature that the first call does not have."""
         unknown = [name for name in self._pad_tokens if name not in given]
         if unknown and "pad_token" not in self._told:
             self._told.add("pad_token")
@@ -136,10 +139,11 @@ class FeatureParser:
             )
 
     def _inspect(self, name: str, array: Any) -> tuple[FeatureSpec, Array, Array, int]:
-        """Spec of `array`, the plain array without the graph of its gradients, a view of it, and
-        the length of its rows; 1 if they have none.
+        """Return the spec of `array`, the plain array, its view, and the length of its rows.
+
+        The plain array has no gradient graph. The length is 1 for rows without an axis.
         """
-        # while another thread is importing them, they have no such type yet
+        # a module that another thread is importing may not have its type yet
         tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
         ndarray: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
         kind: type[FeatureSpec]
@@ -149,7 +153,7 @@ class FeatureParser:
             if array.requires_grad or array.is_conj() or array.is_neg():
                 array = array.detach().resolve_conj().resolve_neg()
             if type(array) is not tensor:
-                array = array.as_subclass(tensor)  # as it will be in a batch
+                array = array.as_subclass(tensor)  # its type in a batch
         elif isinstance(array, ndarray) and _is_plain(array):
             device, kind = None, NumpySpec
             if type(array) is not ndarray:
@@ -175,7 +179,7 @@ class FeatureParser:
                 self._specs.clear()
             try:
                 spec = self._specs.setdefault(key, kind(name, array, self._pad_tokens.get(name)))
-            # of torch, for numbers of less than a byte or quantized ones
+            # from torch, for quantized numbers or numbers of less than a byte
             except (RuntimeError, TypeError):
                 raise CollationError(
                     f"{self._name}: {name} is of {array.dtype}, of which no batch can be made"
@@ -185,7 +189,7 @@ class FeatureParser:
         return spec, array, spec.view(array), shape[1] if rank > 1 else 1
 
     def _stack(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
-        """Array [rows, longest, ...] of `rows`, and how many positions of each are padding."""
+        """Return the array [rows, longest, ...] of `rows`, and the padded positions of each row."""
         if not rows:
             raise CollationError(
                 f"{self._name}: {name} is an empty list; a feature has one row per item"
@@ -212,8 +216,10 @@ class FeatureParser:
         return array, [width - own for own in widths]
 
     def _measure(self, features: Features) -> int:
-        """Length of the rows as the batch function will see it, in what `length` counts or in
-        tokens.
+        """Return the length of the longest row in the batch function.
+
+        Without the user's `length` it is the greatest width of token features or, if there are
+        none, of all features, rounded up by the settings.
         """
         if self._length is not None:
             names = [spec.name for spec in features.specs]
@@ -229,7 +235,7 @@ class FeatureParser:
         return self._settings.round_up(max(tokens or features.widths))
 
     def _describe_rows(self, given: Mapping[str, Any], rows: set[int]) -> str:
-        """Message for features with these numbers of rows, none or different ones."""
+        """Return the message for features without rows, or with different numbers of rows."""
         shapes = ", ".join(f"{name} {_describe(value)}" for name, value in given.items())
         if rows == {0}:
             return f"{self._name} needs at least one row, got {shapes}"
@@ -240,8 +246,9 @@ class FeatureParser:
 def _with_lengths(
     specs: tuple[FeatureSpec, ...], widths: tuple[int, ...]
 ) -> tuple[FeatureSpec, ...]:
-    """`specs` of features with rows of these lengths; where they are not padded, the length is part
-    of the spec.
+    """Return `specs` of features with rows of these lengths, `widths`.
+
+    If a feature is never padded, the length of its rows becomes part of its spec.
     """
     padded: dict[int, FeatureSpec] = {}  # by length
     for spec, width in zip(specs, widths, strict=True):
@@ -260,13 +267,15 @@ def _with_lengths(
 
 
 def validate_lengths(name: str, lengths: list[Any]) -> list[int]:
-    """Return lengths of items, as the user's function `length` returned them, rounded up to
-    integers. `name` is the batch function's, for messages.
+    """Return the lengths that the user's function `length` returned, rounded up to integers.
+
+    `name` is the name of the batch function, for messages.
 
     Raises:
-        TypeError, ValueError: one of them is no length.
+        TypeError: a length is not a number.
+        ValueError: a length is negative or too large.
     """
-    # nearly always integers of a sensible size
+    # the most frequent case: integers in range
     if set(map(type, lengths)) == {int} and min(lengths) >= 0 and max(lengths) <= sys.maxsize:
         return lengths
     return [_validate_length(name, length) for length in lengths]
@@ -301,7 +310,7 @@ def _hint(value: Any) -> str:
 
 
 def _describe(value: Any) -> str:
-    """Type and shape of a value, for a message."""
+    """Return type and shape of a value, for a message."""
     kind = type(value)
     if isinstance(value, list):
         return f"a list of {len(value)}"
@@ -319,8 +328,9 @@ def _describe(value: Any) -> str:
 
 
 def _is_plain(array: Any) -> bool:
-    """True if an array of numpy can be concatenated with others without loss: not if elements are
-    masked, or its type has rules of its own.
+    """Return whether a numpy array can be concatenated without loss.
+
+    Masked arrays cannot, nor can subclasses with rules of their own.
     """
     numpy = sys.modules["numpy"]
     if type(array) is numpy.ndarray:

@@ -1,4 +1,4 @@
-"""Plain objects: a batch is a list of items, and the output has one entry per item."""
+"""Collator of plain objects: a batch is a list of items, and the output has one entry per item."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class ItemCollator:
     """Collator of calls of plain objects."""
 
     def __init__(self, name: str) -> None:
-        self._name = name  # of the batch function, for error messages
+        self._name = name  # name of the batch function, for error messages
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
-        """The call with the items of all slices in order, in a list that belongs to the batch
-        function.
+        """Return the call with the items of all slices in order.
+
+        The list belongs to the batch function, which may change it.
         """
         leader, start, stop = slices[0]
         if leader.listed and len(slices) == 1:
@@ -44,14 +45,16 @@ class ItemCollator:
         return (items, *args), kwargs, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
-        """One part per slice. That of a call of one item is its result; that of a list call is the
-        list of its results, or the first exception among them.
+        """Return one part per slice.
+
+        The part of a call of one item is its result. The part of a list call is the list of its
+        results, or the first exception among them.
 
         Raises:
-            BatchSizeMismatch: there is not one result per item.
+            BatchSizeMismatch: `output` does not have one result per item.
             BatchFunctionError: `output` is not a list, tuple, array or tensor.
         """
-        # the function may keep its own
+        # a copy: the function may keep its own list
         rows = output.copy() if type(output) is list else self._to_list(output)
         plain = PLAIN.issuperset(map(type, rows))
         request, start, stop = slices[0]
@@ -84,13 +87,13 @@ class ItemCollator:
         pass
 
     def hand_over(self, _: Call) -> None:
-        """Nothing is on its way."""
+        """Return None: no transfer is under way."""
 
     def take_over(self, call: Call | None, arrivals: Any) -> None:
         pass
 
     def join(self, request: Request, parts: list[list[Any]]) -> list[Any]:
-        """The results of a list call, in the order of its items."""
+        """Return the results of a list call, in the order of its items."""
         results = list(chain.from_iterable(parts))
         return results if request.order is None else _restore_order(results, request.order)
 
@@ -113,7 +116,7 @@ class ItemCollator:
         return list(output)
 
     def _refuse_several(self, output: tuple[Any, ...]) -> None:
-        """Raises a BatchFunctionError if `output` is several outputs in place of results."""
+        """Raise `BatchFunctionError` if `output` is a tuple of several outputs, not of results."""
         kind = type(output)
         if hasattr(kind, "_make") or hasattr(kind, "n_fields"):
             fields = ", ".join(getattr(kind, "__match_args__", ()))
@@ -133,20 +136,21 @@ class ItemCollator:
 
 
 def _first_error(request: Request, start: int, part: list[Any]) -> BaseException | None:
-    """The exception in `part`, which begins at position `start` of `request`, whose item stood
-    first in the call.
+    """Return the exception in `part` for the item that comes first in the call; None if none.
+
+    `part` begins at position `start` of `request`.
     """
     places = range(request.size) if request.order is None else request.order
     errors = {
         places[position]: row
         for position, row in enumerate(part, start)
-        if issubclass(type(row), BaseException)  # its `__class__` may be code of the user's
+        if issubclass(type(row), BaseException)  # `__class__` may be user code
     }
     return errors[min(errors)] if errors else None
 
 
 def _restore_order(results: list[Any], order: list[int]) -> list[Any]:
-    """`results` of items that were sorted, each where its item stood in the call: at `order`."""
+    """Return `results` of sorted items in the order of the call: `order` has their places."""
     places = results.copy()
     for place, result in zip(order, results, strict=True):
         places[place] = result
@@ -154,11 +158,11 @@ def _restore_order(results: list[Any], order: list[int]) -> list[Any]:
 
 
 def _count_padding(slices: list[Slice], size: int, batch: Batch) -> None:
-    """Add the cells of `slices` to `batch`, items times the longest, and the cells of padding."""
+    """Add the cells of `slices` (items times longest length) and their padding to `batch`."""
     longest = total = 0
     for request, start, stop in slices:
         assert request.lengths is not None
-        lengths = request.lengths[start:stop]  # the longest first
+        lengths = request.lengths[start:stop]  # longest first
         total += sum(lengths)
         longest = max(longest, lengths[0])
     batch.cells += size * longest
@@ -166,15 +170,17 @@ def _count_padding(slices: list[Slice], size: int, batch: Batch) -> None:
 
 
 def _own_memory(output: Any, rows: list[Any], *, alone: bool) -> list[Any]:
-    """`rows` of `output`, where arrays and tensors are copies: the function may use their memory
-    again. For a caller that is `alone` an array of rows is copied once.
+    """Return `rows` of `output` with arrays and tensors copied.
+
+    The function may reuse their memory. For a caller that is `alone`, an array of rows is copied as
+    a whole.
     """
     whole = alone and is_array(output) and not getattr(output.dtype, "hasobject", False)
     tensors = find_imported("torch", "Tensor")
     # numpy.void: records of structured arrays
     kinds = (*find_imported("numpy", "ndarray"), *find_imported("numpy", "void"), *tensors)
     owned = [
-        # an object's `__class__` may be code of the user's
+        # not `isinstance`: `__class__` of an object may be user code
         copy_array(each) if issubclass(type(each), kinds) else each
         for each in ([output] if whole else rows)
     ]

@@ -1,3 +1,4 @@
-"""Decisions on what runs next, and when: pure. Nothing here can tell the time, wait, or call user
-code.
+"""Decisions on which items run next, and when.
+
+All code here is pure: it cannot tell the time, wait, or call user code.
 """

@@ -1,4 +1,4 @@
-"""Batch formation: the items of a batch, once it is clear which request leads it."""
+"""Batch formation: choice of the items of a batch, once its leader is known."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .request import Request, Slice
 
 
 def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[Slice], int, int]:
-    """Return the slices of a batch, the number of items in them, and the length of the longest.
+    """Return the slices of a batch, the number of their items, and the length of the longest item.
 
-    Without lengths the batch takes the leader, the group's small calls, then its large ones, each
-    class first come, first served.
+    Without lengths the batch takes the leader, then the small calls of the group, then the large
+    calls, each class first come, first served.
     """
     if leader.lengths is not None:
         return _form_by_length(leader, group, capacity)
@@ -42,9 +42,9 @@ def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[
 def _form_by_length(
     leader: Request, group: Group, capacity: Capacity
 ) -> tuple[list[Slice], int, int]:
-    """Return the same for items with lengths."""
+    """Return the same as `form_batch`, for items with lengths."""
     size = group.waiting
-    if size <= capacity.batch_size:  # else `longest` looks at more than will fit
+    if size <= capacity.batch_size:  # else `longest` would look at more items than fit
         longest = group.longest
         # the padding is at most longest * (size - 1)
         if size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
@@ -56,7 +56,7 @@ def _form_by_length(
 
 
 def take_all(leader: Request, group: Group) -> list[Slice]:
-    """Slices of all that waits in the group: the leader, the small calls, the large ones."""
+    """Return slices of all waiting items: the leader, then small calls, then large calls."""
     others = [request for request in group if request is not leader]
     return [
         (request, start, stop)
@@ -66,22 +66,22 @@ def take_all(leader: Request, group: Group) -> list[Slice]:
 
 
 def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBuilder:
-    """Batch of items of like lengths.
+    """Return the builder of a batch of items of similar lengths.
 
     For cells see `Capacity`.
 
-    1. A small leader takes what waits of it, as far as that fits. The rest of the room goes to the
-       run in which its longest item stands: the items of the small calls next in line are cut from
-       the long end into runs, each as large as its first item allows. The last run, if it is not
-       full, begins as much earlier as all of it still fits.
+    1. The items of the small calls next in line are sorted by length. From the long end they are
+       cut into runs, each as large as its first item allows. The last run, if it is not full,
+       begins as far ahead as all its items still fit. A small leader takes its own waiting items,
+       as far as they fit. The rest of the room goes to the run of its longest item.
     2. A large leader takes its longest items, as many as the first of them allows.
-    3. Room that small calls can not use goes to large ones, the oldest first; room that a large
-       leader does not need goes to small calls and then to other large ones. Each gives its items
-       nearest in length: those not longer than the batch is already, longest first, then longer
-       ones, shortest first, as long as they fit.
-    4. A batch is cut short where that saves more cells of padding than another batch costs
-       (`batch_in_cells`); it keeps the part with the leader's longest item, and gets nothing of 3.
-       No more padding than that comes with 3, either.
+    3. Room that small calls cannot use goes to large calls, the oldest first. Room that a large
+       leader does not need goes to small calls, then to other large calls. Each call gives the
+       items nearest in length. Items that are not longer than the batch come first, longest first;
+       longer items follow, shortest first, as long as they fit.
+    4. A batch is cut short where the cut saves more cells of padding than another batch costs
+       (`batch_in_cells`). It keeps the part with the leader's longest item, and rule 3 adds
+       nothing. Nor does rule 3 ever add more padding than another batch costs.
     """
     builder = BatchBuilder(leader, capacity)
     if leader.small:
@@ -103,10 +103,11 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
 
 
 def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
-    """Begin and end of that part of a run that holds the item at `at`, cut as long as that pays.
+    """Return begin and end of the part of a run that has the item at `at`.
 
-    `lengths` are the lengths of the run, longest first. A cut before place k of n saves
-    (longest - lengths[k]) * (n - k) cells: items behind the cut are padded to their own longest.
+    The run is cut as long as a cut pays. `lengths` are the lengths of the run, longest first. A cut
+    before place k of n saves (longest - lengths[k]) * (n - k) cells: items after the cut are padded
+    to the longest of them only.
     """
     low, high = 0, len(lengths)
     # no cut saves more than this
@@ -125,36 +126,36 @@ def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, 
 
 
 class BatchBuilder:
-    """Batch of which the items are being picked."""
+    """Batch under construction: items are still added."""
 
     __slots__ = ("_capacity", "longest", "padding_left", "size", "slices")
 
     def __init__(self, leader: Request, capacity: Capacity) -> None:
         self.slices: list[Slice] = []
         self.size = 0  # items in the slices
-        self.longest = leader.longest  # the length of the longest of them
+        self.longest = leader.longest  # length of the longest item in the slices
         self._capacity = capacity
-        self.padding_left = capacity.batch_in_cells  # cells that items which fill it up may add
+        self.padding_left = capacity.batch_in_cells  # padding that further items may add (cells)
 
     @property
     def room(self) -> int:
-        """Number of items that still fit if they are not longer."""
+        """Number of items that still fit if none is longer than `longest`."""
         return self._capacity.most(self.longest) - self.size
 
     def fits(self, length: int, more: int = 1) -> bool:
-        """Whether `more` items fit of which the longest has that length."""
+        """Return whether `more` items fit, the longest of length `length`."""
         return self.size + more <= self._capacity.most(length)
 
     def add(self, request: Request, low: int, high: int) -> None:
-        """Adds the waiting items of `request` ranked `low` to `high` (exclusive)."""
-        # a request that leaves whole needs no spans any more
+        """Add the waiting items of `request` ranked `low` to `high` (exclusive)."""
+        # a request that leaves as a whole needs no spans any more
         spans = [(0, high)] if high - low == request.size else request.remaining.cut(low, high)
         for start, stop in spans:
             self.slices.append((request, start, stop))
         self.size += high - low
 
     def add_run_of(self, leader: Request, index: LengthIndex) -> bool:
-        """Adds the run of a small leader; True if it was cut short."""
+        """Add the run of a small leader. Return True if it was cut short."""
         first = leader.remaining.spans[0][0]
         at = index.find_place(leader, first)
         low = index.find_run(at, self._capacity)
@@ -166,7 +167,7 @@ class BatchBuilder:
         self.add(leader, 0, min(leader.size - leader.dispatched, self.room))
         index.take_of(leader, first, self.slices[-1][2] - 1)
         while low < at and not self.fits(index.length(low)):
-            low += 1  # of the run only what is short enough
+            low += 1  # items of the run that are too long stay
             others -= 1
         if low < at:
             self.longest = index.length(low)
@@ -174,7 +175,7 @@ class BatchBuilder:
         return short
 
     def add_nearest_small(self, index: LengthIndex) -> None:
-        """Adds items of small calls."""
+        """Add the items of small calls that are nearest in length."""
         low = at = index.not_longer(self.longest)
         high = at + self._pay_padding_of(index.lengths(at, at + self.room))
         while low and self._pay_stretch_to(index.length(low - 1), high - low + 1):
@@ -183,7 +184,7 @@ class BatchBuilder:
         self._take(index, low, high)
 
     def add_nearest(self, request: Request) -> None:
-        """Adds items of a large call."""
+        """Add the items of a large call that are nearest in length."""
         lengths = request.lengths
         assert lengths is not None
         position = bisect_left(lengths, -self.longest, key=neg)
@@ -200,8 +201,9 @@ class BatchBuilder:
             self.add(request, low, high)
 
     def _pay_padding_of(self, lengths: list[int]) -> int:
-        """Number of the first of `lengths`, longest first and none longer than the batch, that may
-        be padded to it.
+        """Return how many of the first `lengths` may be padded to the length of the batch.
+
+        `lengths` are the longest first, and none is longer than the batch.
         """
         for number, length in enumerate(lengths):
             if self.longest - length > self.padding_left:
@@ -210,8 +212,9 @@ class BatchBuilder:
         return len(lengths)
 
     def _pay_stretch_to(self, length: int, more: int) -> bool:
-        """Whether `more` items fit of which the longest is longer than the batch is now, so that
-        all are padded to it.
+        """Return whether `more` items fit, the longest of length `length`.
+
+        That item is longer than the batch is now, so all items are padded to it.
         """
         padding = (length - self.longest) * (self.size + more - 1)
         if padding > self.padding_left or not self.fits(length, more):
@@ -220,8 +223,8 @@ class BatchBuilder:
         return True
 
     def _take(self, index: LengthIndex, low: int, high: int) -> None:
-        """Adds the items from `low` to `high` (exclusive) of the index."""
-        # each request, with the least position among them and their number
+        """Add the items of `index` from `low` to `high` (exclusive)."""
+        # by request: the least position among its items, and their number
         found: dict[Request, list[int]] = {}
         for _, _, position, request in index.take(low, high):
             found.setdefault(request, [position, 0])[1] += 1

@@ -8,28 +8,28 @@ from typing import Final
 from .cost import Cost
 
 PATIENCE: Final = 128
-"""Batches that must reach a ceiling before it is raised: at most one in so many fails for it."""
+"""Batches that must reach a ceiling before a raise. So raises fail one batch in 128 at most."""
 MOST_PATIENCE: Final = 2**14
-"""Most patience with a ceiling that fails whenever it is raised."""
+"""Most batches before the next raise, for a ceiling that fails whenever it is raised."""
 STEP: Final = 8
-"""A ceiling is raised by one part in this many, at least by one item."""
+"""Divisor of a raise: a ceiling is raised by 1 / STEP, at least by one item."""
 
 
 class Ceiling:
-    """Most items, or cells, that memory allows in one batch, as far as failures have taught."""
+    """Most items, or cells, that memory allows in one batch, learned from failures."""
 
     __slots__ = ("_failed", "_held", "_patience", "_reached", "fitted", "most")
 
     def __init__(self) -> None:
         self.most = math.inf
-        self.fitted = 0  # most that is known to have fitted
-        self._failed = 0  # most that failed
-        self._held = 0.0  # what `most` was before it was raised; 0 if it was not
+        self.fitted = 0  # largest size that is known to fit
+        self._failed = 0  # largest size that failed
+        self._held = 0.0  # value of `most` before its raise; 0 if it was not raised
         self._reached = 0  # batches that reached `most` since it was set or raised
         self._patience = PATIENCE  # batches that must reach it before it is raised
 
     def note_fitted(self, size: int, step: int) -> None:
-        """Notes that a batch of that size fitted; one more item would have added `step`."""
+        """Record a batch of size `size` that fitted. One more item would have added `step`."""
         if size > self.fitted:
             self.fitted = size
         if size + step <= self.most:
@@ -40,15 +40,15 @@ class Ceiling:
                 self._patience = PATIENCE
             self._held, self._reached = self.most, 0
             self.most += max(step, self.most // STEP)
-            if self.most >= self._failed:  # all that ever failed is allowed again
+            if self.most >= self._failed:  # every size that ever failed is allowed again
                 self.most, self._held, self._failed = math.inf, 0.0, 0
 
     def note_failed(self, size: int, half: int) -> None:
-        """Notes that a batch of that size failed, whose larger half is of size `half`."""
+        """Record a batch of size `size` that failed. Its larger half has size `half`."""
         if size <= self.fitted:
             self.fitted = 0
         most: float = max(half, self.fitted)
-        if 0 < self._held < size <= self.most:  # the raise was wrong: back, and be slower
+        if 0 < self._held < size <= self.most:  # the raise was wrong: undo it, and raise later
             most, self._patience = self._held, min(2 * self._patience, MOST_PATIENCE)
         self._failed = max(self._failed, size)
         if most < self.most:
@@ -60,39 +60,41 @@ class Capacity:
 
     A cell is one unit of length of one item, padding included: n items, the longest of length w,
     are n * w cells; an item without length is one cell. A batch holds at most `batch_size` items
-    and `max_batch_tokens` cells. Below these lie a ceiling in items and one in cells that memory
-    errors teach:
+    and `max_batch_tokens` cells. Memory errors set a ceiling in items and one in cells, below these
+    limits:
 
-    1. Where as many cells have fitted with fewer items, items are to blame, else cells. The ceiling
-       is set to half of what failed or, if that is more, to the most that is known to have fitted.
-    2. Memory may be freed by others. Once `PATIENCE` batches have reached a ceiling it is raised by
-       an eighth; once it allows again all that ever failed, it is dropped.
-    3. A raise that fails is taken back, and the patience doubles. So a function that never fits
-       more runs out of memory once in 128 full batches at most, then in 256, 512 and so on.
-    4. A failure of what was known to fit means that memory has become scarcer: that is forgotten.
+    1. A failure counts against items if as many cells have fitted with fewer items, else against
+       cells. The ceiling is set to half of the failed size or, if greater, to the largest size that
+       is known to fit.
+    2. Another process may free memory. Once `PATIENCE` batches have reached a ceiling, it is raised
+       by an eighth. Once the ceiling allows every size that ever failed, it is removed.
+    3. A raise that fails is undone, and the patience doubles. So a function that never fits more
+       runs out of memory at most once in 128 full batches, then in 256, 512 and so on.
+    4. A failure of a size that was known to fit means that memory has become scarcer. The known
+       size is then forgotten.
     """
 
     def __init__(self, batch_size: int, max_batch_tokens: int | None = None) -> None:
         self.batch_size = batch_size  # items
-        self.cost = Cost()  # of batches by their cells
-        self._budget = math.inf if max_batch_tokens is None else max_batch_tokens  # cells
-        self.items, self._cells = Ceiling(), Ceiling()  # ceilings of each
+        self.cost = Cost()  # cost of a batch by its cells
+        self._budget = math.inf if max_batch_tokens is None else max_batch_tokens  # limit (cells)
+        self.items, self._cells = Ceiling(), Ceiling()  # ceilings in items and in cells
         self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`
 
     @property
     def batch_in_cells(self) -> float:
-        """Cells of padding that take as long as another batch; infinite while that is not known."""
+        """Padding that takes as long as another batch; infinite while it is not known (cells)."""
         return self.cost.fixed_size
 
     def most(self, longest: int) -> int:
-        """Most items, none longer than `longest`, that fit one batch: at least 1."""
+        """Return the most items, none longer than `longest`, that fit one batch: at least 1."""
         if not self.varies:
             return self.batch_size
         cells = min(self._budget, self._cells.most)
         return int(max(1, min(self.batch_size, self.items.most, cells / (longest or 1))))
 
     def fitted(self, items: int, longest: int) -> None:
-        """Notes that a batch ran, of so many items and with the longest of that length."""
+        """Record a batch that ran: its items, and the length of the longest item."""
         width = longest or 1
         if self.varies or items > self.items.fitted or items * width > self._cells.fitted:
             self.items.note_fitted(items, 1)
@@ -100,9 +102,9 @@ class Capacity:
             self.varies = min(self._budget, self.items.most, self._cells.most) < math.inf
 
     def too_big(self, items: int, longest: int) -> None:
-        """Notes that a batch ran out of memory, of so many items and with the longest so long."""
+        """Record a batch that ran out of memory: its items, and the length of the longest item."""
         if items == 1:
-            return  # there is nothing smaller to try
+            return  # no smaller batch can be tried
         width, half = longest or 1, (items + 1) // 2
         if self.items.fitted < items and items * width <= self._cells.fitted:
             self.items.note_failed(items, half)

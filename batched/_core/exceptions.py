@@ -1,5 +1,6 @@
-"""Exceptions of the user's, handled without running code of their classes: properties, comparisons
-and constructors may fail, too, or do what they please.
+"""Copying of user exceptions without running code of their classes.
+
+Properties, comparisons and constructors of these classes may themselves fail, or have side effects.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
 _STATE: Final[dict[str, Any]] = dict(vars(BaseException))
-"""Descriptors of what every exception has: they read and write it whatever subclasses define."""
+"""Descriptors of `BaseException`: they read and write its state, even if a subclass overrides them.
+"""
 
 TRACEBACK: Final = _STATE["__traceback__"]
 CAUSE: Final = _STATE["__cause__"]
 CONTEXT: Final = _STATE["__context__"]
 
 _OF_A_RAISE: Final = (TRACEBACK, CONTEXT, CAUSE, _STATE["__suppress_context__"])
-"""What raising an exception, or raising it again, may change; the last one after the cause, which
-sets it.
+"""State that raising an exception changes. The last member follows the cause, because setting the
+cause sets it, too.
 """
 
 _DICT: Final = _STATE["__dict__"]
@@ -25,20 +27,21 @@ _DICT: Final = _STATE["__dict__"]
 _GROUP: Final[dict[str, Any]] = dict(vars(BaseExceptionGroup))
 
 _HEAP_TYPE: Final = 1 << 9
-"""Flag of classes that no interpreter was built with, Py_TPFLAGS_HEAPTYPE."""
+"""Flag of classes that are not built into the interpreter, Py_TPFLAGS_HEAPTYPE."""
 
 _UNSET: Final = object()
 
 
 def trim_traceback(error: BaseException) -> BaseException:
-    """`error`, which was just caught, with a traceback that begins in the user's code."""
+    """Return `error`, which was just caught, with a traceback that begins in the user's code."""
     TRACEBACK.__set__(error, TRACEBACK.__get__(error).tb_next)
     return error
 
 
 class SharedError(Exception):
-    """An error that cannot be copied, in the place of it: whoever is to raise it asks for it as it
-    was before anybody did.
+    """Substitute for an error that cannot be copied.
+
+    Each caller raises `restored()`: the error in its state before any caller raised it.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -46,7 +49,7 @@ class SharedError(Exception):
         self._state = [(member, member.__get__(error)) for member in _OF_A_RAISE]
 
     def restored(self) -> BaseException:
-        """The error, without what other callers have added to it."""
+        """Return the error, without the changes that raising it elsewhere has made."""
         for member, value in self._state:
             member.__set__(self._error, value)
         return self._error
@@ -55,15 +58,17 @@ class SharedError(Exception):
 def copy_exception(
     error: BaseException, copies: dict[int, BaseException] | None = None
 ) -> BaseException:
-    """An exception that nothing tells from `error`, made without its `__init__`; `error` itself if
-    there can be no other. So are its parts, its cause and its context, each of them once: `copies`
-    has those that were made, by identity.
+    """Return a copy of `error`, made without its `__init__`, or `error` if it cannot be copied.
+
+    The copy has the class, state and attributes of `error`. The exceptions of a group, the cause
+    and the context are copied, too, each once: `copies` has the copies so far, by identity of the
+    original.
     """
     copies = {} if copies is None else copies
     try:
         known = copies.get(id(error))
         return _copy(error, copies) if known is None else known
-    except BaseException:  # of a compiled class, or of a metaclass
+    except BaseException:  # raised by a compiled class, or by a metaclass
         return error
 
 
@@ -74,13 +79,13 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
         base = base.__base__
     make: Any = base.__new__
     args: tuple[Any, ...] = ()
-    if base is BaseExceptionGroup:  # callers may raise what is in it
+    if base is BaseExceptionGroup:  # callers may raise its parts, too
         parts = _GROUP["exceptions"].__get__(error)
         args = _GROUP["message"].__get__(error), [copy_exception(part, copies) for part in parts]
     members = [_STATE["args"]]
     try:
         twin: BaseException = make(kind, *args)
-    except TypeError:  # a compiled class with a state of its own, as pydantic's
+    except TypeError:  # a compiled class with its own state, as in pydantic
         if kind.__reduce__ is BaseException.__reduce__:
             raise
         twin = copy.copy(error)

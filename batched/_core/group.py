@@ -14,14 +14,15 @@ from .request import Request
 class Queue(deque[Request]):
     """Requests, first come, first served.
 
-    Its first one waits. Of the others some may have left (`queued_in` is None), until `Group.tidy`.
+    The first request waits. Later requests may have left (`queued_in` is None), until `Group.tidy`
+    drops them.
     """
 
-    listed = False  # among those of which the scheduler seeks the oldest
+    listed = False  # whether a heap of the scheduler has this queue
 
 
 class Group:
-    """Small and large requests that may share a batch, and what is known of them together."""
+    """Small and large requests that may share a batch, with their counts and lengths."""
 
     __slots__ = (
         "_length_index",
@@ -40,28 +41,28 @@ class Group:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all requests, and be ready for the next key."""
+        """Drop all requests, so that the group can serve another key."""
         self.small.clear()
         self.large.clear()
-        self.key: Hashable = None  # equal for its requests
+        self.key: Hashable = None  # the `group_key` of all its requests
         self.waiting = 0  # items not yet handed out
-        self.begun = 0  # requests of which a part was handed out
+        self.begun = 0  # requests of which some items were handed out
         self.held_since = NEVER  # moment at which it was first held with a worker free (s)
         self._length_index: LengthIndex | None = None  # None until it is needed
-        self._longest: int | None = 0  # see `longest`; None: to be looked up
+        self._longest: int | None = 0  # see `longest`; None: to be computed
 
     def __iter__(self) -> Iterator[Request]:
-        """Requests that wait: the small ones, then the large ones, the oldest first."""
+        """Iterate over waiting requests: small before large, the oldest of each class first."""
         return (each for each in chain(self.small, self.large) if each.queued_in is not None)
 
     @property
     def oldest(self) -> float:
-        """When the oldest of its requests arrived (s)."""
+        """Moment at which the oldest of its requests arrived (s)."""
         return min([queue[0].arrived for queue in (self.small, self.large) if queue])
 
     @property
     def longest(self) -> int:
-        """Length of the longest item that waits. Looks at all requests, once after each batch."""
+        """Length of the longest item that waits, computed once after each batch."""
         if self._longest is None:
             self._longest = max([request.longest for request in self])
         return self._longest
@@ -75,7 +76,7 @@ class Group:
             self._length_index.add(request)
 
     def withdraw(self, request: Request) -> None:
-        """Takes out what still waits of a request."""
+        """Remove the waiting items of a request."""
         self._longest = None
         if self._length_index is not None and request.small:
             self._length_index.discard(request)
@@ -84,7 +85,7 @@ class Group:
         request.queued_in = None
 
     def length_index(self, batch_size: int) -> LengthIndex:
-        """Its small requests next in line, by length."""
+        """Return the small requests next in line, by length."""
         if self._length_index is None:
             small = [request for request in self.small if request.queued_in is not None]
             self._length_index = LengthIndex(small, batch_size)
@@ -92,18 +93,20 @@ class Group:
         return self._length_index
 
     def forget_longest(self) -> None:
-        """Notes that items leave with a batch."""
+        """Discard the longest length, because items leave with a batch."""
         self._longest = None
 
     def tidy(self) -> None:
-        """Drop requests that have left: those before the first that waits at once, the rest when
-        most of the queue has left. Dropping each at once would take a search.
+        """Drop requests that have left.
+
+        Requests at the front are dropped at once, later requests when most of the queue has left:
+        finding each at once would take a search.
         """
         for queue in self.small, self.large:
             while queue and queue[0].queued_in is None:
                 queue.popleft()
             if len(queue) > 2 * self.waiting:
-                # by rotation, so that each waiting request is in the queue if an exception breaks in
+                # by rotation: each waiting request is in the queue if an exception interrupts
                 for _ in range(len(queue)):
                     if queue[0].queued_in is None:
                         queue.popleft()

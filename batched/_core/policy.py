@@ -1,4 +1,4 @@
-"""The settings a scheduler obeys, checked once."""
+"""Settings of a scheduler, validated once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ OnFull = Literal["wait", "raise"]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPolicy:
-    """Valid settings, or an error whose one sentence names the setting, the value and what is
-    allowed.
+    """Valid settings of a scheduler.
+
+    The message of an error names the setting, the value and the allowed range.
 
     Raises:
         TypeError: a setting is of the wrong type.
@@ -25,19 +26,17 @@ class BatchPolicy:
     batch_size: int = 32
     """Most items in one batch; at least 1."""
     timeout_ms: float = 5.0
-    """Longest an item is held to wait for others, in milliseconds; finite, at least 0."""
+    """Longest time for which an item is held so that more can join it; finite, at least 0 (ms)."""
     small_batch_threshold: int = 8
-    """Calls of at most this many items are small and go first; at least 0."""
+    """Most items of a small call, which goes first; at least 0."""
     flush: Flush = "auto"
-    """The rule that says when a batch that is not full may leave."""
+    """Rule that says when a batch that is not full may leave."""
     max_batch_tokens: int | None = None
-    """Most items times the longest of them in one batch; at least 1. None: no such limit."""
+    """Most items times the length of the longest in one batch; at least 1. None: no limit."""
     max_concurrent_batches: int = 1
-    """Batches running at once; at least 1."""
+    """Most batches that run at once; at least 1."""
     prefetch: int = 0
-    """Batches that are formed and collated while others run, to be ready when a worker is free; at
-    least 0.
-    """
+    """Most batches that are formed and collated ahead, while all workers are busy; at least 0."""
     max_queue_size: int | None = None
     """Most items that wait in the queue; at least 1. A larger call enters an empty queue alone.
     None: no limit.
@@ -45,7 +44,7 @@ class BatchPolicy:
     on_full: OnFull = "wait"
     """Fate of a call for which the queue has no room: it waits for room, or is refused."""
     queue_timeout_ms: float | None = None
-    """Longest a call waits before any of it runs, in milliseconds; finite, above 0. None: no
+    """Longest time that a call waits before any of its items runs; finite, above 0 (ms). None: no
     limit.
     """
 

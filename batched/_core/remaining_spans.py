@@ -1,43 +1,43 @@
-"""Items of one call that still wait, where they leave in another order than first to last."""
+"""Waiting items of one call, where items do not leave in the order of the call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 Span = tuple[int, int]
-"""Positions of the first and after the last of some neighbouring items of a call."""
+"""Range of neighbouring items of a call: the first position, and the position after the last."""
 
 
 class RemainingSpans:
-    """Positions of a call's items that wait, as few spans.
+    """Positions of the waiting items of a call, as few spans.
 
-    What leaves is cut out by rank: the number of items that wait before it.
+    The rank of an item is the number of items that wait before it.
     """
 
     __slots__ = ("spans",)
 
     def __init__(self, size: int) -> None:
-        # in order, none empty, with a gap between any two
+        # in order of position, none empty, with a gap between any two
         self.spans: list[Span] = [(0, size)]
 
     def rank(self, position: int) -> int:
-        """Number of items that wait before `position`."""
+        """Return the number of items that wait before `position`."""
         return sum([min(stop, position) - start for start, stop in self.spans if start < position])
 
     def before(self, position: int) -> Iterator[int]:
-        """The positions before `position`, nearest first."""
+        """Yield the waiting positions before `position`, nearest first."""
         for start, stop in reversed(self.spans):
             yield from range(min(stop, position) - 1, start - 1, -1)
 
     def cut(self, low: int, high: int) -> list[Span]:
-        """Take out the items of rank `low` to `high` (exclusive), and return them in order."""
+        """Remove the items of rank `low` to `high` (exclusive), and return their spans in order."""
         start, stop = self.spans[0]
-        if not low and start + high < stop:  # the first items of the first span, as most often
+        if not low and start + high < stop:  # most often: the first items of the first span
             self.spans[0] = start + high, stop
             return [(start, start + high)]
         kept: list[Span] = []
         gone: list[Span] = []
-        rank = 0  # of the first item of the span
+        rank = 0  # rank of the first item of the span
         for start, stop in self.spans:
             begin = min(max(start + low - rank, start), stop)
             end = min(max(start + high - rank, start), stop)

@@ -1,4 +1,4 @@
-"""Requests, and batches of slices of them: the scheduler fills them in, and runtimes read them."""
+"""Requests, and batches of their slices: the scheduler fills them in, and runtimes read them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 class Request:
     """One call, all its items together, from its arrival to its answer."""
 
-    items: Any  # as the collator knows them: a list if `listed`, else one item, or features
+    items: Any  # a list if `listed`, else one item, or features
     size: int  # items
     group_key: Hashable  # equal for requests that may share a batch
-    waker: Any = None  # tells the caller of the answer; None once nobody waits for it any more
+    waker: Any = None  # wakes the caller at the end; None once no caller waits
     listed: bool = False  # a list call, answered with a list
-    owner: object = None  # the instance whose method was called, alive until the answer
-    # of the items, longest first, as the function will see them; None where they do not matter
+    owner: object = None  # instance of a called method, kept alive until the answer
+    # lengths of `items`, longest first; None where lengths do not matter
     lengths: list[int] | None = None
-    order: list[int] | None = None  # where each item stood in the call, if sorted by length
-    arrived: float = 0.0  # when the scheduler got it (s)
-    number: int = field(init=False)  # in the order of all requests that came to the queue
-    small: bool = field(init=False)  # one of the calls that go first; known once it is queued
-    queued_in: Group | None = None  # where it waits; None before and after
+    order: list[int] | None = None  # place of each item in the call, if sorted by length
+    arrived: float = 0.0  # moment of arrival at the scheduler (s)
+    number: int = field(init=False)  # rank among all requests that have entered the queue
+    small: bool = field(init=False)  # whether the call is small; known once it is queued
+    queued_in: Group | None = None  # group in which it waits; None before and after
     dispatched: int = 0  # items handed out in batches so far
     answered: int = 0  # items that have a result
-    # results so far, if it was split, each with the position of its first item
+    # results so far of a split request, each with the position of its first item
     parts: list[tuple[int, Any]] | None = None
-    result: Any = field(init=False)  # the answer, once all of it is there
+    result: Any = field(init=False)  # the answer, once it is complete
     error: BaseException | None = None  # the answer, if the call failed
     _remaining: RemainingSpans | None = None  # see `remaining`; None until it is needed
 
@@ -67,20 +67,20 @@ class Request:
         return [self.lengths[position] for position in islice(positions, count)]
 
     def outcome(self) -> Any:
-        """The result, or raises the error; to be called once, by the caller who was woken."""
+        """Return the result, or raise the error. Called once, by the caller who was woken."""
         error, self.error = self.error, None
         if error is None:
             return self.result
         try:
             raise error if type(error) is not SharedError else error.restored()
         finally:
-            del error  # its traceback holds this frame
+            del error  # the traceback of `error` holds this frame
 
 
 Slice = tuple[Request, int, int]
-"""A request, and the positions of the first and after the last of the items meant.
+"""A request, and a range of its items: the first position, and the position after the last.
 
-A plain tuple, for there is one per call in each batch.
+A plain tuple, since each batch has at least one for each call.
 """
 
 
@@ -88,20 +88,20 @@ A plain tuple, for there is one per call in each batch.
 class Batch:
     """Slices of requests that are to run together."""
 
-    # in the order the function sees them; where lengths matter, a request may have several
+    # in the order of the function's items; where lengths matter, a request may have several
     slices: list[Slice]
     size: int  # items in all slices
-    reason: FlushReason  # why it left
-    started: float  # when it was formed or, if that was ahead, a worker was free for it (s)
+    reason: FlushReason  # reason why it left
+    started: float  # moment of forming, or if formed ahead, when a worker was free for it (s)
     longest: int = 0  # the length of the longest item; 0 where lengths do not matter
-    # of the requests that begin with it, since their arrival (s)
+    # time since arrival, for each request that begins with this batch (s)
     waits: Sequence[float] = ()
-    ended: float = field(init=False)  # when its function had returned (s)
+    ended: float = field(init=False)  # moment at which the function had returned (s)
     # filled in by the execution:
-    # items, and the length of the longest of them, of each attempt that ran out of memory
+    # for each attempt that ran out of memory, its items and the length of the longest item
     too_big: Sequence[tuple[int, int]] = ()
-    fitted: bool = True  # one call of the function returned for all of it
-    begun: bool = False  # the function has been, or is about to be, called for it
-    attempts: int = 0  # calls of the function, of any part of it
+    fitted: bool = True  # whether one call of the function returned for the whole batch
+    begun: bool = False  # whether the function has been, or is about to be, called
+    attempts: int = 0  # calls of the function, for the batch or parts of it
     cells: int = 0  # places in the collated arrays, padding included
-    padding: int = 0  # those of them that are padding
+    padding: int = 0  # cells that are padding

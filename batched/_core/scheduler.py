@@ -1,43 +1,43 @@
-"""Scheduler: which items form the next batch, and when it may leave.
+"""Scheduler: choice of the items of the next batch, and of the moment at which it may leave.
 
 The rules, in the order in which they are applied:
 
-1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once.
-   `prefetch` more, each of them full, are made ready ahead.
-2. Requests that may share a batch form a group. A group may leave when it fills a batch, when a
-   call of it has already begun, when the scheduler drains, or when the linger rule lets it go. A
-   held group never keeps a worker from another group. How many items fill a batch depends on the
-   longest of them (`Capacity`).
-3. One request leads, and the batch is filled from its group: the oldest small call of all groups
-   that may leave or, when its share is due, the oldest large one. A call is small if it has at
-   most `small_batch_threshold` items.
-4. The batch takes the leader, then the group's small calls, then its large ones, each class first
-   come, first served. A call that does not fit is split, and its rest goes first in its class next
-   time. Where lengths matter and more waits in the group than fits, like lengths go together
-   instead (`pack_by_length`): the leader still takes as much as fits of what waits of it, and large
-   calls still get only the room that small ones can not use. Where, by the times of batches so far,
-   padding would take longer than another batch, it is cut short.
-5. The oldest large call that may leave has a credit, as flows have in deficit round robin. It earns
-   a quarter of a batch with every batch, of any group, after which some of it still waits; its
-   share is due once it has earned a whole batch or all that it still needs. Leading spends its
-   credit, filling room that small calls leave spends nothing. So a call of m items is finished
-   within ceil(4 * m / batch_size) + 1 batches once it is the oldest large one, however many small
-   calls arrive, and where lengths limit batches, within 4 * r + 1 if it would need r batches alone.
-   The next one starts with no credit, so small calls never wait for more than two batches in a row
-   that large ones lead.
-6. No order of lengths makes a small call wait for long: every batch that a small call leads is led
-   by the oldest one that may leave. So behind k older small calls, each of which fits one batch, a
-   call that may leave has begun within k + 1 batches led by small calls, and within 3 * (k + 1)
-   batches in all. (Older calls count as often as the batches that each would need alone.)
-7. With `max_queue_size` calls are blocked while there is no room for them, and admitted first come,
-   first served. The first one is admitted as soon as all its items fit or, however many they are,
-   the queue is empty. A full queue holds nothing back.
-8. A call of which nothing has left `queue_timeout_ms` after its arrival, in the queue or blocked,
-   expires. What a caller sends ahead of its turn counts from its turn on (`count_wait`).
+1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once. Up to
+   `prefetch` more batches, each of them full, are formed ahead.
+2. Requests that may share a batch form a group. A group may leave when it fills a batch, one of its
+   calls has begun, the scheduler drains, or the linger rule releases it. A held group never keeps a
+   worker from another group. The number of items that fill a batch depends on the longest of them
+   (`Capacity`).
+3. One request leads the batch, and its group fills the rest. The leader is the oldest small call of
+   all groups that may leave or, when its share is due, the oldest large call. A call is small if it
+   has at most `small_batch_threshold` items.
+4. The batch takes the leader, then the small calls of the group, then the large calls, each class
+   first come, first served. A call that does not fit is split, and its rest is first in its class
+   next time. If items have lengths and more items wait in the group than fit, the batch takes items
+   of similar lengths instead (`pack_by_length`). The leader still gets all the room that it can
+   use, and large calls get only the room that small calls cannot use. A batch is cut short if
+   padding would take longer than another batch, by the times of past batches.
+5. The oldest large call that may leave has a credit, as in deficit round robin. It earns a quarter
+   of a batch with every batch, of any group, after which part of it still waits. Its share is due
+   once the credit reaches a whole batch, or all that the call still needs. Leading a batch spends
+   the credit; filling room that small calls leave spends nothing. Once it is the oldest large call,
+   a call of m items ends within ceil(4 * m / batch_size) + 1 batches, however many small calls
+   arrive. Where lengths limit batches, the bound is 4 * r + 1 for a call that needs r batches
+   alone. The next large call starts with no credit, so small calls never wait for more than two
+   batches in a row that large calls lead.
+6. Lengths do not delay a small call for long: the oldest small call that may leave leads every
+   batch that a small call leads. A call may have k older small calls before it, each of which fits
+   one batch. It has begun within k + 1 batches led by small calls, and within 3 * (k + 1) batches
+   in all. An older call that needs several batches alone counts once for each of them.
+7. With `max_queue_size` calls are blocked while the queue has no room for them, and admitted first
+   come, first served. The first blocked call is admitted as soon as all its items fit, or the queue
+   is empty. No group is held while the queue is full.
+8. A call expires if none of its items has left `queue_timeout_ms` after its arrival, in the queue
+   or blocked. For a call that is sent ahead of its turn, time counts from its turn (`count_wait`).
 
-Times are seconds on whichever clock the caller passes as `now`. A signal handler may raise between
-any two statements, where a loop runs the scheduler in the main thread: so the order of some of them
-keeps a request somewhere at every moment, which their comments say.
+Times are in seconds, on the clock that the caller reads for `now`. Where an event loop runs the
+scheduler in the main thread, a signal handler may raise between any two statements. So the order of
+some statements, marked by comments, keeps each request in some container at every moment.
 """
 
 from __future__ import annotations
@@ -60,55 +60,56 @@ from .request import Batch, Request, Slice
 __all__ = ["Batch", "Request", "Scheduler", "Slice"]
 
 QUANTUM: Final = 0.25
-"""Credit that the oldest large call earns with each batch, in batches."""
+"""Credit that the oldest large call earns with each batch (batches)."""
 FEW: Final = 16
-"""Queues without requests that are kept in a heap in any case."""
+"""Empty queues that a heap may keep, however few groups there are."""
 
 
 class Scheduler:
-    """Hands out batches when asked.
+    """Queue of requests that returns batches when asked.
 
-    The caller provides time, exclusion from other threads, and workers whose waits take at least a
-    `tick` (s).
+    The caller provides the time, a lock, and workers. `tick` is the shortest time for which a
+    worker can wait (s).
     """
 
     def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
-        self._most_waiting = policy.max_queue_size or math.inf  # items
-        self._small_size = policy.small_batch_threshold  # items of a call
-        self._queue_timeout = policy.queue_timeout or NEVER  # (s)
-        self._ahead = policy.prefetch  # batches made ready ahead of the workers
-        self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of one batch
-        self._tick = tick  # (s)
+        self._most_waiting = policy.max_queue_size or math.inf  # most items in the queue
+        self._small_size = policy.small_batch_threshold  # most items of a small call
+        self._queue_timeout = policy.queue_timeout or NEVER  # longest wait in the queue (s)
+        self._ahead = policy.prefetch  # most batches that are formed ahead
+        self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of a batch
+        self._tick = tick  # shortest wait of a worker (s)
         self._rule = linger_rule(policy, tick)
-        self._groups: dict[Hashable, Group] = {}  # what waits in the queue; never an empty group
-        # queues of these, of small and of large calls: heaps by the number of the first request of
-        # each, or of an earlier one, which is seen where it comes first
+        self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
+        # queues of the groups: a heap for small calls and one for large calls. The key is the
+        # number of the first request of the queue, or of an earlier one until that entry is first
         self._heaps: tuple[list[tuple[int, Queue]], list[tuple[int, Queue]]] = ([], [])
-        self._spare: Group | None = None  # an empty one, for the next key
-        self._numbers = 0  # requests that have come to the queue
+        self._spare: Group | None = None  # an empty group, reused for the next key
+        self._numbers = 0  # requests that have entered the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
-        # requests that are not in the queue yet, in the order in which they will be
+        # requests that wait for room in the queue, first come, first served
         self._blocked: OrderedDict[Request, None] = OrderedDict()
-        # requests that were blocked and no longer are; taken out by whoever tells them
+        # requests that were blocked and have been admitted; the runtime removes each once its
+        # caller is notified
         self.admitted: dict[Request, None] = {}
-        # those of which nothing has left, if that can expire, and since when that counts, oldest
-        # first (s)
+        # requests that can expire, oldest first: no item of them has left. The value is the moment
+        # from which the time counts (s)
         self._expiring: OrderedDict[Request, float] = OrderedDict()
-        self._oldest_large: Request | None = None  # that may leave
-        self._credit = 0.0  # of it, in batches
+        self._oldest_large: Request | None = None  # the oldest large call that may leave
+        self._credit = 0.0  # credit of that call (batches)
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self.in_flight = 0  # items in these
         # workers without a batch; below 0, batches that are made ready ahead of them
         self._free = policy.max_concurrent_batches
-        self.has_room = True  # for one more batch to run, or to be made ready
-        self._free_since = AT_ONCE  # since when any worker is free (s)
-        self._undecided = False  # what waits might leave now, and the rule was not told
+        self.has_room = True  # whether one more batch may run, or be formed ahead
+        self._free_since = AT_ONCE  # moment from which any worker has been free (s)
+        self._undecided = False  # a batch might leave now, and the rule was not asked
         self._news = False  # a batch has ended since the rule last learned
-        self.draining = False  # nothing is held any more; set by the runtime
+        self.draining = False  # no group is held any more; set by the runtime
 
     def __iter__(self) -> Iterator[Request]:
-        """Requests of which anything still waits."""
+        """Iterate over the requests of which some items still wait."""
         return chain(chain.from_iterable(self._groups.values()), self._blocked)
 
     @property
@@ -117,14 +118,14 @@ class Scheduler:
         return len(self._blocked)
 
     def admits(self, request: Request) -> bool:
-        """Whether `request` would enter the queue at once."""
+        """Return whether `request` would enter the queue at once."""
         return not self._blocked and self._fits_queue(request)
 
     def submit(self, request: Request, now: float, *, from_event_loop: bool = False) -> None:
-        """Queues `request`, or blocks it while there is no room.
+        """Queue `request`, or block it while there is no room.
 
-        `from_event_loop`: a task of a loop called; others that are ready do so before a worker
-        looks.
+        `from_event_loop`: the caller is a task of an event loop, where all tasks that are ready
+        call before a worker looks for a batch.
         """
         request.arrived = now
         if self._queue_timeout < NEVER:
@@ -144,8 +145,8 @@ class Scheduler:
                 rule.decide(group.key, request.size, self.waiting + self.in_flight, now)
 
     def cancel(self, request: Request) -> bool:
-        """Takes out what still waits of `request`; True if none of it was ever handed out."""
-        self._expiring.pop(request, None)  # first: a signal must not leave it to expire again
+        """Remove the waiting items of `request`. Return True if no item was ever handed out."""
+        self._expiring.pop(request, None)  # first: after a signal it must not expire again
         group = request.queued_in
         if group is not None:
             self._rule.note_outstanding(self.waiting + self.in_flight)
@@ -160,9 +161,11 @@ class Scheduler:
         return request.dispatched == 0
 
     def repair(self) -> None:
-        """Make queues and counts anew from the requests that wait, after an exception has broken
-        off a change by a caller. A request without a waker has ended and is dropped. A request with
-        an error was about to be cancelled, and goes on.
+        """Rebuild queues and counts from the waiting requests.
+
+        Called after an exception has interrupted a change by a caller. A request without a waker
+        has ended and is dropped. A request with an error was about to be cancelled, and still
+        waits.
         """
         queued = [
             request
@@ -174,7 +177,7 @@ class Scheduler:
         whole = Scheduler(self.policy, self._tick)
         for request in sorted(queued, key=attrgetter("number")):
             request.error = None
-            whole._numbers = request.number - 1  # it keeps its number
+            whole._numbers = request.number - 1  # the request keeps its number
             group, taken = whole._enqueue(request), request.dispatched
             group.waiting -= taken
             whole.waiting -= taken
@@ -189,21 +192,22 @@ class Scheduler:
         for request, since in self._expiring.items():
             if (request in waiting and not request.dispatched) or request in whole._blocked:
                 whole._expiring[request] = since
-        # nothing has changed before these lines, and no exception breaks in on them
+        # all assignments are here: nothing has changed before, and no exception interrupts them
         self._groups, self._heaps, self._rule = whole._groups, whole._heaps, whole._rule
         self._blocked, self._expiring = whole._blocked, whole._expiring
         self.waiting, self._oldest_large, self._spare = whole.waiting, None, None
         self._admit()
 
     def next_expiry(self) -> float:
-        """Moment from which `expire` finds something; infinite if time alone changes nothing."""
+        """Return the moment at which the next request expires; infinite if none can."""
         for since in self._expiring.values():
             return since + self._queue_timeout
         return NEVER
 
     def count_wait(self, request: Request, since: float | None) -> None:
-        """Has the time that `request` waits for its turn count from `since`, which is now, or not
-        at all.
+        """Count the time that `request` waits from `since`, which is now.
+
+        With None the time does not count, and the request does not expire.
         """
         self._expiring.pop(request, None)
         waits = request.queued_in is not None or request in self._blocked
@@ -211,7 +215,7 @@ class Scheduler:
             self._expiring[request] = since
 
     def expire(self, now: float) -> list[Request]:
-        """Takes out the requests that have waited too long, and returns them."""
+        """Remove the requests that have waited too long, and return them."""
         expired: list[Request] = []
         while self.next_expiry() <= now:
             expired.append(next(iter(self._expiring)))
@@ -219,7 +223,7 @@ class Scheduler:
         return expired
 
     def take(self, now: float) -> Batch | None:
-        """The next batch, or None while there is none to run yet: see `next_deadline`."""
+        """Return the next batch, or None if no batch may leave yet: see `next_deadline`."""
         if not self.has_room:
             return None
         if self._news or self._undecided:
@@ -228,7 +232,7 @@ class Scheduler:
         if leader is None:
             return None
         batch = self._form(leader, now)
-        # leading spends it; a call that still waits earns with this very batch
+        # leading spends the credit; a call that still waits earns with this very batch
         self._credit = QUANTUM + (0.0 if leader is self._oldest_large else self._credit)
         if self._expiring:
             for request, _, _ in batch.slices:
@@ -238,8 +242,10 @@ class Scheduler:
         return batch
 
     def next_deadline(self) -> float:
-        """Moment from which `take` can succeed: at most now if it can already, infinite if time
-        alone changes nothing.
+        """Return the moment from which `take` can return a batch.
+
+        The moment is not in the future if `take` can do so now, and infinite if time alone changes
+        nothing.
         """
         if not self.has_room:
             return NEVER
@@ -248,8 +254,10 @@ class Scheduler:
         return min(map(self.ready_at, self._groups.values())) if self._groups else NEVER
 
     def return_time(self, now: float) -> float:
-        """Moment until which an idle worker should stay awake for callers who come back, so that
-        they need not ring it; infinite if that is over, or nothing is held.
+        """Return the moment until which an idle worker should wait for callers who come back.
+
+        Returning callers then need not ring the worker. The moment is infinite if it is over, or
+        nothing is held.
         """
         if self.draining or self._free != 1 or not self._rule.holds:
             return NEVER
@@ -257,7 +265,7 @@ class Scheduler:
         return until if until > now else NEVER
 
     def finished(self, batch: Batch, now: float) -> None:
-        """Frees the worker that ran `batch`, which ended at `now`."""
+        """Free the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
         size, longest, capacity = batch.size, batch.longest, self.capacity
         self._rule.finished(size, batch.started, now, self.waiting + self.in_flight)
@@ -274,11 +282,14 @@ class Scheduler:
         if batch.fitted:
             if longest or capacity.varies or size > capacity.items.fitted:
                 capacity.fitted(size, longest)
-            if longest and batch.attempts == 1:  # else the time is not that of one call
+            if longest and batch.attempts == 1:  # else several calls took the time
                 capacity.cost.add(size * longest, now - batch.started)
 
     def ready_at(self, group: Group | None) -> float:
-        """Moment from which `group` may leave; None (a request was blocked): any may, at once."""
+        """Return the moment from which `group` may leave.
+
+        None stands for a request that was blocked: any group may then leave at once.
+        """
         rule = self._rule
         if not rule.holds or self._free > rule.most_free:
             return AT_ONCE
@@ -306,27 +317,27 @@ class Scheduler:
         queue = group.small if request.small else group.large
         if not queue.listed:
             heappush(self._heaps[not request.small], (request.number, queue))
-            queue.listed = True  # after it is: an exception may break in, and it may be there twice
+            queue.listed = True  # last: an interruption may list it twice, never lose it
         queue.append(request)
         if request.lengths is not None:
             group.note_lengths(request)
         group.waiting += request.size
-        request.queued_in = group  # last: from now on it is there
+        request.queued_in = group  # last: from now on it waits here
         return group
 
     def _admit(self) -> None:
-        """Queues as many blocked requests as there is room for."""
+        """Queue as many blocked requests as there is room for."""
         while self._blocked:
             request = next(iter(self._blocked))
-            if request.queued_in is None:  # else a signal broke in on this before its last line
+            if request.queued_in is None:  # else a signal came before the last line
                 if not self._fits_queue(request):
                     return
                 self._enqueue(request)
             self.admitted[request] = None
-            del self._blocked[request]  # last: it is somewhere if a signal breaks in
+            del self._blocked[request]  # last: a signal must not lose the request
 
     def _learn(self, now: float) -> None:
-        """Has the rule learn, and tells it of a decision point if what waits need not leave now."""
+        """Update the rule. Report a decision point if the waiting group need not leave now."""
         self._news = False
         for group in self._groups.values():
             if group.begun or group.waiting >= self.capacity.batch_size:
@@ -334,12 +345,12 @@ class Scheduler:
             if self._undecided:
                 outstanding = self.waiting + self.in_flight
                 self._rule.decide(group.key, group.waiting, outstanding, now)
-            break  # the first one is as good as any
+            break  # any group will do: take the first
         self._undecided = False
         self._rule.evaluate()
 
     def _is_full(self, group: Group) -> bool:
-        """Whether it would fill a batch, or nothing can join it."""
+        """Return whether `group` fills a batch, or no item can join it."""
         capacity, waiting = self.capacity, group.waiting
         if waiting >= capacity.batch_size:
             return True
@@ -350,10 +361,10 @@ class Scheduler:
     def _choose_leader(self, now: float) -> Request | None:
         """Return the request that leads the next batch, of the groups that may leave.
 
-        A batch ahead of the workers is formed only if it is full: else it would run no sooner, and
-        only be smaller.
+        A batch is formed ahead of the workers only if it is full. A smaller batch would run no
+        sooner.
         """
-        oldest: list[Request | None] = []  # the oldest small one, the oldest large one
+        oldest: list[Request | None] = []  # the oldest small call, the oldest large call
         all_may_leave = self._free < 1 or not self._rule.holds
         for heap in self._heaps:
             found = None
@@ -385,8 +396,9 @@ class Scheduler:
         return leader
 
     def _oldest_of_many(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
-        """Return the oldest first request of the queues in `heap` whose group may leave, where the
-        group of the very first is held.
+        """Return the oldest request in `heap` whose group may leave.
+
+        Called if the group of the very first request is held.
         """
         ready: list[Request] = []
         for request in [queue[0] for _, queue in heap if queue]:
@@ -394,17 +406,17 @@ class Scheduler:
             assert group is not None
             if self.ready_at(group) <= now:
                 ready.append(request)
-            else:  # it counts from now on: no group is held for ever behind other groups
+            else:  # its linger starts: no group is held for ever behind other groups
                 group.held_since = min(group.held_since, self._free_since)
         return min(ready, key=attrgetter("number"), default=None)
 
     def _is_due(self, large: Request) -> bool:
-        """Whether the oldest large call has earned a batch, or as much of one as it still needs."""
+        """Return whether the oldest large call has earned a batch, or all that it still needs."""
         most = self.capacity.most(large.longest)
         return self._credit * most >= min(large.size - large.dispatched, most)
 
     def _form(self, leader: Request, now: float) -> Batch:
-        """Return the batch that `leader` leads. Items that are handed out leave the queue."""
+        """Return the batch that `leader` leads, and remove its items from the queue."""
         group, rule, capacity = leader.queued_in, self._rule, self.capacity
         assert group is not None
         reason: FlushReason = "full"
@@ -416,7 +428,7 @@ class Scheduler:
         slices, size, longest = form_batch(leader, group, capacity)
         waits: list[float] = []
         batch = Batch(slices, size, reason, now, longest, waits)
-        # first, so that its requests are somewhere if an exception breaks in
+        # first: an exception that interrupts must not lose the requests
         self.running[batch] = None
         self._free -= 1
         self.has_room = self._free + self._ahead > 0
@@ -444,7 +456,7 @@ class Scheduler:
         return batch
 
     def _tidy(self, group: Group) -> None:
-        """Let go of the requests that have left `group`."""
+        """Drop the requests that have left `group`, and the group if it is empty."""
         if self._oldest_large is not None and self._oldest_large.queued_in is None:
             self._oldest_large = None
         if group.waiting:
@@ -459,7 +471,7 @@ class Scheduler:
 
 
 def _drop_empty(heap: list[tuple[int, Queue]]) -> None:
-    """Drops the queues of a heap in which nothing waits."""
+    """Drop the empty queues of a heap."""
     for _, queue in heap:
         queue.listed = bool(queue)
     heap[:] = sorted([entry for entry in heap if entry[1]])

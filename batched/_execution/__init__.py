@@ -1,1 +1,1 @@
-"""Execution of one batch: attempts at it, and drivers that call or await the function."""
+"""Execution of one batch: attempts, and drivers that call or await the function."""

@@ -1,21 +1,22 @@
-"""Attempts at one batch: the calls of the function that it takes until each slice has its outcome.
+"""Attempts at one batch: the calls of the function until each slice has an outcome.
 
-`attempts` starts from the failure of the first call, yields each further call to be made, is sent
-the outcome of that call, and returns the outcomes of all slices. It has no queue, waker, lock or
-clock: drivers stand around it. Its rules:
+`attempts` is a generator that starts from the failure of the first call. It yields each further
+call, is sent the outcome of that call, and returns the outcomes of all slices. It has no queue,
+waker, lock or clock: drivers provide them. Its rules:
 
-1. The whole batch comes first. Its driver makes that call.
-2. A part that fails with an error that `splits` (it ran out of memory) is cut in halves, and these
-   again, until they fit or are one item. No part with an item as long or longer is tried with more
-   items than such a half.
+1. The whole batch is tried first. Its driver makes that call.
+2. A part that fails with an error that `splits` (memory ran out) is cut in halves, until its parts
+   fit or are one item. From then on no part with an item as long or
+   longer is tried with more items than the half.
 3. A part that fails with an error that `isolates` is cut in halves, too, until the items that fail
-   stand alone. So one bad item in 64 takes 13 calls. Both halves are tried before either is cut: by
-   the third call it is known whether any of the batch succeeds.
-4. A part that cannot be split among its slices is run in groups that the collator names. A group
-   that can be collated in several ways is run in the next one if it fails.
-5. Any other error is the outcome of all slices of that attempt. A call of which a slice has failed
-   fails as a whole, with the error of its item that stood first. Items after the slice are not
-   tried any more.
+   stand alone. So one bad item in 64 takes 13 calls. Both halves are tried before either is cut.
+   So the third call shows whether any part of the batch succeeds.
+4. If the collator cannot split the output among the slices, it names groups of slices, and each
+   group is run alone. A group that can be collated in several ways is run in the next way if it
+   fails.
+5. Any other error is the outcome of all slices of that attempt. If a slice of a call fails, the
+   call fails as a whole, with the error of its failed item that comes first. Later items of the
+   call are not tried any more.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ ErrorTest = Callable[[BaseException], bool]
 
 
 Outcomes = tuple[list[Slice], Sequence[Any], Sequence[int]]
-"""The slices of a batch, or parts of them; for each of these its part of the output, or the
-`BaseException` in its place; and the number of calls of the function that it was in.
+"""The slices of a batch, or parts of them. For each: its part of the output, or a `BaseException`
+in its place; and the number of calls of the function that it was in.
 """
 
 Attempts = Generator[Call, CallOutcome, Outcomes]
@@ -55,24 +56,25 @@ def attempts(
     splits: ErrorTest,
     isolates: ErrorTest,
 ) -> Attempts:
-    """Yield each call to be made for `batch` after the first one ended with `failure`, and be sent
-    its outcome.
+    """Yield each further call for `batch` after the first one ended with `failure`.
+
+    The driver sends the outcome of each call. See the rules of the module.
     """
-    slices, tried = batch.slices, batch.attempts  # the next part, and the calls that it was in
-    ways: Sequence[Collate] = (collator.collate,)  # to collate it, each for when one has failed
-    # parts after it, the last first; True for a part that has failed, and is to be cut
+    slices, tried = batch.slices, batch.attempts  # the next part; its calls so far
+    ways: Sequence[Collate] = (collator.collate,)  # ways to collate it, tried in this order
+    # parts after it, the last first; True for a part that has failed, and must be cut
     todo: list[tuple[list[Slice], int, Sequence[Collate], bool]] = []
-    tries = 0  # from here on in `todo`, nothing is to be cut
+    tries = 0  # index in `todo` from which no part must be cut
     done: list[tuple[Slice, Any, int]] = []
-    # requests that have failed: the place from which they are not tried on, and the error
+    # failed requests: the place after which items are not tried, and the error
     lost: dict[Request, tuple[int, BaseException]] = {}
     results: Sequence[Any] = ()
     error: BaseException | None = failure
-    del failure  # the next attempt has all memory for itself
+    del failure  # the next attempt needs the memory
     while True:
         groups: Sequence[Part] = ()
         if type(error) is GroupsNeeded:  # `isinstance` may run code of the error's class
-            error, groups = None, error.groups
+            groups, error = error.groups, None
         if error is not None and len(ways) > 1:
             error, groups = None, [(slices, ways[1:])]
         if groups:
@@ -84,10 +86,10 @@ def attempts(
             batch.fitted = False
             size = _size(slices)
             if too_big := _passes(splits, error):
-                drop_locals(error)  # also if a caller gets it: the next attempt needs the memory
+                drop_locals(error)  # a caller may get it later; memory is needed now
             if size > 1 and too_big:
                 batch.too_big = [*batch.too_big, (size, _longest(slices))]
-                todo.append((slices, tried, ways, False))  # cut below, to what may fit by now
+                todo.append((slices, tried, ways, False))  # cut below, to a size that may fit
             elif size > 1 and _passes(isolates, error):
                 todo.insert(tries, (slices, tried, ways, True))
             else:
@@ -97,12 +99,12 @@ def attempts(
                     lost[each[0]] = min(lost.get(each[0], failed_here), failed_here, key=_first)
             error = None
             if too_big:
-                with suppress(BaseException):  # a module may pass for torch
+                with suppress(BaseException):  # another module may be named torch
                     free_cache()
         slices = []
         while not slices:
             if not todo:
-                # a call gets the error of its failed item that stood first in it
+                # a call gets the error of the failed item that comes first in it
                 done.sort(key=lambda outcome: _place(outcome[0]))
                 return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # of three
             slices, tried, ways, failed = todo.pop()
@@ -154,7 +156,7 @@ def _place(piece: Slice) -> int:
 
 
 def _comes_after(piece: Slice, lost: dict[Request, tuple[int, BaseException]]) -> bool:
-    """Return whether an item that stood before all of `piece` in its call has failed."""
+    """Return whether an item that comes before all of `piece` in its call has failed."""
     return piece[0] in lost and lost[piece[0]][0] < _place(piece)
 
 
@@ -167,7 +169,7 @@ def _longest(slices: list[Slice]) -> int:
 
 
 def _cut(slices: list[Slice], room: int) -> tuple[list[Slice], list[Slice]]:
-    """Return the first `room` items of `slices`, and the rest."""
+    """Return slices of the first `room` items of `slices`, and of the rest."""
     first: list[Slice] = []
     rest: list[Slice] = []
     for request, start, stop in slices:

@@ -8,7 +8,7 @@ from typing import Any
 from .._collate.collator import Call, Collator
 from .._core.exceptions import trim_traceback
 from .._core.scheduler import Batch
-from .attempts import CallOutcome, ErrorTest, Outcomes, attempts
+from .attempts import ErrorTest, Outcomes, attempts
 
 Prepared = tuple[Call | BaseException, Any]
 """The first call for a batch, or the error of collating it, and a mark of when its features have
@@ -89,7 +89,7 @@ class Execution:
         args = kwargs = output = context = call = prepared = None
         steps = attempts(batch, collator, failure, self._splits, self._isolates)
         del failure
-        outcome: CallOutcome | None = None
+        outcome: Any = None
         try:
             while True:
                 args, kwargs, _ = steps.send(outcome)
@@ -128,7 +128,7 @@ class Execution:
         args = kwargs = output = context = None
         steps = attempts(batch, collator, failure, self._splits, self._isolates)
         del failure
-        outcome: CallOutcome | None = None
+        outcome: Any = None
         try:
             while True:
                 args, kwargs, _ = steps.send(outcome)

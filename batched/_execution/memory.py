@@ -1,6 +1,4 @@
-"""Running out of memory: how it is told from other failures, and what makes room for another
-attempt.
-"""
+"""Detection of out-of-memory errors, and release of memory before another attempt."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from typing import Final
 from .._core.exceptions import CAUSE, CONTEXT, TRACEBACK
 
 _RESUMABLE: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
-"""Flags of code whose frame may be suspended."""
+"""Flags of code with frames that may be suspended."""
 
 _TYPES: Final = {"OutOfMemoryError"}
-"""What torch raises on CUDA, HIP and XPU; the name is all that its versions have in common."""
+"""Names of the errors of torch on CUDA, HIP and XPU; its versions have only the name in common."""
 
 _MESSAGES: Final = re.compile(
     # torch before 2.5, asynchronous errors, Apple's GPUs
@@ -30,11 +28,12 @@ _MESSAGES: Final = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch might have fitted: by the type of `error` or, where that says little,
-    by its message.
+    """Return whether `error` says that memory ran out, so that a smaller batch might fit.
+
+    The type of `error` decides or, if the type says too little, its message.
     """
-    kind = type(error)  # `isinstance` would ask it for its `__class__`
-    if issubclass(kind, MemoryError):  # numpy's is one
+    kind = type(error)  # `isinstance` would read `error.__class__`, which may be user code
+    if issubclass(kind, MemoryError):  # numpy raises a subclass
         return True
     if any(each.__name__ in _TYPES for each in kind.__mro__):
         return True
@@ -42,8 +41,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def drop_locals(error: BaseException) -> None:
-    """Lets go of the locals of the frames below `error`, and of the tensors in them; its traceback
-    still tells of all lines up to the first that might be gone on with.
+    """Clear the local variables of the frames below `error`, and so free their tensors.
+
+    The traceback keeps all lines up to the first frame that might be resumed.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
@@ -57,15 +57,17 @@ def drop_locals(error: BaseException) -> None:
 
 
 def _without_locals(traceback: TracebackType | None, of_function: bool) -> TracebackType | None:
-    """`traceback` with empty frames. `of_function`: the first is that of the batch function, which
-    is over; before Python 3.13 clearing that of a coroutine that waits would close it.
+    """Return `traceback` with cleared frames, up to the first frame that might be resumed.
+
+    `of_function`: the first frame is that of the batch function, which has ended. Before Python
+    3.13, clearing the frame of a waiting coroutine would close the coroutine.
     """
     lines: list[TracebackType] = []
     while traceback is not None:
         frame = traceback.tb_frame
         if frame.f_code.co_flags & _RESUMABLE and not (of_function and not lines):
             break
-        with suppress(RuntimeError):  # somebody is running it
+        with suppress(RuntimeError):  # the frame is still running
             frame.clear()
         lines.append(traceback)
         traceback = traceback.tb_next
@@ -76,9 +78,7 @@ def _without_locals(traceback: TracebackType | None, of_function: bool) -> Trace
 
 
 def free_cache() -> None:
-    """Gives memory that torch keeps for later back to where the next attempt can have it as one
-    piece.
-    """
+    """Release the memory cached by torch, so that the next attempt can have it in one piece."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

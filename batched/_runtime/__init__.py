@@ -1,1 +1,1 @@
-"""Who waits, who works, and on what: threads and event loops around the same scheduler."""
+"""Runtimes around a scheduler: the callers that wait, and the threads and event loops that work."""

@@ -1,7 +1,7 @@
-"""Calls that have ended, until their callers have been woken.
+"""Ended calls, kept until their callers have been woken.
 
-None is forgotten when an exception breaks in, from a signal handler or a full stack, or at a fork.
-A waker may be woken twice.
+No caller is forgotten at a fork, or if an exception from a signal handler or a full stack
+interrupts. A waker may be woken twice.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Ended = tuple[list[Request], list[Any]]
 
 
 class Answers:
-    """Ended calls of one runtime, by a key: the batch, or another object, that ended them."""
+    """Ended calls of one runtime. Their key is the batch, or another object, that ended them."""
 
     def __init__(self) -> None:
         # calls that the thread which ended them is about to answer
         self.open: dict[object, Ended] = {}
-        # calls whose answering an exception broke off: left to the next thread
+        # calls that an exception left unanswered: the next thread answers them
         self.left: dict[object, Ended] = {}
 
     @property
@@ -31,8 +31,9 @@ class Answers:
         return any(isinstance(key, Batch) for key in list(self.open))
 
     def end(self, key: object, ended: list[Request]) -> None:
-        """Take the wakers of `ended`, under the lock of the runtime. No other thread can end these
-        calls from now on.
+        """Take the wakers of `ended`, under the lock of the runtime.
+
+        No other thread can end these calls from now on.
         """
         self.open[key] = ended, [request.waker for request in ended]
         for request in ended:
@@ -57,8 +58,9 @@ class Answers:
             self.left.pop(key, None)
 
     def take_all(self) -> Iterator[tuple[Request, Any]]:
-        """Take all calls that may not be answered, in a forked process: the thread that was about
-        to answer them is gone.
+        """Remove and yield all calls that may be unanswered, in a forked process.
+
+        The thread that was about to answer them is gone.
         """
         for pending in (self.open, self.left):
             for requests, wakers in list(pending.values()):

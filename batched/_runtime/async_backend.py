@@ -1,6 +1,4 @@
-"""Which event loop runs this code, and what becomes of it: asyncio's (uvloop's among them) or
-trio's, told apart here.
-"""
+"""Event loop that runs this code, and its state: asyncio (uvloop included) or trio."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _modules = sys.modules
 
 
 def current_loop() -> object:
-    """The asyncio loop, or the token of the trio loop, that runs this code; None outside any."""
+    """Return the asyncio loop, or the token of the trio loop, that runs this code; None if none."""
     loop = _get_running_loop()
     if "trio" not in _modules:
         return loop
@@ -24,14 +22,15 @@ def current_loop() -> object:
         # in trio's guest mode an asyncio loop is running, too
         if trio.in_trio_run() if loop is None else trio.in_trio_task():
             return trio.current_trio_token()
-    except AttributeError:  # somebody is just importing it
+    except AttributeError:  # another thread is importing trio
         pass
     return loop
 
 
 def is_notebook() -> bool:
-    """Whether a notebook's kernel runs this code: it has a loop, in the main thread, on which it
-    runs one cell at a time.
+    """Return whether a notebook's kernel runs this code in the main thread.
+
+    The kernel has a loop there, on which it runs one cell at a time.
     """
     get_shell = getattr(_modules.get("IPython"), "get_ipython", None)
     shell = None if get_shell is None else get_shell()
@@ -42,7 +41,7 @@ def is_notebook() -> bool:
 
 
 def current_task() -> object:
-    """The asyncio or trio task that runs this code; None outside any."""
+    """Return the asyncio or trio task that runs this code; None outside any task."""
     loop = current_loop()
     if loop is None or isinstance(loop, asyncio.AbstractEventLoop):
         return asyncio.current_task() if loop is not None else None
@@ -50,24 +49,25 @@ def current_task() -> object:
 
 
 def ends_task(error: BaseException, task: Any) -> bool:
-    """Whether `error`, raised where `task` awaited something, was sent to end the task, and not
-    raised by what it awaited.
+    """Return whether `error`, raised at an `await` of `task`, was sent to end the task.
+
+    Otherwise the awaited object has raised it.
     """
-    kind = type(error)  # `isinstance` would ask it for its `__class__`
+    kind = type(error)  # `isinstance` would read `error.__class__`, which may be user code
     if issubclass(kind, GeneratorExit):
-        return current_task() is not task  # closed from outside: its loop is gone
+        return current_task() is not task  # closed from outside: the loop is gone
     if issubclass(kind, asyncio.CancelledError) and isinstance(task, asyncio.Task):
         return task.cancelling() > 0
     return issubclass(kind, getattr(_modules.get("trio"), "Cancelled", ()))
 
 
 def ends_current_task(error: BaseException) -> bool:
-    """`ends_task` of the task that runs this code."""
+    """Return `ends_task` for the task that runs this code."""
     return ends_task(error, current_task())
 
 
 def post(loop: Any, function: Callable[..., object], *args: Any) -> None:
-    """Has `function` called on `loop`, from any thread.
+    """Call `function` on `loop`. Can be used from any thread.
 
     Raises:
         RuntimeError: the loop is closed.
@@ -79,7 +79,7 @@ def post(loop: Any, function: Callable[..., object], *args: Any) -> None:
 
 
 def is_gone(loop: object) -> bool:
-    """Whether `loop` is closed, so that nothing will run on it any more."""
+    """Return whether `loop` is closed, so that no code will run on it any more."""
     if isinstance(loop, asyncio.AbstractEventLoop):
         return loop.is_closed()
     try:
@@ -90,5 +90,5 @@ def is_gone(loop: object) -> bool:
 
 
 def is_over(loop: object) -> bool:
-    """Whether nothing runs on `loop`, at least at present."""
+    """Return whether no code runs on `loop`, at least at present."""
     return is_gone(loop) or (isinstance(loop, asyncio.AbstractEventLoop) and not loop.is_running())

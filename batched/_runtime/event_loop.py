@@ -1,5 +1,6 @@
-"""The event-loop runtime: coroutine batch functions run on the loop of their callers, one scheduler
-per loop, gone with it.
+"""Event-loop runtime: coroutine batch functions run on the loop of their callers.
+
+Each loop has a runtime with its own scheduler, which exists as long as the loop.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ from .wakers import (
 
 
 class EventLoopRuntime(Runtime):
-    """Serves the callers of one loop. Its workers are tasks there, at most
-    `max_concurrent_batches`, and end when nothing waits.
+    """Runtime for the callers of one loop.
+
+    Its workers are tasks of the loop, at most `max_concurrent_batches`. They end when no call
+    waits.
     """
 
     workers_stay = False
-    tick = 1e-3  # timers of loops end on full milliseconds
+    tick = 1e-3  # timers of loops end on full milliseconds (s)
 
     def _reset(self) -> None:
         super()._reset()
-        # those of the workers: asyncio does not keep them alive
+        # tasks of the workers: asyncio does not keep tasks alive
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _new_bell(self) -> _Bell:
@@ -49,7 +52,7 @@ class EventLoopRuntime(Runtime):
 
     def _start_worker(self, bell: _Bell) -> None:
         loop = current_loop()
-        # in a context of its own: a worker serves many callers
+        # in an empty context: a worker serves many callers
         if isinstance(loop, asyncio.AbstractEventLoop):
             task = contextvars.Context().run(
                 asyncio.Task, self._work(bell), loop=loop, name=f"batched-{self.name}"
@@ -62,7 +65,7 @@ class EventLoopRuntime(Runtime):
             )
 
     def _left(self, bell: _Bell, task: asyncio.Task[None]) -> None:
-        """Forgets the task of a worker that has ended."""
+        """Drop the task of a worker that has ended. End all calls if the worker never began."""
         self._tasks.discard(task)
         if bell.scheduler is self._scheduler and (task.cancelled() or task.exception() is not None):
             self.forsake("the task that was to run it ended before it began")
@@ -71,7 +74,7 @@ class EventLoopRuntime(Runtime):
         loop = current_loop()
         if loop is None:
             super()._soon(act)
-        else:  # calls are taken there only
+        else:  # this loop alone takes the calls
             post(loop, act)
 
     async def _work(self, bell: _Bell) -> None:
@@ -90,15 +93,15 @@ class EventLoopRuntime(Runtime):
                     finally:
                         shift.ends()
                     self._finish(found, outcomes)
-                    self._alarm = AWAKE  # it looks as soon as these callers have had their turn
-                    del outcomes  # an error among them holds this frame
-                    await bell.nap(0)  # callers who come straight back are to join the next batch
+                    self._alarm = AWAKE  # the worker looks once these callers have run
+                    del outcomes  # an error in the outcomes holds this frame
+                    await bell.nap(0)  # callers who come straight back can join the next batch
                 elif found is None:
                     return
                 else:
                     await bell.nap(max(found - time.perf_counter(), 0.0))
         except BaseException as error:
-            # ours; let out of a system task, it would end trio itself
+            # an error of this library; if a system task raised it, trio itself would end
             if not ends_task(error, task):
                 log_failure("the worker of %s failed", self.name)
                 self.forsake(f"its worker failed with a {type(error).__name__}")
@@ -110,12 +113,12 @@ class EventLoopRuntime(Runtime):
 
 
 class _Bell:
-    """What a worker rests on, renewed for each rest."""
+    """Bell on which a worker rests. Each rest has a new waker."""
 
     _waker: AsyncWaker
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
+        self.scheduler: Scheduler | None = scheduler  # scheduler of the worker's batches
 
     def hang(self) -> None:
         self._waker = async_waker(current_loop())
@@ -125,8 +128,9 @@ class _Bell:
         wake_all([self._waker])
 
     async def nap(self, seconds: float) -> None:
-        """Rests until rung, but not longer than `seconds`; for 0 seconds, lets every other task
-        that is ready run once.
+        """Rest until rung, at most for `seconds`.
+
+        For 0 seconds, let every other task that is ready run once.
         """
         if seconds:
             await wait(self._waker, seconds)
@@ -137,23 +141,23 @@ class _Bell:
 
 
 class EventLoops:
-    """One `EventLoopRuntime` for each loop that calls the function."""
+    """Runtimes of one function: an `EventLoopRuntime` for each loop that calls it."""
 
     def __init__(self, make: Callable[[], EventLoopRuntime], name: str) -> None:
         self._make = make
-        self._name = name  # of the batch function, for messages
+        self._name = name  # name of the batch function, for messages
         self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = (
             weakref.WeakKeyDictionary()
         )
-        # the last one found: a look-up less
+        # the loop and runtime found last, which saves a look-up
         self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None
         self._closed = False
 
     def here(self, loop: object) -> EventLoopRuntime:
-        """The runtime of `loop`, which runs this code.
+        """Return the runtime of `loop`, which runs this code.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: `loop` is None.
         """
         if loop is None:
             raise RuntimeError(
@@ -179,7 +183,7 @@ class EventLoops:
 
     @property
     def queue_size(self) -> int:
-        """Items that wait, on all loops."""
+        """Items that wait in the queues of all loops."""
         return sum(runtime.queue_size for _, runtime in self._all())
 
     @property
@@ -193,16 +197,16 @@ class EventLoops:
         return sum(runtime.in_flight for _, runtime in self._all())
 
     def open(self) -> None:
-        """Takes calls again."""
+        """Accept calls again."""
         self._closed = False
         for _, runtime in self._all():
             runtime.open()
 
     def shutdown(self, *, wait: bool, cancel: bool) -> None:
-        """Closes; with `wait`, returns once every accepted call has ended.
+        """Close. With `wait`, return once every accepted call has ended.
 
         Raises:
-            RuntimeError: waiting would block the very loop that has calls to finish.
+            RuntimeError: waiting would block the loop that must finish the calls.
         """
         here = current_loop()
         own = self._runtimes.get(here) if here is not None else None
@@ -226,7 +230,7 @@ class EventLoops:
                             runtime.forsake("the event loop that was to run it has stopped")
 
     async def aclose(self, *, cancel: bool) -> None:
-        """Closes, and returns once every accepted call has ended."""
+        """Close, and return once every accepted call has ended."""
         for loop, runtime in self._close(cancel):
             if (waiting := self._waiting_for(loop, runtime)) is not None:
                 with waiting:
@@ -246,8 +250,9 @@ class EventLoops:
     def _waiting_for(
         self, loop: object, runtime: EventLoopRuntime
     ) -> AbstractContextManager[None] | None:
-        """As `runtime.waiting_for` all calls; None also if it has no calls to finish, or lives on a
-        loop that has stopped.
+        """Return `runtime.waiting_for(None)`, or None if the runtime has no calls to finish.
+
+        If its loop has stopped, its calls are ended first.
         """
         if is_over(loop):
             runtime.forsake("the event loop that was to run it has stopped")
@@ -255,7 +260,7 @@ class EventLoops:
 
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
         loops = [loop for ref in self._runtimes.keyrefs() if (loop := ref()) is not None]
-        # others come and go meanwhile
+        # loops may come and go meanwhile
         return [
             (loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None
         ]

@@ -1,5 +1,6 @@
-"""Keeps callers of a runtime from waiting for themselves: for a lock that their own thread has, or
-for a batch that they are part of.
+"""Guard against waits that would never end.
+
+A caller must not wait for a lock that its own thread holds, or for a batch that it is part of.
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ from .timer_thread import timer
 
 
 class Guard:
-    """Owns the lock of a runtime. Finalizers and signal handlers break in anywhere, also on a
-    thread that has it.
+    """Owner of the lock of a runtime.
+
+    Finalizers and signal handlers interrupt a thread anywhere, also while it holds the lock.
     """
 
     def __init__(self, badge: Badge) -> None:
-        self.badge = badge  # what runs carry instead of a reference to this
+        self.badge = badge  # identity for runs, which hold no reference to the runtime
         self._renew_lock()
 
     def _renew_lock(self) -> None:
-        # never held while user code is called or callers are woken; reentrant, to know who has it
+        # never held while user code runs or callers are woken; reentrant, to know its owner
         self._lock: Any = threading.RLock()
 
     def _later(self, method: Callable[..., object], *args: Any) -> bool:
-        """Whether this thread has the lock, and is to change nothing now; then `method` is called
-        when it has not.
+        """Return whether this thread holds the lock, and must change nothing now.
+
+        If so, `method` is called after the lock is free.
         """
         if not self._lock._is_owned():
             return False
@@ -38,20 +41,19 @@ class Guard:
         return True
 
     def _soon(self, act: Callable[[], object]) -> None:
-        """Has `act` called a moment later, in a thread of its own: callbacks of futures may
-        block.
-        """
+        """Call `act` a moment later, in a new thread: callbacks of futures may block."""
         timer.start()
         timer.call_soon(daemon_thread(f"{self.badge.name}-later", act).start)
 
     def wait_for(
         self, request: Request | None, *, room: bool = False, done: Callable[[], bool] | None = None
     ) -> Wait | None:
-        """Notes that this code is about to wait for `request`, or for the end of all, or only for
-        `room`; None outside any batch.
+        """Note that this code is about to wait for `request`. Return None outside any batch.
+
+        `request` None stands for all calls. With `room`, the wait is only for room in the queue.
 
         Raises:
-            RuntimeError: it would wait for itself, and so for ever.
+            RuntimeError: the code would wait for itself, and so for ever.
         """
         if self._lock._is_owned():
             raise RuntimeError(
@@ -63,9 +65,7 @@ class Guard:
     def waiting_for(
         self, request: Request | None, *, room: bool = False
     ) -> AbstractContextManager[None] | None:
-        """As `wait_for`, for a `with` statement around the wait; None if it would wait for
-        itself.
-        """
+        """Return `wait_for` as a context manager, or None if the code would wait for itself."""
         try:
             return self.wait_for(request, room=room) or nullcontext()
         except RuntimeError:
@@ -73,7 +73,7 @@ class Guard:
 
     @property
     def within(self) -> bool:
-        """Whether waiting for the end of all calls would be waiting for itself here."""
+        """Whether this code would wait for itself if it waited for the end of all calls."""
         waiting = self.waiting_for(None)
         with waiting or nullcontext():
             return waiting is None

@@ -1,4 +1,4 @@
-"""Calls of `on_batch`, which can do no harm to callers."""
+"""Calls of `on_batch`. Their failures do not affect callers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ class Observer:
     """The user's hook for the batches of one function."""
 
     def __init__(self, name: str, hook: Callable[[BatchRecord], object]) -> None:
-        self._name = name  # of the batch function
+        self._name = name  # name of the batch function
         self._hook = hook
-        self._failed = False  # a failure has been logged; one is enough
+        self._failed = False  # whether a failure was logged; later failures are not
 
     def observe(self, batch: Batch, outcomes: Outcomes) -> None:
-        """Call the hook with a record of `batch`, after its callers have been answered. Never
-        raise.
-        """
+        """Call the hook with a record of `batch`, after its callers were answered. Never raise."""
         try:
             with between_runs():
                 self._hook(self._record(batch, outcomes))

@@ -1,5 +1,6 @@
-"""What callers do to a runtime: queue a call, give it up, close and open it; `Runtime` adds what
-workers do to the state declared here.
+"""Callers' side of a runtime: queue a call, cancel it, close and open the runtime.
+
+`Runtime` adds the workers' side of the state that is declared here.
 """
 
 from __future__ import annotations
@@ -17,35 +18,32 @@ from .._core.scheduler import Request, Scheduler
 from ..errors import BatcherClosed, QueueFull, QueueTimeout
 from ..stats import Recorder
 from .answers import Answers
-from .async_backend import current_loop
 from .guard import Guard
 from .shift import Badge, daemon_thread, is_running
 from .timer_thread import timer
 from .wakers import Future, Waker, wake_all
 
 AWAKE: Final = -math.inf
-"""The alarm while a free worker is awake."""
+"""Value of the alarm while a free worker is awake."""
 
 
 class Reception(Guard, ABC):
-    """Takes calls for one scheduler, and gives them up; knows of workers only that they can be
-    called.
-    """
+    """Receiver of the calls for one scheduler. Of workers it knows only how to call one."""
 
     tick = 0.0  # the shortest time for which workers can wait (s)
-    # the interpreter is; batches may still wait for functions that are closed to everybody else
+    # whether the interpreter exits: running batches may then still call functions that are closed
     exiting = False
 
     def __init__(self, policy: BatchPolicy, recorder: Recorder, name: str) -> None:
-        # with a lock that guards what follows
+        # creates the lock that guards the state below
         super().__init__(Badge(name, policy.max_concurrent_batches))
         self.policy = policy
         self.recorder = recorder
-        self.name = name  # of the batch function, for messages and thread names
+        self.name = name  # name of the batch function, for messages and thread names
         self._may_expire = policy.queue_timeout is not None
         self._raises = policy.on_full == "raise"
-        self._closed = False  # no more calls are taken
-        self._answers = Answers()  # that are not given yet
+        self._closed = False  # whether calls are refused
+        self._answers = Answers()  # ended calls with callers that are not yet woken
         self._reset()
 
     def _reset(self) -> None:
@@ -53,16 +51,16 @@ class Reception(Guard, ABC):
         self.badge.running = self._scheduler.running
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._expiry = NEVER  # when the timer looks for calls that have waited too long (s)
-        self._workers = 0  # started and not ended
-        self._resting: list[Any] = []  # what rings each worker that rests
-        # this is being changed or, if nobody has the lock, was left half changed by a signal or a
-        # full stack
+        self._workers = 0  # workers that have started and not ended
+        self._resting: list[Any] = []  # bells of the workers that rest
+        # whether this state is being changed. If true while the lock is free, a signal or a full
+        # stack has interrupted a change
         self._torn = False
-        self._until_drained: list[Waker] = []  # those who wait for the end of all accepted calls
+        self._until_drained: list[Waker] = []  # wakers to wake once all calls have ended
 
     @property
     def queue_size(self) -> int:
-        """Items that wait."""
+        """Items that wait in the queue."""
         return self._scheduler.waiting
 
     @property
@@ -77,26 +75,29 @@ class Reception(Guard, ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether any worker has not ended."""
+        """Whether any worker has not ended yet."""
         return self._workers > 0
 
     def pending(self, *, running_only: bool) -> bool:
-        """Whether accepted calls have not been answered; with `running_only`, of those that have
-        begun to run.
+        """Return whether accepted calls are unanswered.
+
+        With `running_only`, consider only calls that have begun to run.
         """
         return bool(self._scheduler.running) or (self._scheduler.waiting > 0 and not running_only)
 
     def submit(self, request: Request, *, from_event_loop: bool) -> bool:
-        """Accepts `request`, whose waker will be woken once; False if it waits for room first.
-        `from_event_loop`: see `Scheduler.submit`.
+        """Accept `request`, and wake its waker once when the call has ended.
+
+        Return False if the call waits for room in the queue first. `from_event_loop`: see
+        `Scheduler.submit`.
 
         Raises:
             BatcherClosed: after `close`.
-            QueueFull: there is no room, and no waiting for it.
+            QueueFull: the queue has no room, and `on_full` is "raise".
         """
         if self._lock._is_owned():
             if isinstance(request.waker, _thread.LockType):
-                self.wait_for(request)  # which refuses
+                self.wait_for(request)  # raises
             return self._later(self._submit_late, request, from_event_loop)
         call = False
         expiry = NEVER  # for which the timer has to be set
@@ -133,8 +134,7 @@ class Reception(Guard, ABC):
         except BaseException:
             self._call_for_repair()
             raise
-        # also if a signal handler raises just here: all callers rely on that worker and on the
-        # timer now
+        # even if a signal handler raises here: all callers depend on this worker and on the timer
         finally:
             try:
                 if call:
@@ -161,7 +161,7 @@ class Reception(Guard, ABC):
         self._torn = False
 
     def _refused(self) -> Exception:
-        """What a caller is told who cannot be served."""
+        """Return the exception for a refused call."""
         self.recorder.rejected()
         if self._closed:
             return BatcherClosed(
@@ -173,7 +173,7 @@ class Reception(Guard, ABC):
         )
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
-        """As `submit`, after a finalizer or a signal handler has gone on without knowing."""
+        """Submit `request` of a finalizer or signal handler that has gone on. Answer any error."""
         try:
             self.submit(request, from_event_loop=from_event_loop)
         except BaseException as error:
@@ -181,8 +181,9 @@ class Reception(Guard, ABC):
             wake_all([request.waker])
 
     def cancel(self, request: Request) -> bool:
-        """Takes a request out of the queue, never to be computed; False if any of it runs or has
-        run, or it has ended.
+        """Remove a request from the queue, so that it is never computed.
+
+        Return False if any of its items runs or has run, or if the request has ended.
         """
         if self._later(self.cancel, request):
             return False
@@ -209,7 +210,7 @@ class Reception(Guard, ABC):
         return True
 
     def abandon(self, request: Request) -> None:
-        """Drops what is left of a request that nobody waits for any more."""
+        """Drop the waiting items of a request that no caller waits for any more."""
         if self._later(self.abandon, request):
             return
         try:
@@ -232,8 +233,9 @@ class Reception(Guard, ABC):
             raise
 
     def count_wait(self, request: Request, counts: bool) -> None:
-        """Has the time that `request` waits count for `queue_timeout_ms`, from now on, or not at
-        all.
+        """Count the time that `request` waits for `queue_timeout_ms`, from now on.
+
+        With `counts` False the time does not count.
         """
         if self._later(self.count_wait, request, counts):
             return
@@ -245,16 +247,20 @@ class Reception(Guard, ABC):
             timer.call_at(expiry, self.expire)
 
     def _new_expiry(self, now: float) -> float:
-        """The moment for which the timer has to be set, infinite if it is; under the lock."""
+        """Return the moment for which the timer must be set (s); infinite if it is set.
+
+        The caller holds the lock.
+        """
         if now <= self._expiry < NEVER:
             return NEVER
-        # not set, or a signal broke in on setting it
+        # the timer is not set, or a signal interrupted setting it
         self._expiry = self._scheduler.next_expiry()
         return self._expiry
 
     def expire(self) -> None:
-        """Ends the calls that have waited too long. Called by the timer, where no signal is
-        handled.
+        """End the calls that have waited too long.
+
+        The timer thread runs this; no signal handler interrupts that thread.
         """
         key = object()
         with self._lock:
@@ -274,7 +280,7 @@ class Reception(Guard, ABC):
         if expiry < NEVER:
             timer.call_at(expiry, self.expire)
         self._admit()
-        if futures:  # whose callbacks may block, and the timer is everybody's
+        if futures:  # their callbacks may block, and all batchers share the timer
             try:
                 daemon_thread(f"{self.name}-callbacks", self._answers.tell, key).start()
             except RuntimeError:  # no more threads
@@ -283,10 +289,10 @@ class Reception(Guard, ABC):
             self._answers.tell(key)
 
     def _admit(self) -> None:
-        """Tells the callers that have got room in the queue; to be asked after whatever made room.
+        """Notify callers whose requests have entered the queue. Called after room was made.
 
-        No worker needs to be called: while anybody stands in line, nothing is held back, so that
-        all of them work.
+        No worker needs to be called: while requests are blocked no group is held, so all workers
+        are busy.
         """
         entered = self._scheduler.admitted
         for request in list(entered):
@@ -296,8 +302,9 @@ class Reception(Guard, ABC):
             entered.pop(request, None)
 
     def close(self, cancel: bool) -> None:
-        """Takes no more calls; what waits is run without being held back or, with `cancel`, ends
-        now.
+        """Refuse further calls.
+
+        Calls that wait run without being held or, with `cancel`, end now.
         """
         if self._later(self.close, cancel):
             return
@@ -323,7 +330,7 @@ class Reception(Guard, ABC):
                 resting = list(self._resting)
                 drained = self._drained()
                 self._torn = False
-            # before the callers: callbacks of futures may wait for what these workers do
+            # before the callers: callbacks of futures may wait for these workers
             for bell in resting:
                 bell.ring(self)
             self._admit()
@@ -335,7 +342,7 @@ class Reception(Guard, ABC):
             raise
 
     def open(self) -> None:
-        """Takes calls again."""
+        """Accept calls again."""
         if self._later(self.open):
             return
         with self._lock:
@@ -345,8 +352,9 @@ class Reception(Guard, ABC):
         wake_all(overtaken)
 
     def when_drained(self, waker: Waker) -> None:
-        """Has `waker` woken once this is closed, every accepted call has ended and so have the
-        workers, or it was opened again.
+        """Wake `waker` once the closed runtime has ended every call and every worker.
+
+        If the runtime opens again, wake it then.
         """
         with self._lock:
             self._until_drained.append(waker)
@@ -354,10 +362,11 @@ class Reception(Guard, ABC):
         wake_all(drained)
 
     def forsake(self, why: str, *, forked: bool = False) -> None:
-        """End every call with `BatcherClosed`, also in running batches, and start afresh with other
-        workers.
+        """End every call with `BatcherClosed`, also in running batches, and replace all workers.
+
+        `why` is the reason in the message. `forked`: called in the child of a fork.
         """
-        if forked:  # the thread that had the lock is gone
+        if forked:  # the thread that held the lock is gone
             self._renew_lock()
         with self._lock:
             scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
@@ -386,7 +395,7 @@ class Reception(Guard, ABC):
         self._answers.tell_left()
 
     def _drained(self) -> list[Waker]:
-        """Those to be told that nothing is left to do, if so."""
+        """Return the wakers of callers that wait for the end of all calls, if all have ended."""
         if (
             not self._closed
             or self._workers
@@ -394,12 +403,10 @@ class Reception(Guard, ABC):
             or self._scheduler.running
             or self._answers.of_batches
         ):
-            return []  # answers may be given by threads that work for a worker which has ended
+            return []  # with `prefetch`, threads may still answer after their worker has ended
         wakers, self._until_drained = self._until_drained, []
         return wakers
 
     @abstractmethod
     def _call_worker(self) -> None:
-        """Wakes a worker that rests, or starts one; all others are about to look for a batch
-        anyway.
-        """
+        """Wake a worker that rests, or start one. Any other worker is about to look for a batch."""

@@ -1,10 +1,9 @@
-"""The workers' side of a runtime, common to threads and loops: the rule by which free workers are
-called, find a batch, and answer callers.
+"""Workers' side of a runtime, common to threads and loops: call a worker, find a batch, answer.
 
-Workers lead and follow. At any time one free worker at most is on watch: awake and about to ask for
-a batch, or asleep until the moment at which one may leave. `_alarm` is when it looks. A caller who
-lets a batch leave earlier calls a worker. A worker that takes a batch hands the watch over if
-anything is left to watch. So no thread polls.
+Workers follow the leader/followers pattern. At most one free worker is on watch at any time: it is
+about to ask for a batch, or it sleeps until the moment at which a batch may leave. `_alarm` is the
+moment at which it looks. A caller that lets a batch leave earlier calls a worker. A worker that
+takes a batch calls another worker to watch if items still wait. So no thread polls.
 """
 
 from __future__ import annotations
@@ -58,11 +57,12 @@ class Runtime(Reception):
 
     def _call_worker(self) -> None:
         """Wake a worker that rests, or start one. Any other worker is about to look for a batch."""
-        bell, starting = None, False
+        bell: Any = None
+        starting = False
         try:
             with self._lock:
                 if self._resting:
-                    bell = self._resting[-1]  # the worker takes its bell off the list
+                    bell = self._resting[-1]  # the worker removes its bell from the list
                 elif self._workers < self.most_workers:
                     bell = self._new_bell()
                     starting = True
@@ -71,12 +71,12 @@ class Runtime(Reception):
                 self._start_worker(bell)
             elif bell is not None:
                 bell.ring(self)
-        # no more threads, or a signal, or a full stack: only plain stores are sure to work now
+        # no more threads, or a signal, or a full stack: only assignments are certain to work now
         except BaseException as error:
             self._alarm = NEVER
             if starting:
                 with self._lock:
-                    # a worker that has begun nevertheless ends uncounted
+                    # if the worker has begun nevertheless, it ends uncounted
                     bell.scheduler = None
                     rests = bell in self._resting
                     self._workers -= 1
@@ -90,7 +90,7 @@ class Runtime(Reception):
                 raise
 
     def _start_later(self, error: BaseException) -> None:
-        """Have a worker started where no signal breaks in, or give up if no thread can start."""
+        """Start a worker in a thread that no signal interrupts, or end all calls if this fails."""
         if not _is_lack_of_threads(error):
             try:
                 self._soon(self._call_worker)
@@ -100,8 +100,9 @@ class Runtime(Reception):
         self.forsake(f"no worker could be started: {error}")
 
     def _take(self, bell: Any) -> Batch | float | None:
-        """Return the next step of a free worker: a batch to run, the moment until which to rest on
-        `bell`, or None to end.
+        """Return the next step of a free worker.
+
+        The step is a batch to run, the moment until which to rest on `bell`, or None to end.
         """
         if self._answers.left:
             self._answers.tell_left()
@@ -116,23 +117,23 @@ class Runtime(Reception):
     def _look(self, bell: Any, now: float) -> tuple[Batch | float | None, bool, list[Waker]]:
         """Look for a batch, under the lock.
 
-        Return the next step of the worker (see `_take`), whether another worker is to be called,
-        and the wakers of those who wait until all calls have ended, if they have.
+        Return the next step of the worker (see `_take`), and whether another worker must be called.
+        If all calls have ended, also return the wakers of the callers that wait for that.
         """
         scheduler = self._scheduler
-        if bell in self._resting:  # it woke by itself
+        if bell in self._resting:  # the worker woke by itself
             self._resting.remove(bell)
-        # its scheduler was forsaken, or the worker was given up when it was started
+        # the scheduler was replaced, or starting the worker was given up
         uncounted = bell.scheduler is not scheduler
         batch = None if uncounted else scheduler.take(now)
         if batch is not None or uncounted:
             more = scheduler.has_room and scheduler.waiting > 0
             self._alarm = AWAKE if more else NEVER
-            # the worker may have answered callers since
+            # the worker may have answered callers in the meantime
             return batch, more, self._drained() if uncounted else []
         deadline = scheduler.next_deadline()
         if deadline == NEVER and self.workers_stay and scheduler.has_room:
-            # callers who come back then need not ring, only to have the worker wait
+            # callers who come back until then need not ring the worker
             deadline = scheduler.return_time(now)
         self._alarm = deadline
         done = deadline == NEVER and not scheduler.waiting
@@ -143,7 +144,7 @@ class Runtime(Reception):
         return deadline, False, []
 
     def _hand_on(self, more: bool, drained: list[Waker]) -> None:
-        """Wake all for whom a look for a batch has changed something."""
+        """Notify admitted callers, call another worker if `more`, and wake `drained`."""
         self._admit()
         if more:
             self._call_worker()
@@ -168,7 +169,7 @@ class Runtime(Reception):
                     if ended:
                         self._answers.end(batch, ended)
                     now = time.perf_counter()
-                    # last, so that its callers are somewhere if an exception breaks in
+                    # last: an exception that interrupts must not lose the callers
                     scheduler.finished(batch, now)
                     if bell is not None and not ended and self.observer is None:
                         looked = True
@@ -206,7 +207,7 @@ class Runtime(Reception):
             self._answers.tell(batch)
 
     def answer(self, request: Request, result: Any) -> None:
-        """Answer a call of one item while its batch runs on."""
+        """Answer a call of one item while its batch still runs."""
         try:
             with self._lock:
                 ended, open_ended = settle(self._scheduler, ([(request, 0, 1)], [result], [1]))
@@ -227,12 +228,12 @@ class Runtime(Reception):
 
 
 def _is_lack_of_threads(error: BaseException) -> bool:
-    """Return whether `error` says that no thread can start, and no signal handler raised it."""
+    """Return whether `error` means that no thread can start, and is not from a signal handler."""
     return isinstance(error, (RuntimeError, MemoryError))
 
 
 def _after_fork() -> None:
-    """Give callers of this process fresh runtimes: no thread of the parent is here."""
+    """Reset all runtimes in the child of a fork, which has no thread of the parent."""
     timer.renew()
     for runtime in alive():
         runtime.recorder.renew_lock()

@@ -1,4 +1,4 @@
-"""Settling of requests: outcomes of a batch become results, and exceptions for callers."""
+"""Settling of requests: outcomes of a batch become results, or exceptions for callers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _POSITION = itemgetter(0)
 def settle(scheduler: Scheduler, outcomes: Outcomes) -> tuple[list[Request], list[Request]]:
     """Add outcomes to their requests, under the lock.
 
-    Return the requests that have ended, and these of them that `complete` must see: requests that
-    came in parts have no result yet, and failed ones have the error of the function.
+    Return the requests that have ended, and the requests among them that `complete` must see. A
+    request with several parts has no result yet. A failed request has the error of the function,
+    not a copy for its caller.
     """
     ended: list[Request] = []
     open_ended: list[Request] = []
@@ -32,7 +33,7 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> tuple[list[Request], lis
     for (request, start, stop), result in zip(slices, results):  # noqa: B905  each batch pays for it
         if request.waker is None or request.error is not None:
             continue  # its caller has gone, or another part of it failed
-        if issubclass(type(result), BaseException):  # its `__class__` may be code of the user's
+        if issubclass(type(result), BaseException):  # `__class__` may be user code
             request.error = result
             scheduler.cancel(request)
             open_ended.append(request)
@@ -52,9 +53,9 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> tuple[list[Request], lis
 
 
 def complete(open_ended: list[Request], join: Join, name: str) -> int:
-    """Join the parts of requests, and make an exception for each caller whose call failed.
+    """Join the parts of requests, and create an exception for the caller of each failed call.
 
-    Return the number of failed calls. `name` is the batch function's. Takes no lock.
+    Return the number of failed calls. `name` is the name of the batch function. No lock is needed.
     """
     failed = 0
     for request in open_ended:
@@ -70,19 +71,19 @@ def complete(open_ended: list[Request], join: Join, name: str) -> int:
     return failed
 
 
-# Raised into a caller these would pass for a cancellation or for the end of an iteration. An error
-# that is no Exception might end the caller's program.
+# Callers would mistake these for a cancellation or for the end of an iteration. An error that is
+# not an `Exception` might end the caller's program.
 _MISLEADING = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 
 
 def exception_for_caller(name: str, error: BaseException) -> BaseException:
     """Return the exception for one caller of the batch function `name`.
 
-    It is a copy that nothing tells from `error`, or a `SharedError`. A lone caller gets a copy,
-    too: the function may keep `error`, and raise or return it again. Where raising the type of
-    `error` would mean something else to callers, they get a `BatchFunctionError` caused by it.
+    The exception is a copy of `error` or, if `error` cannot be copied, a `SharedError`. A lone
+    caller gets a copy, too: the function may keep `error`, and raise or return it again. If callers
+    would mistake the type of `error`, they get a `BatchFunctionError` caused by a copy.
     """
-    # a coroutine turns StopIteration into this
+    # a coroutine turns StopIteration into RuntimeError
     if type(error) is RuntimeError and issubclass(type(error.__cause__), StopIteration):
         error = error.__cause__  # type: ignore[assignment]  # by the line above
     if issubclass(type(error), _MISLEADING) or not issubclass(type(error), Exception):
@@ -96,5 +97,5 @@ def exception_for_caller(name: str, error: BaseException) -> BaseException:
 def _describe(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except BaseException:  # of its class
+    except BaseException:  # raised by the class of `error`
         return object.__repr__(error)

@@ -1,9 +1,9 @@
-"""The thread runtime: dedicated daemon threads call the batch function, so a model always sees the
-same threads.
+"""Thread runtime: dedicated daemon threads call the batch function.
 
-A worker forms a batch, collates it, calls the function and answers the callers. With `prefetch`
-there is one worker, which forms and collates batches. `max_concurrent_batches` other threads call
-the function and answer. So the next batch, if it is full, is ready when the function returns.
+So a model always sees the same threads. A worker forms a batch, collates it, calls the function and
+answers the callers. With `prefetch` there is one worker, which forms and collates batches. In
+addition, `max_concurrent_batches` threads call the function and answer. So the next batch, if it is
+full, is ready when the function returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
@@ -30,12 +29,13 @@ from .shift import Shift, daemon_thread, enter_worker
 from .wakers import POLL_INTERVAL, async_waker, blocking_waker, log_failure, wake_all
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
-"""A runtime, a batch of it, and that batch collated."""
+"""A runtime, one of its batches, and the collated batch."""
 
 
 class ThreadRuntime(Runtime):
-    """Runtime of at most `max_concurrent_batches` threads that call the function. They start as they
-    are needed, and end by `shutdown` or with this object.
+    """Runtime of at most `max_concurrent_batches` threads that call the function.
+
+    Threads start when they are needed. They end by `shutdown`, or with this object.
     """
 
     workers_stay = True
@@ -54,11 +54,11 @@ class ThreadRuntime(Runtime):
 
     def _reset(self) -> None:
         super()._reset()
-        self._threads: set[threading.Thread] = set()  # those of the workers
-        self._numbers = itertools.count(1)  # for their names
+        self._threads: set[threading.Thread] = set()  # threads of the workers
+        self._numbers = itertools.count(1)  # numbers for thread names
 
     def here(self, _: object) -> ThreadRuntime:
-        """Return the runtime that serves callers on some loop, or none: this one."""
+        """Return the runtime for callers on any loop, or on none: this one."""
         return self
 
     def shutdown(self, *, wait: bool, cancel: bool) -> None:
@@ -120,20 +120,22 @@ class ThreadRuntime(Runtime):
     def run(
         self, batch: Batch, prepared: Prepared | None, shift: Shift, bell: _Bell | None = None
     ) -> Batch | float | None:
-        """Call the function for `batch` here, and answer its callers. With `bell`, return the next
-        step of the worker (see `Runtime._take`).
+        """Call the function for `batch` in this thread, and answer its callers.
+
+        With `bell`, return the next step of the worker (see `Runtime._take`).
         """
         shift.batch, shift.runtime = batch, self
         batch.begun = True
         outcomes = self.execution.run(batch, prepared)
         shift.ends()
         found = self._finish(batch, outcomes, bell)
-        del outcomes  # an error among them holds this frame
+        del outcomes  # an error in the outcomes holds this frame
         return found
 
     def relieve(self) -> None:
-        """Call the worker to the batch that it had no room for, or to its end. Wake the callers who
-        wait until all calls have ended, if they have.
+        """Call the worker if there is room for its next batch, or if it can end.
+
+        If all calls have ended, wake the callers that wait for that.
         """
         with self._lock:
             idle = self._closed and not self._scheduler.waiting and bool(self._resting)
@@ -146,10 +148,10 @@ class ThreadRuntime(Runtime):
         wake_all(drained)
 
     def serve(self, bell: _Bell, shift: Shift) -> bool:
-        """Run batches until there is none. Return False if the worker is to end."""
+        """Run batches until none is ready. Return False if the worker must end."""
         found = self._take(bell)
         while True:
-            if type(found) is Batch:
+            if isinstance(found, Batch):
                 if bell.calls is None:
                     found = self.run(found, None, shift, bell)
                     continue
@@ -165,19 +167,20 @@ class ThreadRuntime(Runtime):
 
 
 class _Bell:
-    """Bell on which a worker rests. Ringing brings the runtime along, so that a resting worker keeps
-    no runtime alive.
+    """Bell on which a worker rests.
+
+    Ringing passes the runtime along, so that a resting worker keeps no runtime alive.
     """
 
     __slots__ = ("_caller", "_lock", "badge", "calls", "runtime", "scheduler", "threads")
 
     def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
-        self.scheduler: Scheduler | None = scheduler  # whose batches the worker runs
+        self.scheduler: Scheduler | None = scheduler  # scheduler of the worker's batches
         self._lock = threading.Lock()  # locked while the worker may rest
         self._lock.acquire()
-        # the runtime that rang last; None: none has, or the runtime is gone
+        # the runtime that rang last; None if none has, or the runtime is gone
         self._caller: ThreadRuntime | None = None
-        self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # whose worker it is
+        self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # runtime of the worker
         self.badge = runtime.badge
         # the worker, and with `prefetch` the threads that call the function for it
         self.threads: list[threading.Thread] = []
@@ -188,7 +191,7 @@ class _Bell:
         self._caller = caller
         try:
             self._lock.release()
-        except RuntimeError:  # rung already
+        except RuntimeError:  # already rung
             pass
 
     def wait(self) -> ThreadRuntime | None:
@@ -200,18 +203,18 @@ class _Bell:
                 return caller
 
     def nap(self, seconds: float) -> None:
-        """Rest until rung, but not longer than `seconds`."""
+        """Rest until rung, at most for `seconds`."""
         self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
-        self._caller = None  # it is being served
+        self._caller = None  # the worker serves this runtime already
 
     def dismiss(self) -> None:
-        """End the threads that call the function, after the work that they have been given."""
+        """End the threads that call the function, once they have finished their work."""
         if self.calls is not None:
             self.calls.put(None)
 
 
 def _work(bell: _Bell) -> None:
-    """Work for a runtime until the worker is to end: the target of a worker's thread."""
+    """Serve a runtime until the worker must end. Target of a worker's thread."""
     try:
         shift = enter_worker(bell.badge, thread=True)
         if bell.calls is not None and (runtime := bell.runtime()) is not None:
@@ -226,33 +229,34 @@ def _work(bell: _Bell) -> None:
 
 
 def _call(bell: _Bell) -> None:
-    """Call the function for each batch that a worker has prepared: the target of a thread."""
+    """Call the function for each batch that a worker has prepared. Target of a thread."""
     try:
         shift = enter_worker(bell.badge, thread=True)
         assert bell.calls is not None
         free_since = 0.0
         while (work := bell.calls.get()) is not None:
             runtime, batch, prepared = work
-            batch.started = max(batch.started, free_since)  # it was formed ahead
+            batch.started = max(batch.started, free_since)  # the batch was formed ahead
             runtime.run(batch, prepared, shift)
             free_since = time.perf_counter()
             runtime.relieve()
             del work, runtime, batch, prepared
-        bell.dismiss()  # for the next of these threads
+        bell.dismiss()  # passes the end on to the next thread
     except BaseException as error:
         _fail(bell.runtime(), error)
 
 
 def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
     """End the calls of a runtime whose worker failed."""
-    if runtime is not None:  # else there are no callers
+    if runtime is not None:  # else no caller is left
         log_failure("the worker of %s failed", runtime.name)
         runtime.forsake(f"its worker failed with a {type(error).__name__}")
 
 
 def _at_exit() -> None:
-    """Finish every accepted call, as `ThreadPoolExecutor` does, and the calls that these make in
-    turn. Interrupted, leave the rest undone.
+    """Finish every accepted call, as `ThreadPoolExecutor` does, and the calls made by these calls.
+
+    An interruption leaves the rest undone.
     """
     runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
     Reception.exiting = True

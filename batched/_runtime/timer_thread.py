@@ -1,6 +1,4 @@
-"""Calls back at a given moment: one thread for all batchers of the process, started when the first
-of them needs it.
-"""
+"""Timer of all batchers of a process: one thread, started when the first batcher needs it."""
 
 from __future__ import annotations
 
@@ -18,50 +16,51 @@ from .shift import daemon_thread
 from .wakers import log_failure
 
 _Appointment = tuple[float, int, Callable[[], Callable[[], object] | None]]
-"""When (s), a number that makes it unique, and what returns what to call then, if that still
-exists.
+"""Moment (s), a unique number, and a function that returns the method to call, or None if it is
+gone.
 """
 
 
 MANY: Final = 64
-"""Appointments that are kept without a look whether anybody still wants them."""
+"""Appointments that the thread keeps without checking whether their methods still exist."""
 
 
 class TimerThread:
-    """Has methods called, from its own thread, when their time has come."""
+    """Thread that calls methods at given moments."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self.renew()
 
     def renew(self) -> None:
-        """Forgets everything; in a forked process the thread is gone."""
+        """Discard all state. In a forked process the thread is gone."""
         self._starting = threading.RLock()
         self._appointments: queue.SimpleQueue[_Appointment]
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Makes sure that it runs.
+        """Start the thread unless it runs.
 
         Raises:
             RuntimeError: no thread can be started.
         """
         with self._starting:
             if self._thread is None:
-                # not before: gevent replaces this class
+                # not at import: gevent may replace this class later
                 appointments: queue.SimpleQueue[_Appointment] = queue.SimpleQueue()
                 thread = daemon_thread("timer", _run, appointments)
                 thread.start()
                 self._appointments, self._thread = appointments, thread
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
-        """Has `method`, whose object this does not keep alive, called at `when` on `perf_counter`
-        (s). It must be quick.
+        """Call `method` at `when` on `perf_counter` (s).
+
+        The method must be quick. Its object is not kept alive.
         """
         self._appointments.put((when, next(self._numbers), weakref.WeakMethod(method)))
 
     def call_soon(self, act: Callable[[], object]) -> None:
-        """Has `act`, which this keeps alive, called at once. It must be quick."""
+        """Call `act` at once, from the thread. It must be quick, and is kept alive until then."""
         self._appointments.put((-math.inf, next(self._numbers), lambda: act))
 
 
@@ -79,7 +78,7 @@ def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
             heapq.heappush(pending, appointments.get(timeout=seconds))
         except queue.Empty:
             continue
-        # those of batchers that are gone are kept no longer than others need room
+        # appointments of batchers that are gone are dropped once the list has doubled
         if len(pending) > most:
             pending = [appointment for appointment in pending if appointment[2]() is not None]
             heapq.heapify(pending)

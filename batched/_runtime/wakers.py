@@ -1,8 +1,8 @@
-"""How callers wait: the only place that knows a lock from a future from a task.
+"""Wakers of callers: the only module that distinguishes a lock, a future and a task.
 
-A waker is woken when its request has been answered. Those that live on an event loop are asyncio's
-own futures, or like them; they are woken there, all of one batch by one message to the loop. The
-others can be woken from anywhere.
+A waker is woken when its request has been answered. The waker of a coroutine is a future of its
+event loop and is woken on that loop; one message wakes all of a batch. Any thread can wake a lock
+or a `Future`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,23 @@ if TYPE_CHECKING:
 U = TypeVar("U")
 
 Lock = _thread.LockType
-"""What `threading.Lock()` makes."""
+"""Type of `threading.Lock()`."""
 
 logger = logging.getLogger("batched")
 
 
 def log_failure(message: str, *args: object) -> None:
-    """Logs the exception that is being handled. Never raises, whatever the user's filters and
-    handlers do.
-    """
+    """Log the exception that is being handled. Never raise, even if a filter or handler does."""
     with suppress(BaseException):
         logger.exception(message, *args)
 
 
 POLL_INTERVAL = 0.1
-"""How often a thread that waits for an event loop looks whether there still is one (s): nothing
-tells it.
-"""
+"""Interval at which a thread that waits for an event loop checks that the loop exists (s)."""
 
 
 class Server(Protocol):
-    """What a future needs of the runtime that answers it."""
+    """The part of a runtime that its futures use."""
 
     def cancel(self, request: Request) -> bool: ...
 
@@ -63,27 +59,26 @@ class Server(Protocol):
 
 
 class AsyncWaker(Protocol):
-    """A waker that a coroutine awaits, on its own loop: as much of `asyncio.Future` as is used
-    here.
-    """
+    """A waker that a coroutine awaits on its own loop: the used part of `asyncio.Future`."""
 
     def get_loop(self) -> object:
-        """The event loop on which `set_result` must be called."""
+        """Return the event loop on which `set_result` must be called."""
         ...
 
     def done(self) -> bool:
-        """Whether awaiting it returns at once."""
+        """Return whether awaiting this returns at once."""
         ...
 
     def set_result(self, result: None, /) -> None:
-        """Wakes whoever awaits it; to be called once."""
+        """Wake the coroutine that awaits this; to be called once."""
 
     def __await__(self) -> Generator[Any, None, None]: ...
 
 
 def blocking_waker() -> Lock:
-    """For a thread that waits for its own call: a lock that is taken, for it to take again. Signal
-    handlers may raise from there.
+    """Return a locked lock, which the calling thread waits for by locking it again.
+
+    Signal handlers may raise while the thread waits.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -91,24 +86,23 @@ def blocking_waker() -> Lock:
 
 
 class Future(concurrent.futures.Future[U]):
-    """The answer to a submitted item: a `concurrent.futures.Future` whose `cancel` takes a waiting
-    item out of the queue.
+    """The answer to a submitted item; `cancel` takes a waiting item out of the queue.
 
     `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over;
-    the item still runs. On any event loop, `await future` is its result; a task that is cancelled
-    there cancels it.
+    the item still runs. On any event loop, `await future` returns the result. A task that is
+    cancelled there cancels the future.
     """
 
     # class attributes in place of an `__init__`: most futures keep most of these values
-    _shared: SharedError | None = None  # its error, if other callers have the same one
-    _loop: object = None  # the loop that must run the batch; blocking that loop would never end
+    _shared: SharedError | None = None  # an error that several futures have
+    _loop: object = None  # the loop that runs the batch: must not be blocked
     _request: Request | None = None  # while unanswered
     _server: Server | None = None  # while unanswered
-    _notified = False  # threads that wait for several futures know that it was cancelled
-    _room: Lock | None = None  # tells the submitting thread that there is room in the queue
+    _notified = False  # whether `concurrent.futures.wait` has been notified of a cancellation
+    _room: Lock | None = None  # wakes the submitting thread when the queue has room
 
     def bind(self, request: Request, server: Server, loop: object, room: Lock | None) -> None:
-        """Make this the future of `request`, which `server` is to answer, on `loop` if it must."""
+        """Make this the future of `request`, answered by `server`, on `loop` if one is given."""
         self._request, self._server = request, server
         if loop is not None:
             self._loop = loop
@@ -116,12 +110,12 @@ class Future(concurrent.futures.Future[U]):
             self._room = room
 
     def enters(self) -> None:
-        """Note that its request has got room in the queue, or needs none any more."""
+        """Wake the submitting thread: the request has room in the queue, or needs no room."""
         if self._room is not None:
             wake_all([self._room])
 
     def wake(self) -> None:
-        """Take the answer of its request. May be called again after an exception broke in."""
+        """Take the answer of its request. May be called again after an interruption."""
         if self._room is not None:
             wake_all([self._room])
         request = self._request
@@ -140,7 +134,7 @@ class Future(concurrent.futures.Future[U]):
             else:
                 self.set_exception(error)
         except BaseException:
-            if not self._settled:  # a signal or a full stack broke in; it will be woken again
+            if not self._settled:  # interrupted by a signal or a full stack; called again later
                 request.error = error
                 raise
             log_failure("a callback of a future raised")
@@ -149,40 +143,38 @@ class Future(concurrent.futures.Future[U]):
         self._request = self._server = None
 
     def cancel(self) -> bool:
-        """Takes the item out of the queue; False if it is running or answered already."""
+        """Take the item out of the queue. Return False if the item is running or answered."""
         request, server = self._request, self._server
         if request is not None and server is not None:
-            server.cancel(request)  # which wakes this
+            server.cancel(request)  # wakes this future
         return self.cancelled()
 
     def count_wait(self, counts: bool) -> None:
-        """Has the time that the item waits count for `queue_timeout_ms`, from now on, or not at
-        all.
-        """
+        """Start or stop counting the time that the item waits for `queue_timeout_ms`."""
         request, server = self._request, self._server
         if request is not None and server is not None:
             server.count_wait(request, counts)
 
     def running(self) -> bool:
-        """Whether a batch with the item is running."""
+        """Return whether a batch with the item is running."""
         request = self._request
         return request is not None and request.dispatched > 0
 
     def result(self, timeout: float | None = None) -> U:
         """Return the result, or raise the exception, once it is there."""
-        if self._state == "FINISHED" and self._exception is None:  # as most are by then
-            return self._result  # type: ignore[return-value]  # there is one
+        if self._state == "FINISHED" and self._exception is None:  # the most frequent case
+            return self._result  # type: ignore[return-value]  # is set
         wait = self._begins_to_wait(timeout)
         try:
             error = super().exception(self._waited(timeout))
             if error is not None:
                 raise error if self._shared is None else self._shared.restored()
-            return self._result  # type: ignore[return-value]  # there is one
+            return self._result  # type: ignore[return-value]  # is set
         finally:
             if wait is not None:
                 wait.ends()
             error = None
-            del self  # what it raises holds this frame
+            del self  # the traceback holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         wait = self._begins_to_wait(timeout)
@@ -208,7 +200,7 @@ class Future(concurrent.futures.Future[U]):
                 else:
                     while not await glance(waker):
                         self._look_at_loop()
-        except BaseException:  # nobody waits for it any more
+        except BaseException:  # the awaiting task has given up
             self.cancel()
             raise
         finally:
@@ -217,22 +209,22 @@ class Future(concurrent.futures.Future[U]):
         try:
             return self.result()
         finally:
-            del self  # what it raises holds this frame
+            del self  # the traceback holds this frame
 
     def _begins_to_wait(self, timeout: float | None) -> Wait | None:
-        """Refuses what would never end."""
+        """Note the wait. Raise RuntimeError if the wait would never end."""
         request, server = self._request, self._server
         if timeout is not None or request is None or server is None or self.done():
             return None
         return server.wait_for(request, done=self.done)
 
     def renew_lock(self) -> None:
-        """Makes this usable in a forked process, where whoever held its lock is gone."""
+        """Replace the lock in a forked process, where the thread that held it does not exist."""
         self._condition = threading.Condition()
 
     @property
     def _settled(self) -> bool:
-        """Whether every thread that waits for it has been woken."""
+        """True once every waiting thread has been notified."""
         state = self._state
         return state == "FINISHED" or (state.startswith("CANCELLED") and self._notified)
 
@@ -245,9 +237,7 @@ class Future(concurrent.futures.Future[U]):
                 self.set_running_or_notify_cancel()
 
     def _waited(self, timeout: float | None) -> float | None:
-        """What is left of `timeout` after waiting for a loop to answer, as long as there is that
-        loop.
-        """
+        """Wait for the loop that answers, while it exists. Return the time left of `timeout`."""
         if self._loop is None or self.done():
             return timeout
         if current_loop() is self._loop:
@@ -262,18 +252,18 @@ class Future(concurrent.futures.Future[U]):
         return 0
 
     def _look_at_loop(self) -> None:
-        """Ends the wait for a loop that is gone."""
+        """End the call if its loop was closed."""
         server = self._server
         if server is not None and is_gone(self._loop):
             server.forsake("the event loop that was to run it was closed")
 
 
 Waker = Lock | Future[Any] | AsyncWaker
-"""Tells one caller that its request was answered, once or more often."""
+"""Notifies one caller that its request was answered; may be woken more than once."""
 
 
 class TrioWaker:
-    """For a task on a trio loop."""
+    """Waker of a task on a trio loop."""
 
     __slots__ = ("_done", "_task", "_token", "_trio")
 
@@ -311,10 +301,10 @@ class TrioWaker:
 
 
 def async_waker(loop: object) -> AsyncWaker:
-    """A waker for a task on `loop`, which runs this code.
+    """Return a waker for the current task on `loop`, the running event loop.
 
     Raises:
-        RuntimeError: there is no such loop.
+        RuntimeError: no event loop is running.
     """
     if isinstance(loop, asyncio.AbstractEventLoop):
         return loop.create_future()
@@ -327,7 +317,7 @@ def waker_here() -> tuple[object, AsyncWaker]:
     """Return the loop that runs this code, and a waker for a task on it.
 
     Raises:
-        RuntimeError: there is no such loop.
+        RuntimeError: no loop runs this code.
     """
     loop = _get_running_loop()
     if loop is None or "trio" in sys.modules:
@@ -337,7 +327,7 @@ def waker_here() -> tuple[object, AsyncWaker]:
 
 
 async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
-    """Waits until `waker` is woken, or for `seconds`; False if they are over."""
+    """Wait until `waker` is woken, for at most `seconds`. Return False after a timeout."""
     if seconds is None:
         await waker
         return True
@@ -363,9 +353,7 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
 
 
 async def glance(waker: AsyncWaker) -> bool:
-    """Waits until `waker` is woken, but not long; False if it was not, and may be waited for
-    again.
-    """
+    """Wait for `waker` for a short time. Return False if it was not woken."""
     if asyncio.isfuture(waker):
         await asyncio.wait([waker], timeout=POLL_INTERVAL)
     else:
@@ -375,8 +363,10 @@ async def glance(waker: AsyncWaker) -> bool:
 
 
 def wake_all(wakers: Iterable[Waker]) -> None:
-    """Wake each of `wakers`: on the loop that runs this code at once, on any other loop with one
-    message to it. Callbacks of futures come last, and may take long.
+    """Wake each of `wakers`, with one message per event loop.
+
+    Wakers of the loop that runs this code are woken at once. Callbacks of futures come last, and
+    may take long.
     """
     here: object = _UNKNOWN
     away: dict[object, list[AsyncWaker]] = {}
@@ -386,7 +376,7 @@ def wake_all(wakers: Iterable[Waker]) -> None:
         if isinstance(waker, lock):
             try:
                 waker.release()
-            except RuntimeError:  # woken already
+            except RuntimeError:  # already woken
                 pass
             continue
         if isinstance(waker, Future):
@@ -401,7 +391,7 @@ def wake_all(wakers: Iterable[Waker]) -> None:
     for loop, sleepers in away.items():
         try:
             post(loop, _wake_each, loop, sleepers)
-        except RuntimeError:  # the loop is closed, and no task waits there any more
+        except RuntimeError:  # the loop is closed, and its tasks are gone
             pass
     if futures:
         with between_runs():
@@ -413,11 +403,11 @@ _UNKNOWN: Final = object()
 
 
 def _wake_each(loop: object, wakers: Sequence[AsyncWaker]) -> None:
-    """Wakes `wakers` on their `loop`, which runs this."""
+    """Wake `wakers` on their `loop`, which runs this code."""
     try:
         for waker in wakers:
             if not waker.done():
                 waker.set_result(None)
-    except BaseException:  # a signal handler raised: the others are woken if the loop goes on
+    except BaseException:  # a signal handler raised: wake the rest if the loop goes on
         post(loop, _wake_each, loop, wakers)
         raise
