@@ -55,10 +55,9 @@ EVALUATE_EVERY: Final = 4
 """Decision points evaluated together, once there have been some: between sleeps caches are cold."""
 EPOCHS: Final = 8
 """Batches over which the most items at once are taken for everyone there is."""
-MOST_BEHIND: Final = 1.2
-"""Where not everyone fits one batch, a call that is left behind a full one waits for another full
-one. Else both groups are served by a full batch and a small one. Nobody is held if the first takes
-longer than so many times the second: a few callers would pay for the gain of all.
+LEAST_GAIN: Final = 1.15
+"""Least gain in throughput, as a multiple of the growth of the longest latency, for which a batch is
+held although not all expected items fit.
 """
 
 
@@ -69,9 +68,9 @@ class Eager:
     holds = False  # whether any batch is held
     most_free = math.inf  # workers that may be free while one is held
 
-    def is_here(self, outstanding: int, room: int) -> bool:  # noqa: ARG002  of other rules
-        """Whether nobody else is to be waited for, with so many items waiting or running, and room
-        for so many more in the batch.
+    def is_here(self, outstanding: int, waiting: int) -> bool:  # noqa: ARG002  of other rules
+        """Return whether a group of `waiting` items has nothing to wait for, while `outstanding`
+        items of all groups wait or run.
         """
         return False
 
@@ -133,29 +132,41 @@ class Hindsight(Eager):
 
     most_free = 1  # who joins what another worker could run would not have waited
 
-    def __init__(self, timeout: float, batch_size: int, tick: float = 0.0) -> None:
+    def __init__(
+        self, timeout: float, batch_size: int, tick: float = 0.0, workers: int = 1
+    ) -> None:
         self._batch_size = batch_size
+        self._workers = workers
         # considered (s)
         self._waits = sorted({min(max(wait, tick), timeout) for wait in WAITS})
-        self._gains = [0.0] * len(self._waits)  # mean of what each would have gained (item seconds)
+        self._gains = [0.0] * len(self._waits)  # mean gain of each wait (item seconds)
         self._cost = TimeBySize()
         # size and time of each batch since the last evaluation (s)
         self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
-        self._linger = 0.0  # the best of the waits; 0.0 if none would have gained anything (s)
-        # most items waiting or running at once since the end of each of the last batches
+        self._linger = 0.0  # wait with the best mean gain; 0.0 if none gains anything (s)
+        # most items that waited or ran at once since the end of each of the last batches
         self._peaks = deque([0], maxlen=EPOCHS + 1)
-        self.expected = 0
-        self._leaves_behind = False  # whether any are held though not all who are expected fit
+        self._full_pays = False  # whether to hold though the expected items overfill the batches
         self._pace = 0.0  # mean time from one decision point to the next (s)
         self._latest: DecisionPoint | None = None
-        # those before it that have not been evaluated
+        # earlier decision points that have not been evaluated
         self._past: deque[DecisionPoint] = deque(maxlen=EPOCHS)
         self._early = EPOCHS  # decision points that are still to be evaluated one by one
         self._room = 0  # items that could still join the batch of the latest decision point
 
-    def is_here(self, outstanding: int, room: int) -> bool:
-        to_come = self.expected - outstanding
-        return to_come <= 0 or (to_come > room and not self._leaves_behind)
+    @property
+    def expected(self) -> int:
+        """Most items that waited or ran at once lately."""
+        return max(self._peaks)
+
+    def is_here(self, outstanding: int, waiting: int) -> bool:
+        expected = self.expected
+        share = expected / self._workers
+        return (
+            outstanding >= expected
+            or waiting >= share
+            or (share > self._batch_size and not self._full_pays)
+        )
 
     def until(self, oldest: float, free_since: float) -> float:
         return max(oldest, free_since) + self._linger if self._linger else AT_ONCE
@@ -170,19 +181,21 @@ class Hindsight(Eager):
     def note_outstanding(self, items: int) -> None:
         if items > self._peaks[-1]:
             self._peaks[-1] = items
-            self.expected = max(self.expected, items)
 
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         self.note_outstanding(outstanding)
-        if self._latest is not None:
-            self._latest.seconds = now - self._latest.since
-            self._past.append(self._latest)
+        point = self._latest
+        if point is not None:
+            point.seconds = now - point.since
+            self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
+            # A point at which all expected items were there, and none followed, teaches nothing.
+            if point.moments or point.outstanding < self.expected:
+                self._past.append(point)
         self._latest = DecisionPoint(group, items, outstanding, now)
         self._room = self._batch_size
 
     def finished(self, size: int, started: float, now: float, outstanding: int) -> None:
-        if outstanding > self._peaks[-1]:
-            self.note_outstanding(outstanding)
+        self.note_outstanding(outstanding)
         self._peaks.append(outstanding - size)
         self._ended.append((size, now - started))
         point = self._latest
@@ -190,24 +203,26 @@ class Hindsight(Eager):
             point.freed = min(point.freed, now - point.since)
 
     def evaluate(self) -> None:
-        self.expected = max(self._peaks)
-        if len(self._past) >= (1 if self._early else EVALUATE_EVERY):
-            for size, seconds in self._ended:
-                self._cost.add(size, seconds)
-            self._ended.clear()
-            times = self._cost.curve()
-            for point in self._past if times else ():
+        if len(self._past) < (1 if self._early else EVALUATE_EVERY):
+            return
+        for size, seconds in self._ended:
+            self._cost.add(size, seconds)
+        self._ended.clear()
+        times = self._cost.curve()
+        if times:
+            for point in self._past:
                 self._evaluate(point, self._cost.mean, times)
-                self._early = max(self._early - 1, 0)
-            self._past.clear()
-            if times and self.expected > self._batch_size:
-                full = times.time(self._batch_size)
-                rest = times.time(self.expected - self._batch_size)
-                self._leaves_behind = 2 * (full + self._linger) <= MOST_BEHIND * (full + rest)
+            self._early = max(self._early - len(self._past), 0)
+            share = self.expected / self._workers
+            if share > self._batch_size:
+                full, rest = times.time(self._batch_size), times.time(share - self._batch_size)
+                # throughput times B (F + R) / (N F), longest latency times 2 F / (F + R)
+                gain = self._batch_size * (full + rest) ** 2
+                self._full_pays = gain >= LEAST_GAIN * 2 * share * full**2
+        self._past.clear()
 
     def _evaluate(self, point: DecisionPoint, s: float, times: Curve) -> None:
         """Counts the gain of each wait at `point`; letters as at the head of this file."""
-        self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
         seen = min(point.seconds, point.freed, s)
         n, moments, arrived = point.n, point.moments, point.arrived
@@ -247,5 +262,5 @@ class Hindsight(Eager):
 def linger_rule(policy: BatchPolicy, tick: float = 0.0) -> Eager:
     """The rule that `policy.flush` selects, where no wait is shorter than `tick` (s)."""
     if policy.flush == "auto" and policy.timeout:
-        return Hindsight(policy.timeout, policy.batch_size, tick)
+        return Hindsight(policy.timeout, policy.batch_size, tick, policy.max_concurrent_batches)
     return Window(policy.timeout) if policy.flush == "window" else Eager()

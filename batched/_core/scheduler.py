@@ -130,14 +130,13 @@ class Scheduler:
             self._blocked[request] = None
             return
         group = self._enqueue(request)
-        rule = self._rule
-        rule.arrived(group.key, request.size, now)
         alone = group.waiting == request.size < self.capacity.batch_size
-        if alone and self._free == 1 and not self._news:
-            if from_event_loop:
-                self._undecided = True
-            else:
-                rule.decide(group.key, request.size, self.waiting + self.in_flight, now)
+        if self._free != 1 or self._news or not alone:
+            self._rule.arrived(group.key, request.size, now)
+        elif from_event_loop:
+            self._undecided = True
+        else:
+            self._rule.decide(group.key, request.size, self.waiting + self.in_flight, now)
 
     def cancel(self, request: Request) -> bool:
         """Takes out what still waits of `request`; True if none of it was ever handed out."""
@@ -244,8 +243,7 @@ class Scheduler:
             return AT_ONCE
         if group is None or group.begun or self.draining or self._is_full(group):
             return AT_ONCE
-        room = self.capacity.batch_size - group.waiting
-        if rule.is_here(self.waiting + self.in_flight, room):
+        if rule.is_here(self.waiting + self.in_flight, group.waiting):
             return AT_ONCE
         return rule.until(group.oldest, min(group.held_since, self._free_since))
 
