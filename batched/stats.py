@@ -80,7 +80,7 @@ class Stats:
     blocked: int
     """Calls that wait now for room in the queue."""
     in_flight: int
-    """Items in batches that are running now."""
+    """Items without an answer in batches that are running now."""
     total_processed: int
     """Items in batches that have ended, well or badly."""
     total_batches: int

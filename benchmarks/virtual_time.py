@@ -215,7 +215,13 @@ def closed_loop(
 
 
 def open_loop(
-    policy: BatchPolicy, model: Model, arrivals: Arrivals, load: float, seed: int, calls: int
+    policy: BatchPolicy,
+    model: Model,
+    arrivals: Arrivals,
+    load: float,
+    seed: int,
+    calls: int,
+    burst: int = BURST,
 ) -> list[float]:
     """The latency of each call, from its arrival to the end of its batch, in milliseconds and in
     order of arrival.
@@ -224,12 +230,12 @@ def open_loop(
     """
     rate = load * model.capacity(policy.batch_size) * policy.max_concurrent_batches
     dice = Random(f"arrivals of {seed}")
-    return latencies(
-        policy,
-        model,
-        at_random(rate, calls, dice) if arrivals == "at random" else in_bursts(rate, calls, dice),
-        seed,
+    moments = (
+        at_random(rate, calls, dice)
+        if arrivals == "at random"
+        else in_bursts(rate, calls, dice, burst)
     )
+    return latencies(policy, model, moments, seed)
 
 
 def latencies(policy: BatchPolicy, model: Model, moments: list[float], seed: int) -> list[float]:
@@ -250,11 +256,11 @@ def at_random(rate: float, calls: int, dice: Random) -> list[float]:
     return [moment := moment + dice.expovariate(rate) / 1e3 for _ in range(calls)]
 
 
-def in_bursts(rate: float, calls: int, dice: Random) -> list[float]:
-    """Moments in bursts that begin at random, in seconds."""
+def in_bursts(rate: float, calls: int, dice: Random, burst: int = BURST) -> list[float]:
+    """Return moments in bursts that begin at random (s)."""
     moments: list[float] = []
-    for moment in at_random(rate / BURST, math.ceil(calls / BURST), dice):
-        for _ in range(BURST):
+    for moment in at_random(rate / burst, math.ceil(calls / burst), dice):
+        for _ in range(burst):
             moments.append(moment)
             moment += BURST_GAP / 1e3 * dice.uniform(1 - SPREAD, 1 + SPREAD)
     return sorted(moments)[:calls]

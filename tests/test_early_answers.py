@@ -64,6 +64,18 @@ def test_a_call_is_answered_before_its_batch_has_ended(call: Callable[[Any, str]
     assert (fn.stats.total_processed, fn.stats.errors) == (2, 0)
 
 
+def test_an_item_that_was_answered_early_is_not_in_flight() -> None:
+    holding = Holding()
+    fn = decorated(holding, 2)
+    with fn, ThreadPoolExecutor(1) as other:
+        late = other.submit(fn, "late")
+        assert fn("early") == "soon"
+        assert fn.stats.in_flight == 1
+        holding.go.set()
+        late.result(30)
+    assert fn.stats.in_flight == 0
+
+
 def test_a_list_is_answered_as_a_whole() -> None:
     holding = Holding()
     holding.go.set()

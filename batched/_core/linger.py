@@ -87,8 +87,10 @@ class Eager:
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         """Notes a decision point: a batch of `items` of `group` might leave, though not full."""
 
-    def finished(self, size: int, started: float, now: float, outstanding: int) -> None:
-        """Notes that a batch has ended, of so many items that waited or ran until then."""
+    def finished(self, size: int, seconds: float, now: float, outstanding: int, left: int) -> None:
+        """Note that a batch of `size` items has ended after `seconds`: of `outstanding` items
+        that waited or ran, `left` still do.
+        """
 
     def evaluate(self) -> None:
         """Learns from what has been noted."""
@@ -194,12 +196,12 @@ class Hindsight(Eager):
         self._latest = DecisionPoint(group, items, outstanding, now)
         self._room = self._batch_size
 
-    def finished(self, size: int, started: float, now: float, outstanding: int) -> None:
+    def finished(self, size: int, seconds: float, now: float, outstanding: int, left: int) -> None:
         self.note_outstanding(outstanding)
-        self._peaks.append(outstanding - size)
-        self._ended.append((size, now - started))
+        self._peaks.append(left)
+        self._ended.append((size, seconds))
         point = self._latest
-        if point is not None and started < point.since:
+        if point is not None and now - seconds < point.since:
             point.freed = min(point.freed, now - point.since)
 
     def evaluate(self) -> None:

@@ -94,7 +94,8 @@ class Scheduler:
         self._oldest_large: Request | None = None  # that may leave
         self._credit = 0.0  # of it, in batches
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
-        self.in_flight = 0  # items in these
+        self.in_flight = 0  # items in these, without the items in `_early`
+        self._early: set[Request] = set()  # of one item, answered while their batches run on
         # workers without a batch; below 0, batches that are made ready ahead of them
         self._free = policy.max_concurrent_batches
         self.has_room = True  # for one more batch to run, or to be made ready
@@ -216,11 +217,22 @@ class Scheduler:
         until = self._rule.until(AT_ONCE, self._free_since)
         return until if until > now else NEVER
 
+    def answer_early(self, requests: list[Request]) -> None:
+        """Take out of flight `requests` of one item, answered while their batch runs on."""
+        self._early.update(requests)
+        self.in_flight -= len(requests)
+
     def finished(self, batch: Batch, now: float) -> None:
-        """Frees the worker that ran `batch`, which ended at `now`."""
+        """Free the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
         seconds = now - batch.started
-        self._rule.finished(batch.size, batch.started, now, self.waiting + self.in_flight)
+        ended = batch.size
+        if self._early:
+            early = self._early.intersection([request for request, _, _ in batch.slices])
+            self._early -= early
+            ended -= len(early)
+        outstanding = self.waiting + self.in_flight
+        self._rule.finished(batch.size, seconds, now, outstanding, outstanding - ended)
         self._news = True
         if not self._free:
             self._free_since = now
@@ -228,7 +240,7 @@ class Scheduler:
         del self.running[batch]
         self._free += 1
         self.has_room = True
-        self.in_flight -= batch.size
+        self.in_flight -= ended
         for items, longest in batch.too_big:
             self.capacity.too_big(items, longest)
         if batch.fitted:

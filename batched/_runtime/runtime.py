@@ -195,6 +195,7 @@ class Runtime(Reception):
             with self._lock:
                 ended = settle(self._scheduler, ([(request, 0, 1)], [result], [1]))
                 self._answers.end(request, ended)
+                self._scheduler.answer_early(ended)
             complete(ended, self.execution.collator.join, self.name)
             self._answers.tell(request)
         except BaseException:

@@ -166,7 +166,7 @@ def test_the_gains_are_those_of_the_formula() -> None:
     have caught one.
     """
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.0, 0.010, 0)  # s = a = 10 ms: there is no other size yet
+    rule.finished(1, 0.010, 0.010, 1, 0)  # s = a = 10 ms: there is no other size yet
     rule.note_outstanding(4)  # there can be four
     rule.decide(0, 2, 2, 1.0)
     rule.arrived(0, 1, 1.0005)
@@ -199,7 +199,7 @@ def test_the_gains_are_those_of_the_formula() -> None:
 def test_only_what_was_seen_is_counted() -> None:
     """The next decision point came after 0.1 ms, so nothing is known of longer waits."""
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.0, 0.010, 0)
+    rule.finished(1, 0.010, 0.010, 1, 0)
     rule.note_outstanding(4)
     rule.decide(0, 1, 1, 1.0)
     rule.decide(0, 1, 1, 1.0001)
@@ -211,12 +211,79 @@ def test_only_what_was_seen_is_counted() -> None:
 def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     """A second item came 0.05 ms after the first."""
     rule = Hindsight(timeout=0.005, batch_size=8, tick=tick)
-    rule.finished(1, 0.0, 0.010, 0)
+    rule.finished(1, 0.010, 0.010, 1, 0)
     rule.decide(0, 1, 2, 1.0)
     rule.arrived(0, 1, 1.00005)
     rule.decide(0, 1, 2, 1.02)
     rule.evaluate()
     assert rule.until(0.0, 5.0) == 5.0 + (tick or 80e-6)
+
+
+@pytest.mark.parametrize(
+    ("workers", "waiting", "held"), [(1, 7, True), (1, 8, False), (2, 3, True), (2, 4, False)]
+)
+def test_each_worker_is_held_for_its_share_of_the_expected_items(
+    workers: int, waiting: int, held: bool
+) -> None:
+    rule = Hindsight(timeout=1.0, batch_size=16, workers=workers)
+    rule.note_outstanding(8)
+    assert rule.is_here(waiting, waiting) is not held
+    assert rule.is_here(8, 1), "all items wait or run"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("expected", "small_takes", "held"),
+    [(5, 0.69, False), (5, 0.70, True), (6, 0.85, False), (6, 0.86, True), (8, 1.0, False)],
+)
+def test_a_full_batch_is_awaited_if_the_gain_exceeds_the_loss_of_the_last_call(
+    workers: int, expected: int, small_takes: float, held: bool
+) -> None:
+    """Four items fit a batch, which takes F = 1 s; the N - 4 others of a worker take R.
+
+    The rule asks for 4 (F + R) / (N F) >= 1.15 * 2 F / (F + R). For N = 5 that is R >= 0.696 s, for
+    N = 6 it is R >= 0.858 s, and for N = 8 it is R >= 1.145 s.
+    """
+    rule = Hindsight(timeout=1.0, batch_size=4, workers=workers)
+    outstanding = expected * workers
+    rule.note_outstanding(outstanding)
+    rule.finished(4, 1.0, 1.0, outstanding, outstanding)
+    rule.finished(expected - 4, small_takes, 2.0, outstanding, outstanding)
+    rule.decide("g", 1, 1, 3.0)
+    rule.arrived("g", 3, 3.00001)
+    rule.decide("g", 1, 1, 3.0 + (1.0 + small_takes) / 2)  # the worker is never idle
+    rule.evaluate()
+    assert rule.is_here(1, 1) is not held
+    assert rule.is_here(outstanding, 3), "all items wait or run"
+
+
+def test_lone_calls_are_not_evaluated() -> None:
+    scheduler = Scheduler(BatchPolicy())
+    closed_loop(scheduler, 1, 100, fixed=0.005)
+    rule = scheduler._rule
+    assert isinstance(rule, Hindsight)
+    assert not rule._past
+    closed_loop(scheduler, 2, 2, fixed=0.005)
+    assert rule._early < EPOCHS, "the first calls that could be merged are"
+
+
+def test_a_call_that_was_answered_early_is_not_expected_twice() -> None:
+    """One of two callers is answered while the batch runs, and calls again."""
+    scheduler = Scheduler(BatchPolicy(batch_size=8))
+    first, second = Request([0], 1, "g"), Request([1], 1, "g")
+    scheduler.submit(first, 0.0)
+    scheduler.submit(second, 0.0)
+    batch = scheduler.take(0.0)
+    assert batch is not None
+    scheduler.answer_early([first])
+    assert scheduler.in_flight == 1
+    scheduler.submit(Request([2], 1, "g"), 0.1)
+    scheduler.finished(batch, 1.0)
+    assert scheduler.in_flight == 0
+    rule = scheduler._rule
+    assert isinstance(rule, Hindsight)
+    assert rule.expected == 2
+    assert rule._peaks[-1] == 1, "one call waits"
 
 
 @pytest.mark.parametrize("from_event_loop", [True, False])

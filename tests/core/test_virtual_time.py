@@ -162,10 +162,11 @@ def test_calls_arrive_in_order_and_at_their_rate(arrive: Any) -> None:
     assert moments[-1] == pytest.approx(25.0, rel=0.03)
 
 
-def test_bursts_are_of_ten() -> None:
-    moments = in_bursts(1e-3, 1000, Random(1))
+@pytest.mark.parametrize("burst", [BURST, 40])
+def test_bursts_have_their_size(burst: int) -> None:
+    moments = in_bursts(1e-3, 1000, Random(1), burst)
     gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
-    assert sum(gap > 0.1 * SECONDS for gap in gaps) == pytest.approx(1000 / BURST, abs=1)
+    assert sum(gap > 0.1 * SECONDS for gap in gaps) == pytest.approx(1000 / burst, abs=1)
 
 
 # ---------------------------------------------------------------- chance
