@@ -50,7 +50,7 @@ def throughput(kind: str, callers: int, settings: dict[str, Any]) -> float:
 
 
 def figure(kind: str, callers: int, rounds: int) -> Figure:
-    """Measure all settings in turns, and compare `"auto"` with the best of the others."""
+    """Measure all settings in turns, and compare `"auto"` with the best other setting."""
     runs: dict[str, list[float]] = {name: [] for name in SETTINGS}
     for _ in range(rounds):
         for name, settings in SETTINGS.items():

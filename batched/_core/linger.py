@@ -19,11 +19,11 @@ tried on live calls:
     f   s minus the time until another worker is free (s); 0 if no other worker is running
     i   share of time in which the worker is idle
 
-Each joining item saves p, less the delay of the batch, and loses the part of the wait beyond p. Each
-ready item waits for e. If the worker would be idle afterwards, each ready item also waits for g. A
-busy worker gives that time back in the next batch. Only the last free worker is held, because a new
-item can use any other free worker. The rule holds for the wait with the best mean gain, if that
-gain is positive.
+Each joining item saves p, less the delay of the batch, and loses the part of the wait beyond p.
+Each ready item waits for e. If the worker would be idle afterwards, each ready item also waits for
+g. A busy worker gives that time back in the next batch. Only the last free worker is held, because
+a new item can use any other free worker. The rule holds for the wait with the best mean gain, if
+that gain is positive.
 
 A batch leaves earlier if all expected items wait or run, or if it has a worker's share of them.
 Expected is the largest number of items that lately waited or ran at once. A share N of W workers is
@@ -229,13 +229,12 @@ class Hindsight(Eager):
             share = self.expected / self._workers
             if share > self._batch_size:
                 full, rest = times.time(self._batch_size), times.time(share - self._batch_size)
-                # throughput times B (F + R) / (N F), longest latency times 2 F / (F + R)
                 gain = self._batch_size * (full + rest) ** 2
                 self._full_pays = gain >= LEAST_GAIN * 2 * share * full**2
         self._past.clear()
 
     def _evaluate(self, point: DecisionPoint, s: float, times: Curve) -> None:
-        """Add the gain of each wait at `point` to the means; letters as at the head of this file."""
+        """Add the gain of each wait at `point` to the means. The module explains the letters."""
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
         seen = min(point.seconds, point.freed, s)
         n, moments, arrived = point.n, point.moments, point.arrived
