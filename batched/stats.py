@@ -83,7 +83,7 @@ class Stats:
     blocked: int
     """Calls that wait for room in the queue now."""
     in_flight: int
-    """Items in batches that are running now."""
+    """Items without an answer in batches that are running now."""
     total_processed: int
     """Items in batches that have ended, with results or errors."""
     total_batches: int

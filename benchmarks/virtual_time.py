@@ -1,11 +1,13 @@
-"""Runs the scheduler in virtual time: nobody sleeps, no clock is read, and the same seed gives the
-same figures.
+"""Simulation of the scheduler in virtual time. No thread sleeps, no clock is read, and the same
+seed gives the same figures.
 
-As many workers as the policy says run one batch each at a time; with `prefetch` one thread more
-collates batches ahead of them. Callers are a closed loop (each calls again after its answer), an
-open one (calls come when they come), or crowds of both. A batch that ends frees its worker before
-its callers hear of it. Models, gaps, think times and latencies are in milliseconds, throughput and
-rates in calls per millisecond; the scheduler and the moments handed to `batches` are in seconds.
+Each worker of the policy runs one batch at a time. With `prefetch` one more thread collates batches
+ahead. Callers are a closed loop (each calls again after its answer), an open loop (arrivals do not
+depend on answers), or crowds of both. The end of a batch frees its worker before its callers are
+answered.
+
+Models, gaps, think times and latencies are in milliseconds. Throughput and rates are in calls per
+millisecond. The scheduler and the moments passed to `batches` are in seconds.
 """
 
 from __future__ import annotations
@@ -25,40 +27,40 @@ from batched._core.scheduler import Batch, Request, Scheduler
 BURST = 10
 """Calls in a burst."""
 BURST_GAP = 0.015
-"""Time between two calls of a burst (ms), give or take `SPREAD`: what a thread or a task needs to
-come forward.
+"""Time between two calls of a burst (ms), plus or minus `SPREAD`: the time that a thread or a task
+needs to call.
 """
 SPREAD = 0.5
-"""Part by which a gap is longer or shorter at most."""
+"""Largest deviation of a gap, as a share of it."""
 TRUNCATED = 3.0
 """Standard deviations beyond which jitter is cut off."""
 
 Call = tuple[float, int]
-"""When it arrives (s), and who calls. A list of them is a heap."""
+"""Arrival (s) and number of the caller. A list of calls is a heap."""
 Arrivals = Literal["at random", "in bursts"]
 
 
 @dataclass(frozen=True)
 class Model:
-    """How long a batch takes: `fixed + per_item * n` milliseconds, of n items beyond the first
-    `flat`, and `collation` before that.
+    """Time of a batch: `fixed + per_item * n` milliseconds for n items beyond the first `flat`,
+    plus `collation`.
     """
 
     fixed: float
     per_item: float
     jitter: float = 0.05
-    """Standard deviation, as a part of the whole."""
+    """Standard deviation, as a share of the time."""
     flat: int = 0
     collation: float = 0.0
-    """Time in which a batch is made ready (ms)."""
+    """Time to collate a batch (ms)."""
 
     def capacity(self, batch_size: int) -> float:
-        """Most calls per millisecond of one worker: full batches, one right after another."""
+        """Return the most calls per millisecond of one worker: full batches, back to back."""
         return batch_size / self.duration(batch_size, 0.0)
 
     def duration(self, size: int, deviation: float) -> float:
-        """How long the function takes for a batch of that size, in milliseconds, where it is off by
-        that many standard deviations.
+        """Return the time of the function for a batch of that size (ms), off by that many standard
+        deviations.
         """
         usual = self.fixed + self.per_item * max(0, size - self.flat)
         return usual * (1 + self.jitter * deviation)
@@ -66,23 +68,23 @@ class Model:
 
 @dataclass(frozen=True)
 class Way:
-    """How callers come back after a batch: one after another in the order of the batch, each after
-    its think time.
+    """Way in which callers come back after a batch: one after another in the order of the batch,
+    each after its think time.
     """
 
     gap: float
-    """Time between one and the next (ms)."""
+    """Time between two callers (ms)."""
     think: float = 0.0
-    """Mean of the time each lets pass then (ms), exponentially distributed."""
+    """Mean think time of a caller (ms), exponentially distributed."""
     spread: float = SPREAD
-    """Part by which a gap is longer or shorter at most."""
+    """Largest deviation of a gap, as a share of it."""
 
 
 def deviations(seed: int) -> Iterator[float]:
-    """How far one batch after another is off, in standard deviations: normal and truncated.
+    """Yield the deviation of each batch, in standard deviations: normal and truncated.
 
-    They come in pairs that cancel out. So near full load, where a queue remembers all that was ever
-    late, luck does not decide between two policies: it did by 5 %, and does by 1 %.
+    Deviations come in pairs that cancel out. Near full load a queue remembers every late batch, so
+    luck decided between policies by up to 5 %. With pairs luck decides by 1 %.
     """
     dice = Random(f"batches of {seed}")
     while True:
@@ -92,22 +94,22 @@ def deviations(seed: int) -> Iterator[float]:
 
 
 def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> Iterator[Batch]:
-    """Every batch at the moment it ends, until no call is left; who iterates may push calls on
-    `calls` meanwhile.
+    """Yield every batch at the moment it ends, until no call is left. The consumer may push calls
+    on `calls` meanwhile.
 
-    A call that arrives at the very moment a batch ends comes after its end; one that arrives at the
-    very moment a held batch may leave is in that batch.
+    A call that arrives at the moment a batch ends comes after its end. A call that arrives at the
+    moment a held batch may leave is in that batch.
     """
     scheduler = Scheduler(policy)
     deviation = deviations(seed)
     begun = itertools.count()
     now = 0.0
-    # threads that may call the function, each with the moment from which it was free
+    # moments from which the free threads were free (s)
     free = deque([0.0] * policy.max_concurrent_batches)
-    running: list[tuple[float, int, Batch]] = []  # a heap, by when they end
-    ready: deque[Batch] = deque()  # collated ahead, for lack of a free thread
-    collating: Batch | None = None  # by the thread that collates ahead
-    ready_at = math.inf  # when that batch will be ready
+    running: list[tuple[float, int, Batch]] = []  # heap of ends (s)
+    ready: deque[Batch] = deque()  # collated ahead while no thread was free
+    collating: Batch | None = None  # batch of the thread that collates ahead
+    ready_at = math.inf  # end of its collation (s)
 
     def run(batch: Batch, collation: float) -> None:
         batch.started = max(batch.started, free.popleft())
@@ -146,11 +148,11 @@ class Crowd:
     """Callers of one kind."""
 
     callers: int
-    """Number of those who call again after their answers."""
+    """Number of callers who call again after their answers."""
     way: Way
     """Their way of coming back."""
     calls_at_random: float = 0.0
-    """Calls per millisecond that come besides, whether others have been answered or not."""
+    """Further calls per millisecond, which do not wait for answers."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +162,15 @@ class Run:
     throughput: float
     """Calls per millisecond, all callers together."""
     latencies: tuple[list[float], ...]
-    """Of the calls of each crowd: from the arrival to the end of the batch, in milliseconds."""
+    """Latencies of the calls of each crowd, from the arrival to the end of the batch (ms)."""
 
 
 def crowds(
     policy: BatchPolicy, model: Model, kinds: tuple[Crowd, ...], seed: int, calls: int
 ) -> Run:
-    """A run of that many calls, all crowds together.
+    """Run that many calls of all crowds together.
 
-    Each caller has dice of its own, so its n-th think time is the same under every policy.
+    Each caller has its own dice, so its n-th think time is the same under every policy.
     """
     kind_of = [kind for kind, crowd in enumerate(kinds) for _ in range(crowd.callers)]
     dice = [Random(f"caller {caller} of {seed}") for caller in range(len(kind_of))]
@@ -208,34 +210,38 @@ def crowds(
 def closed_loop(
     policy: BatchPolicy, model: Model, callers: int, way: Way, seed: int, calls: int
 ) -> float:
-    """Throughput of callers who call again after their answers, in calls per millisecond, over the
-    second half of a run of that many calls.
+    """Return the calls per millisecond of callers who call again after their answers, over the
+    second half of the run.
     """
     return crowds(policy, model, (Crowd(callers, way),), seed, calls).throughput
 
 
 def open_loop(
-    policy: BatchPolicy, model: Model, arrivals: Arrivals, load: float, seed: int, calls: int
+    policy: BatchPolicy,
+    model: Model,
+    arrivals: Arrivals,
+    load: float,
+    seed: int,
+    calls: int,
+    burst: int = BURST,
 ) -> list[float]:
-    """The latency of each call, from its arrival to the end of its batch, in milliseconds and in
-    order of arrival.
+    """Return the latency of each call, from its arrival to the end of its batch (ms), in order of
+    arrival.
 
-    `load` is a part of the model's capacity. All policies see the same arrivals.
+    `load` is a share of the model's capacity. All policies see the same arrivals.
     """
     rate = load * model.capacity(policy.batch_size) * policy.max_concurrent_batches
     dice = Random(f"arrivals of {seed}")
-    return latencies(
-        policy,
-        model,
-        at_random(rate, calls, dice) if arrivals == "at random" else in_bursts(rate, calls, dice),
-        seed,
+    moments = (
+        at_random(rate, calls, dice)
+        if arrivals == "at random"
+        else in_bursts(rate, calls, dice, burst)
     )
+    return latencies(policy, model, moments, seed)
 
 
 def latencies(policy: BatchPolicy, model: Model, moments: list[float], seed: int) -> list[float]:
-    """The latency in milliseconds of each call that arrives at one of these moments, which are in
-    seconds and in order.
-    """
+    """Return the latency (ms) of each call that arrives at one of these moments (s, ascending)."""
     coming = [(moment, number) for number, moment in enumerate(moments)]
     found = [0.0] * len(moments)
     for batch in batches(policy, model, coming, seed):
@@ -245,16 +251,16 @@ def latencies(policy: BatchPolicy, model: Model, moments: list[float], seed: int
 
 
 def at_random(rate: float, calls: int, dice: Random) -> list[float]:
-    """Moments of a Poisson process, in seconds."""
+    """Return moments of a Poisson process (s)."""
     moment = 0.0
     return [moment := moment + dice.expovariate(rate) / 1e3 for _ in range(calls)]
 
 
-def in_bursts(rate: float, calls: int, dice: Random) -> list[float]:
-    """Moments in bursts that begin at random, in seconds."""
+def in_bursts(rate: float, calls: int, dice: Random, burst: int = BURST) -> list[float]:
+    """Return moments in bursts that begin at random (s)."""
     moments: list[float] = []
-    for moment in at_random(rate / BURST, math.ceil(calls / BURST), dice):
-        for _ in range(BURST):
+    for moment in at_random(rate / burst, math.ceil(calls / burst), dice):
+        for _ in range(burst):
             moments.append(moment)
             moment += BURST_GAP / 1e3 * dice.uniform(1 - SPREAD, 1 + SPREAD)
     return sorted(moments)[:calls]

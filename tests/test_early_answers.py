@@ -1,4 +1,4 @@
-"""A batch function that answers a call while the others of its batch run on."""
+"""Tests of batch functions that answer one call while the rest of the batch runs on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batched._runtime.shift import within_run
 
 
 class Holding:
-    """A batch function that answers "early" at once, and returns when it is let go."""
+    """Batch function that answers "early" at once, and returns when the test allows it."""
 
     def __init__(self, result: Any = "soon") -> None:
         self.result = result
@@ -64,6 +64,18 @@ def test_a_call_is_answered_before_its_batch_has_ended(call: Callable[[Any, str]
     assert (fn.stats.total_processed, fn.stats.errors) == (2, 0)
 
 
+def test_an_item_that_was_answered_early_is_not_in_flight() -> None:
+    holding = Holding()
+    fn = decorated(holding, 2)
+    with fn, ThreadPoolExecutor(1) as other:
+        late = other.submit(fn, "late")
+        assert fn("early") == "soon"
+        assert fn.stats.in_flight == 1
+        holding.go.set()
+        late.result(30)
+    assert fn.stats.in_flight == 0
+
+
 def test_a_list_is_answered_as_a_whole() -> None:
     holding = Holding()
     holding.go.set()
@@ -94,7 +106,7 @@ def test_all_of_a_batch_may_be_answered_early_and_the_next_one_runs() -> None:
         assert fn(["a", "b"]) == ["a at last", "b at last"]
 
 
-def test_a_callback_that_raises_harms_nobody() -> None:
+def test_a_callback_that_raises_harms_no_call() -> None:
     holding = Holding()
 
     def broken(_: object) -> None:
@@ -110,7 +122,7 @@ def test_a_callback_that_raises_harms_nobody() -> None:
         assert outcome == "late at last" or isinstance(outcome, batched.BatchFunctionError)
 
 
-def test_a_failure_while_one_is_answered_leaves_nobody_waiting(
+def test_a_failure_during_an_early_answer_leaves_no_caller_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> int:
@@ -124,7 +136,7 @@ def test_a_failure_while_one_is_answered_leaves_nobody_waiting(
         assert isinstance(late.exception(30), MemoryError)
 
 
-def test_who_has_gone_is_not_answered() -> None:
+def test_a_caller_who_has_gone_is_not_answered() -> None:
     entered, holding = threading.Event(), Holding()
 
     def function(items: list[str]) -> list[str]:
@@ -161,7 +173,7 @@ def test_on_a_loop_calls_are_answered_with_their_batch() -> None:
     assert told == [False]
 
 
-def test_a_run_that_is_over_answers_nobody() -> None:
+def test_a_run_that_is_over_answers_no_call() -> None:
     shifts: list[Any] = []
 
     @batched.dynamically

@@ -1,5 +1,5 @@
-"""Cost of a batch by its size n: `TimeBySize`, in items, for the flush rule; and in cells a line
-through the latest batches, s = a + b * n seconds.
+"""Cost of a batch by its size n. The flush rule uses `TimeBySize`, in items. `Cost` is a line
+through the latest batches, in cells: s = a + b * n seconds.
 
 s   time of a batch (s); here its mean
 n   size of a batch (items, or cells); here its mean
@@ -16,35 +16,36 @@ from typing import Final
 LAST: Final = 50
 """Batches that count in the means."""
 MAX_INFORMATION: Final = 10
-"""Cap on the accumulated squared spread of sizes, in squares of the mean size, so that a function
-that becomes another one is learned anew.
+"""Upper limit of the accumulated squared spread of sizes, in squares of the mean size. It lets a
+function that changes be learned again.
 """
 ENOUGH: Final = 8
-"""Batches before the line may be trusted."""
+"""Batches before the line is trusted."""
 EXPLAINED: Final = 2
-"""The line is trusted once the squared spread of times about their mean is so many times that about
-the line.
+"""The line is trusted if the squared spread of times about their mean is at least this multiple of
+the squared spread about the line.
 """
 LEAST_FIXED: Final = 0.05
-"""Part of a batch's time that is taken not to depend on its size, at least."""
+"""Least share of a batch's time that is taken to be independent of its size."""
 
 
 class Cost:
-    """Recursive least squares over the sizes and times of batches, the latest counting most."""
+    """Recursive least squares over sizes and times of batches. The latest batches count most."""
 
     __slots__ = ("_b", "_batches", "_error", "_fixed_size", "_information", "_n", "_s", "_spread")
 
     def __init__(self) -> None:
-        self._batches = 0  # so far, but at most LAST
+        self._batches = 0  # at most LAST
         self._n = self._s = self._b = 0.0
-        self._information = 0.0  # accumulated squares of what sizes differed by
-        self._spread = self._error = 0.0  # mean squares of times about the mean, about the line
+        self._information = 0.0  # accumulated squared differences of sizes
+        self._spread = 0.0  # mean squared distance of times from their mean
+        self._error = 0.0  # mean squared distance of times from the line
         self._fixed_size = math.inf
 
     def add(self, n: int, s: float) -> None:
-        """Counts a batch.
+        """Add a batch.
 
-        Batches of one size say nothing about b, and so make nothing forgotten of it either.
+        Batches of one size carry no information about b, and erase none.
         """
         self._batches = min(self._batches + 1, LAST)
         if self._batches == 1:
@@ -71,28 +72,29 @@ class Cost:
         return self._fixed_size
 
     def estimate(self) -> tuple[float, float, float]:
-        """s, a and b; all 0 before the first batch."""
+        """Return s, a and b; all are 0 before the first batch."""
         a = min(max(self._s - self._b * self._n, 0.0), self._s)
         return self._s, a, (self._s - a) / self._n if self._n else 0.0
 
 
 class TimeBySize:
-    """Time of a batch by its size: means over octaves of sizes, and lines from one to the next.
+    """Time of a batch by its size: means over octaves of sizes, and lines from one octave to the
+    next.
 
-    Functions on GPUs take a constant time up to some size and grow from there on, which no one line
-    describes.
+    Functions on GPUs take a constant time up to some size, and more from there on. No single line
+    describes that.
     """
 
     __slots__ = ("_batches", "_octaves", "mean")
 
     def __init__(self) -> None:
-        self._batches = 0  # so far, but at most LAST
+        self._batches = 0  # at most LAST
         self.mean = 0.0  # time of a batch of any size (s)
-        # by the bits of a size: batches so far, but at most LAST, their mean size and time (s)
+        # by octave (bits of a size): batches, at most LAST, their mean size and mean time (s)
         self._octaves: dict[int, tuple[int, float, float]] = {}
 
     def add(self, n: int, s: float) -> None:
-        """Counts a batch of n items that took s seconds."""
+        """Add a batch of n items that took s seconds."""
         self._batches = min(self._batches + 1, LAST)
         self.mean += (s - self.mean) / self._batches
         octave = n.bit_length()
@@ -102,7 +104,7 @@ class TimeBySize:
         self._octaves[octave] = batches, size, time
 
     def curve(self) -> Curve:
-        """What is known now."""
+        """Return the times known so far."""
         return Curve([(size, time) for _, (_, size, time) in sorted(self._octaves.items())])
 
 
@@ -118,8 +120,8 @@ class Curve:
         return bool(self._points)
 
     def time(self, n: float) -> float:
-        """Time of a batch of n items (s). Beyond the points the last line goes on, if it rises, and
-        never below 0.
+        """Return the time of a batch of n items (s). Beyond the points the last line continues if
+        it rises, and never falls below 0.
         """
         points = self._points
         if len(points) == 1:

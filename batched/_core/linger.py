@@ -1,30 +1,39 @@
-"""Linger rules: how long a batch that is not full is held, in the hope that more items join it.
+"""Linger rules: how long a batch that is not full is held so that more items can join it.
 
-The scheduler asks only while nothing else (a full batch, a drain, a call already begun) settles
-the matter. `Hindsight` is the rule of `flush="auto"`. A decision point is a moment when a batch
-might leave though it is not full. For as long as that batch would run, what arrives does not
-depend on whether it has left: so what a wait of d would have been worth is known afterwards,
-without ever trying it on live calls:
+The scheduler asks the rule only while nothing else decides: a full batch, a drain or a call that
+has begun leaves at once. `Hindsight` is the rule of `flush="auto"`. A decision point is a moment at
+which a batch could leave although it is not full. The arrivals of the next s seconds do not depend
+on whether the batch has left. So the gain of every wait d is computed afterwards, and no wait is
+tried on live calls:
 
     gain(d) = k * (p * (1 - e / s) - max(0, e - p)) - i * n * g - WAIT_WEIGHT * n * e
 
     d   the wait considered (s)
     n   items ready at the decision point
-    k   items that arrived within d of it, as far as they fit the batch
-    m   items that arrived while the batch would have run, as far as they fit one batch
-    e   min(d, when all had arrived that could be hoped for) (s)
+    k   items that arrived within d after the point and fit the batch
+    m   items that arrived while the batch would have run and fit one batch
+    e   the part of d until the last item that could be expected has arrived (s)
     s   mean time of a batch (s)
-    g   T(n + k) - T(n), what the batch takes longer (s), where T is the time by size
-    p   (T(k) - g - f) * k / m, what each item that joins saves (s); below 0 if it costs
-    f   what another worker would have been free sooner than after s (s); 0 if none was running
+    g   T(n + k) - T(n), growth of the batch's time (s), where T is the time by size
+    p   (T(k) - g - f) * k / m, time that each joining item saves (s); negative if joining costs
+    f   s minus the time until another worker is free (s); 0 if no other worker is running
     i   share of time in which the worker is idle
 
-Whoever joins saves p, less the later the batch starts, and loses what the wait took beyond that.
-Whoever was ready waits for e, and where the worker would be idle afterwards, for the items that
-joined, too; where it is not, that comes back in the next batch. Only what would take the last free
-worker is held: else whoever comes next has a worker anyway. Averages of the gain for a few d
-say how long to wait: for the best of them if it is positive, and not longer than until everyone
-expected is there: the most items that were waiting or running at once lately.
+Each joining item saves p, less the delay of the batch, and loses the part of the wait beyond p.
+Each ready item waits for e. If the worker would be idle afterwards, each ready item also waits for
+g. A busy worker gives that time back in the next batch. Only the last free worker is held, because
+a new item can use any other free worker. The rule holds for the wait with the best mean gain, if
+that gain is positive.
+
+A batch leaves earlier if all expected items wait or run, or if it has a worker's share of them.
+Expected is the largest number of items that lately waited or ran at once. A share N of W workers is
+expected / W items. If N exceeds the batch size B, N - B items are left behind a full batch. Then
+the batch is held only if throughput gains enough for the growth of the longest latency:
+
+    B * (F + R) / (N * F) >= LEAST_GAIN * 2 * F / (F + R)    where F = T(B), R = T(N - B)
+
+Without holding, a full batch and a batch of the rest take turns, and every item waits for both.
+With holding, all batches are full, and an item that is left behind waits for two of them.
 """
 
 from __future__ import annotations
@@ -48,56 +57,59 @@ WAITS: Final = [20e-6 * 2**step for step in range(10)]
 WEIGHT: Final = 0.1
 """Weight of a new gain in the average."""
 WAIT_WEIGHT: Final = 1.2
-"""Weight of the wait of those who are ready: a gain nearly even with it is often none (1.1 to 1.3
-serve as well).
+"""Weight of the wait of ready items. A gain that barely covers the wait is often noise. Values from
+1.1 to 1.3 work equally well.
 """
 EVALUATE_EVERY: Final = 4
-"""Decision points evaluated together, once there have been some: between sleeps caches are cold."""
+"""Decision points that are evaluated together after the first `EPOCHS`, because CPU caches are cold
+after each sleep.
+"""
 EPOCHS: Final = 8
-"""Batches over which the most items at once are taken for everyone there is."""
-MOST_BEHIND: Final = 1.2
-"""Where not everyone fits one batch, a call that is left behind a full one waits for another full
-one. Else both groups are served by a full batch and a small one. Nobody is held if the first takes
-longer than so many times the second: a few callers would pay for the gain of all.
+"""Batches over which the number of expected items is remembered."""
+LEAST_GAIN: Final = 1.15
+"""Least growth of throughput, as a multiple of the growth of the longest latency, for which a full
+batch is awaited while items are left behind.
 """
 
 
 class Eager:
     """Rule that holds nothing and learns nothing: a batch leaves as soon as a worker is free."""
 
-    reason: FlushReason = "eager"  # why a batch leaves that was not full
-    holds = False  # whether any batch is held
-    most_free = math.inf  # workers that may be free while one is held
+    reason: FlushReason = "eager"  # why a batch that is not full leaves
+    holds = False  # whether batches are held
+    most_free = math.inf  # most free workers while a batch is held
 
-    def is_here(self, outstanding: int, room: int) -> bool:  # noqa: ARG002  of other rules
-        """Whether nobody else is to be waited for, with so many items waiting or running, and room
-        for so many more in the batch.
+    def is_here(self, outstanding: int, waiting: int) -> bool:  # noqa: ARG002  of other rules
+        """Return whether a group of `waiting` items has no more items to wait for, while
+        `outstanding` items of all groups wait or run.
         """
         return False
 
     def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
-        """When a group may leave whose oldest item arrived at `oldest` (s)."""
+        """Return when a group may leave (s); its oldest item arrived at `oldest`."""
         return AT_ONCE
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
-        """Notes that `items` have come to `group`."""
+        """Record the arrival of `items` in `group`."""
 
     def note_outstanding(self, items: int) -> None:
-        """Notes how many wait or run; to be told before they get fewer, and at decision points."""
+        """Record how many items wait or run: before the number falls, and at decision points."""
 
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
-        """Notes a decision point: a batch of `items` of `group` might leave, though not full."""
+        """Record a decision point: a batch of `items` of `group` could leave although not full."""
 
-    def finished(self, size: int, started: float, now: float, outstanding: int) -> None:
-        """Notes that a batch has ended, of so many items that waited or ran until then."""
+    def finished(self, size: int, seconds: float, now: float, outstanding: int, left: int) -> None:
+        """Record the end of a batch of `size` items that took `seconds`. Of `outstanding` items
+        that waited or ran, `left` items still do.
+        """
 
     def evaluate(self) -> None:
-        """Learns from what has been noted."""
+        """Learn from the recorded events."""
 
 
 class Window(Eager):
-    """Rule that holds a group until its oldest item is `timeout` seconds old; time spent behind a
-    busy worker counts.
+    """Rule that holds a group until its oldest item is `timeout` seconds old. Time behind a busy
+    worker counts.
     """
 
     reason: FlushReason = "timeout"
@@ -111,51 +123,63 @@ class Window(Eager):
 
 
 class DecisionPoint:
-    """Moment when a batch might have left though it was not full, and who came then."""
+    """Moment at which a batch could leave although it was not full, and the arrivals after it."""
 
     __slots__ = ("arrived", "freed", "group", "moments", "n", "outstanding", "seconds", "since")
 
     def __init__(self, group: Hashable, n: int, outstanding: int, now: float) -> None:
-        self.group = hash(group)  # not the group, which is not to be kept alive
-        self.n = n
+        self.group = hash(group)  # the hash only: a rule keeps no group key alive
+        self.n = n  # items of the group
         self.outstanding = outstanding  # items that waited or ran
-        self.since = now  # when it was (s)
-        self.moments: list[float] = []  # after it, when more of the group arrived (s)
-        self.arrived: list[int] = []  # items that had arrived by each of these
-        self.seconds = 0.0  # until the next decision point, once that has come
-        self.freed = NEVER  # until another worker was free, which was not then (s)
+        self.since = now  # the moment (s)
+        self.moments: list[float] = []  # of each later arrival in the group, from `since` on (s)
+        self.arrived: list[int] = []  # items that had arrived by each of these moments
+        self.seconds = 0.0  # until the next decision point (s)
+        self.freed = NEVER  # until a worker that was busy at the point became free (s)
 
 
 class Hindsight(Eager):
-    """Rule that holds a group as long as that has paid so far, and until everyone who has been
-    there lately is back.
+    """Rule that holds a group for as long as holding has paid, and until the expected items are
+    there.
     """
 
-    most_free = 1  # who joins what another worker could run would not have waited
+    most_free = 1  # a new item can use any other free worker at once
 
-    def __init__(self, timeout: float, batch_size: int, tick: float = 0.0) -> None:
+    def __init__(
+        self, timeout: float, batch_size: int, tick: float = 0.0, workers: int = 1
+    ) -> None:
         self._batch_size = batch_size
-        # considered (s)
+        self._workers = workers
+        # waits that are considered (s)
         self._waits = sorted({min(max(wait, tick), timeout) for wait in WAITS})
-        self._gains = [0.0] * len(self._waits)  # mean of what each would have gained (item seconds)
+        self._gains = [0.0] * len(self._waits)  # mean gain of each wait (item seconds)
         self._cost = TimeBySize()
         # size and time of each batch since the last evaluation (s)
         self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
-        self._linger = 0.0  # the best of the waits; 0.0 if none would have gained anything (s)
-        # most items waiting or running at once since the end of each of the last batches
+        self._linger = 0.0  # wait with the best mean gain; 0.0 if none gains anything (s)
+        # most items that waited or ran at once, in the periods between the last batches' ends
         self._peaks = deque([0], maxlen=EPOCHS + 1)
-        self.expected = 0
-        self._leaves_behind = False  # whether any are held though not all who are expected fit
+        self._full_pays = False  # whether full batches are awaited while items are left behind
         self._pace = 0.0  # mean time from one decision point to the next (s)
         self._latest: DecisionPoint | None = None
-        # those before it that have not been evaluated
+        # earlier decision points that have not been evaluated
         self._past: deque[DecisionPoint] = deque(maxlen=EPOCHS)
         self._early = EPOCHS  # decision points that are still to be evaluated one by one
         self._room = 0  # items that could still join the batch of the latest decision point
 
-    def is_here(self, outstanding: int, room: int) -> bool:
-        to_come = self.expected - outstanding
-        return to_come <= 0 or (to_come > room and not self._leaves_behind)
+    @property
+    def expected(self) -> int:
+        """Largest number of items that lately waited or ran at once."""
+        return max(self._peaks)
+
+    def is_here(self, outstanding: int, waiting: int) -> bool:
+        expected = self.expected
+        share = expected / self._workers
+        return (
+            outstanding >= expected
+            or waiting >= share
+            or (share > self._batch_size and not self._full_pays)
+        )
 
     def until(self, oldest: float, free_since: float) -> float:
         return max(oldest, free_since) + self._linger if self._linger else AT_ONCE
@@ -170,50 +194,54 @@ class Hindsight(Eager):
     def note_outstanding(self, items: int) -> None:
         if items > self._peaks[-1]:
             self._peaks[-1] = items
-            self.expected = max(self.expected, items)
 
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         self.note_outstanding(outstanding)
-        if self._latest is not None:
-            self._latest.seconds = now - self._latest.since
-            self._past.append(self._latest)
+        point = self._latest
+        if point is not None:
+            point.seconds = now - point.since
+            self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
+            # If all expected items were there and none followed, no wait could gain anything.
+            if point.moments or point.outstanding < self.expected:
+                self._past.append(point)
         self._latest = DecisionPoint(group, items, outstanding, now)
         self._room = self._batch_size
 
-    def finished(self, size: int, started: float, now: float, outstanding: int) -> None:
-        if outstanding > self._peaks[-1]:
-            self.note_outstanding(outstanding)
-        self._peaks.append(outstanding - size)
-        self._ended.append((size, now - started))
+    def finished(self, size: int, seconds: float, now: float, outstanding: int, left: int) -> None:
+        if outstanding > self._peaks[-1]:  # as `note_outstanding`, without a call
+            self._peaks[-1] = outstanding
+        self._peaks.append(left)
+        self._ended.append((size, seconds))
         point = self._latest
-        if point is not None and started < point.since:
+        if point is not None and now - seconds < point.since:
             point.freed = min(point.freed, now - point.since)
 
     def evaluate(self) -> None:
-        self.expected = max(self._peaks)
-        if len(self._past) >= (1 if self._early else EVALUATE_EVERY):
-            for size, seconds in self._ended:
-                self._cost.add(size, seconds)
-            self._ended.clear()
-            times = self._cost.curve()
-            for point in self._past if times else ():
+        if len(self._past) < (1 if self._early else EVALUATE_EVERY):
+            return
+        for size, seconds in self._ended:
+            self._cost.add(size, seconds)
+        self._ended.clear()
+        times = self._cost.curve()
+        if times:
+            for point in self._past:
                 self._evaluate(point, self._cost.mean, times)
-                self._early = max(self._early - 1, 0)
-            self._past.clear()
-            if times and self.expected > self._batch_size:
-                full = times.time(self._batch_size)
-                rest = times.time(self.expected - self._batch_size)
-                self._leaves_behind = 2 * (full + self._linger) <= MOST_BEHIND * (full + rest)
+            self._early = max(self._early - len(self._past), 0)
+            share = self.expected / self._workers
+            if share > self._batch_size:
+                full, rest = times.time(self._batch_size), times.time(share - self._batch_size)
+                gain = self._batch_size * (full + rest) ** 2
+                self._full_pays = gain >= LEAST_GAIN * 2 * share * full**2
+        self._past.clear()
 
     def _evaluate(self, point: DecisionPoint, s: float, times: Curve) -> None:
-        """Counts the gain of each wait at `point`; letters as at the head of this file."""
-        self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
+        """Add the gain of each wait at `point` to the means. The module explains the letters."""
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
         seen = min(point.seconds, point.freed, s)
         n, moments, arrived = point.n, point.moments, point.arrived
         room = self._batch_size - n
-        hoped = min(room, max(self.expected - point.outstanding, 0))  # items to be hoped for
-        there = 0.0  # when these had arrived (s)
+        hoped = min(room, max(self.expected - point.outstanding, 0))  # items that could be expected
+        there = 0.0  # arrival of the last of them (s)
         if hoped:
             place = bisect_left(arrived, hoped)
             there = moments[place] if place < len(moments) else NEVER
@@ -245,7 +273,7 @@ class Hindsight(Eager):
 
 
 def linger_rule(policy: BatchPolicy, tick: float = 0.0) -> Eager:
-    """The rule that `policy.flush` selects, where no wait is shorter than `tick` (s)."""
+    """Return the rule that `policy.flush` selects. No wait is shorter than `tick` (s)."""
     if policy.flush == "auto" and policy.timeout:
-        return Hindsight(policy.timeout, policy.batch_size, tick)
+        return Hindsight(policy.timeout, policy.batch_size, tick, policy.max_concurrent_batches)
     return Window(policy.timeout) if policy.flush == "window" else Eager()

@@ -104,4 +104,5 @@ class Batch:
     begun: bool = False  # whether the function has been, or is about to be, called
     attempts: int = 0  # calls of the function, for the batch or parts of it
     cells: int = 0  # places in the collated arrays, padding included
+    early: int = 0  # items answered while it still runs
     padding: int = 0  # cells that are padding

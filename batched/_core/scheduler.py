@@ -99,7 +99,7 @@ class Scheduler:
         self._oldest_large: Request | None = None  # the oldest large call that may leave
         self._credit = 0.0  # credit of that call (batches)
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
-        self.in_flight = 0  # items in these
+        self.in_flight = 0  # items in these without an answer
         # workers without a batch; below 0, batches that are made ready ahead of them
         self._free = policy.max_concurrent_batches
         self.has_room = True  # whether one more batch may run, or be formed ahead
@@ -135,14 +135,13 @@ class Scheduler:
             self._blocked[request] = None
             return
         group = self._enqueue(request)
-        rule = self._rule
-        rule.arrived(group.key, request.size, now)
         alone = group.waiting == request.size < self.capacity.batch_size
-        if alone and self._free == 1 and not self._news:
-            if from_event_loop:
-                self._undecided = True
-            else:
-                rule.decide(group.key, request.size, self.waiting + self.in_flight, now)
+        if self._free != 1 or self._news or not alone:
+            self._rule.arrived(group.key, request.size, now)
+        elif from_event_loop:
+            self._undecided = True
+        else:
+            self._rule.decide(group.key, request.size, self.waiting + self.in_flight, now)
 
     def cancel(self, request: Request) -> bool:
         """Remove the waiting items of `request`. Return True if no item was ever handed out."""
@@ -264,11 +263,18 @@ class Scheduler:
         until = self._rule.until(AT_ONCE, self._free_since)
         return until if until > now else NEVER
 
+    def answer_early(self, batch: Batch, items: int) -> None:
+        """Take `items` out of flight: their calls are answered while `batch` still runs."""
+        batch.early += items
+        self.in_flight -= items
+
     def finished(self, batch: Batch, now: float) -> None:
         """Free the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
         size, longest, capacity = batch.size, batch.longest, self.capacity
-        self._rule.finished(size, batch.started, now, self.waiting + self.in_flight)
+        seconds, ended = now - batch.started, size - batch.early
+        outstanding = self.waiting + self.in_flight
+        self._rule.finished(size, seconds, now, outstanding, outstanding - ended)
         self._news = True
         if not self._free:
             self._free_since = now
@@ -276,14 +282,14 @@ class Scheduler:
         del self.running[batch]
         self._free += 1
         self.has_room = True
-        self.in_flight -= size
+        self.in_flight -= ended
         for attempt in batch.too_big:
             capacity.too_big(*attempt)
         if batch.fitted:
             if longest or capacity.varies or size > capacity.items.fitted:
                 capacity.fitted(size, longest)
             if longest and batch.attempts == 1:  # else several calls took the time
-                capacity.cost.add(size * longest, now - batch.started)
+                capacity.cost.add(size * longest, seconds)
 
     def ready_at(self, group: Group | None) -> float:
         """Return the moment from which `group` may leave.
@@ -295,8 +301,7 @@ class Scheduler:
             return AT_ONCE
         if group is None or group.begun or self.draining or self._is_full(group):
             return AT_ONCE
-        room = self.capacity.batch_size - group.waiting
-        if rule.is_here(self.waiting + self.in_flight, room):
+        if rule.is_here(self.waiting + self.in_flight, group.waiting):
             return AT_ONCE
         return rule.until(group.oldest, min(group.held_since, self._free_since))
 

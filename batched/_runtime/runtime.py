@@ -206,12 +206,13 @@ class Runtime(Reception):
         finally:
             self._answers.tell(batch)
 
-    def answer(self, request: Request, result: Any) -> None:
+    def answer(self, batch: Batch, request: Request, result: Any) -> None:
         """Answer a call of one item while its batch still runs."""
         try:
             with self._lock:
                 ended, open_ended = settle(self._scheduler, ([(request, 0, 1)], [result], [1]))
                 self._answers.end(request, ended)
+                self._scheduler.answer_early(batch, len(ended))
             complete(open_ended, self.execution.collator.join, self.name)
             self._answers.tell(request)
         except BaseException:

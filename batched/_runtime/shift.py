@@ -45,7 +45,7 @@ class Badge:
 class Answering(Protocol):
     """A runtime that can answer a call before the rest of its batch."""
 
-    def answer(self, request: Request, result: Any, /) -> None: ...
+    def answer(self, batch: Batch, request: Request, result: Any, /) -> None: ...
 
 
 class Shift:
@@ -84,7 +84,7 @@ class Shift:
         if batch is not None and runtime is not None:
             for request, _, _ in batch.slices:
                 if request.items is item and not request.listed:
-                    runtime.answer(request, result)
+                    runtime.answer(batch, request, result)
                     return True
         return False
 

@@ -1,6 +1,4 @@
-"""How long a group that does not fill a batch is held: by arithmetic, and in histories of callers
-who come back.
-"""
+"""Tests of the linger rules: arithmetic, and closed loops of callers."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def test_a_window_without_a_timeout_is_due_on_arrival_and_not_before() -> None:
     assert not math.isinf(rule.until(10.0, 0.0))
 
 
-# ---------------------------------------------------------------- what a batch costs
+# ---------------------------------------------------------------- cost of a batch
 
 
 def test_before_the_first_batch_nothing_is_known_of_its_cost() -> None:
@@ -89,7 +87,7 @@ def test_a_straight_line_is_found() -> None:
     assert mean == pytest.approx(0.005 + 0.001 * 27 / 6, rel=0.05)
 
 
-def test_what_sizes_have_told_is_not_forgotten_while_they_are_all_alike() -> None:
+def test_batches_of_one_size_erase_no_information() -> None:
     cost = Cost()
     for size in (1, 16):
         cost.add(size, 0.001 + 0.001 * size)
@@ -120,7 +118,7 @@ def test_the_fixed_part_is_never_negative_nor_more_than_all() -> None:
 
 
 def times(*batches: tuple[int, float]) -> Curve:
-    """What batches of these sizes and times (s) have taught."""
+    """Return the curve after batches of these sizes and times (s)."""
     found = TimeBySize()
     for size, seconds in batches:
         found.add(size, seconds)
@@ -138,7 +136,7 @@ def test_of_batches_of_one_octave_the_time_is_taken_to_be_constant() -> None:
 
 
 def test_the_time_of_a_size_lies_on_the_line_between_its_neighbours() -> None:
-    """Flat up to 16 items, and then 0.5 s for each item."""
+    """The time is constant up to 16 items, and grows by 0.5 s with each further item."""
     curve = times((1, 5.0), (16, 5.0), (32, 13.0))
     assert [curve.time(n) for n in (1, 9, 16, 20, 32)] == [5.0, 5.0, 5.0, 7.0, 13.0]
     assert curve.time(40) == 17.0, "the last line goes on"
@@ -162,15 +160,15 @@ def test_the_times_are_those_of_the_latest_batches() -> None:
 
 
 def test_the_gains_are_those_of_the_formula() -> None:
-    """Two items are ready; of a third and a fourth, 0.5 and 2 ms later, waiting for 0.52 ms would
-    have caught one.
+    """Two items are ready. Two more come 0.5 and 2 ms later. A wait of 0.52 ms would have caught
+    one of them.
     """
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.0, 0.010, 0)  # s = a = 10 ms: there is no other size yet
-    rule.note_outstanding(4)  # there can be four
+    rule.finished(1, 0.010, 0.010, 1, 0)  # s = a = 10 ms: no other size is known
+    rule.note_outstanding(4)  # four items are expected
     rule.decide(0, 2, 2, 1.0)
     rule.arrived(0, 1, 1.0005)
-    rule.arrived(1, 1, 1.0010)  # of another group
+    rule.arrived(1, 1, 1.0010)  # in another group
     rule.arrived(0, 1, 1.0020)
     rule.decide(0, 2, 2, 1.02)
     rule.evaluate()
@@ -197,9 +195,9 @@ def test_the_gains_are_those_of_the_formula() -> None:
 
 
 def test_only_what_was_seen_is_counted() -> None:
-    """The next decision point came after 0.1 ms, so nothing is known of longer waits."""
+    """The next decision point came after 0.1 ms, so longer waits were not observed."""
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.0, 0.010, 0)
+    rule.finished(1, 0.010, 0.010, 1, 0)
     rule.note_outstanding(4)
     rule.decide(0, 1, 1, 1.0)
     rule.decide(0, 1, 1, 1.0001)
@@ -211,7 +209,7 @@ def test_only_what_was_seen_is_counted() -> None:
 def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     """A second item came 0.05 ms after the first."""
     rule = Hindsight(timeout=0.005, batch_size=8, tick=tick)
-    rule.finished(1, 0.0, 0.010, 0)
+    rule.finished(1, 0.010, 0.010, 1, 0)
     rule.decide(0, 1, 2, 1.0)
     rule.arrived(0, 1, 1.00005)
     rule.decide(0, 1, 2, 1.02)
@@ -219,10 +217,77 @@ def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     assert rule.until(0.0, 5.0) == 5.0 + (tick or 80e-6)
 
 
+@pytest.mark.parametrize(
+    ("workers", "waiting", "held"), [(1, 7, True), (1, 8, False), (2, 3, True), (2, 4, False)]
+)
+def test_each_worker_is_held_for_its_share_of_the_expected_items(
+    workers: int, waiting: int, held: bool
+) -> None:
+    rule = Hindsight(timeout=1.0, batch_size=16, workers=workers)
+    rule.note_outstanding(8)
+    assert rule.is_here(waiting, waiting) is not held
+    assert rule.is_here(8, 1), "all items wait or run"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("expected", "small_takes", "held"),
+    [(5, 0.69, False), (5, 0.70, True), (6, 0.85, False), (6, 0.86, True), (8, 1.0, False)],
+)
+def test_a_full_batch_is_awaited_if_the_gain_exceeds_the_loss_of_the_last_call(
+    workers: int, expected: int, small_takes: float, held: bool
+) -> None:
+    """Four items fit a batch, which takes F = 1 s. The other N - 4 items of a worker take R.
+
+    The rule requires 4 (F + R) / (N F) >= 1.15 * 2 F / (F + R): R >= 0.696 s for N = 5, R >= 0.858
+    s for N = 6, and R >= 1.145 s for N = 8.
+    """
+    rule = Hindsight(timeout=1.0, batch_size=4, workers=workers)
+    outstanding = expected * workers
+    rule.note_outstanding(outstanding)
+    rule.finished(4, 1.0, 1.0, outstanding, outstanding)
+    rule.finished(expected - 4, small_takes, 2.0, outstanding, outstanding)
+    rule.decide("g", 1, 1, 3.0)
+    rule.arrived("g", 3, 3.00001)
+    rule.decide("g", 1, 1, 3.0 + (1.0 + small_takes) / 2)  # the worker is never idle
+    rule.evaluate()
+    assert rule.is_here(1, 1) is not held
+    assert rule.is_here(outstanding, 3), "all items wait or run"
+
+
+def test_lone_calls_are_not_evaluated() -> None:
+    scheduler = Scheduler(BatchPolicy())
+    closed_loop(scheduler, 1, 100, fixed=0.005)
+    rule = scheduler._rule
+    assert isinstance(rule, Hindsight)
+    assert not rule._past
+    closed_loop(scheduler, 2, 2, fixed=0.005)
+    assert rule._early < EPOCHS, "the first calls that could be merged are"
+
+
+def test_a_call_that_was_answered_early_is_not_expected_twice() -> None:
+    """One of two callers is answered while the batch runs, and calls again."""
+    scheduler = Scheduler(BatchPolicy(batch_size=8))
+    first, second = Request([0], 1, "g"), Request([1], 1, "g")
+    scheduler.submit(first, 0.0)
+    scheduler.submit(second, 0.0)
+    batch = scheduler.take(0.0)
+    assert batch is not None
+    scheduler.answer_early(batch, 1)
+    assert scheduler.in_flight == 1
+    scheduler.submit(Request([2], 1, "g"), 0.1)
+    scheduler.finished(batch, 1.0)
+    assert scheduler.in_flight == 0
+    rule = scheduler._rule
+    assert isinstance(rule, Hindsight)
+    assert rule.expected == 2
+    assert rule._peaks[-1] == 1, "one call waits"
+
+
 @pytest.mark.parametrize("from_event_loop", [True, False])
-def test_who_comes_before_a_worker_looks_is_no_reason_to_wait(from_event_loop: bool) -> None:
-    """Bursts of four and of three, of which each call comes 15 us after the one before, and a
-    worker that looks after the last.
+def test_calls_before_a_worker_looks_are_no_reason_to_wait(from_event_loop: bool) -> None:
+    """Bursts have four and three calls in turns, 15 us apart. A worker looks after the last call of
+    each burst.
     """
     scheduler = Scheduler(BatchPolicy(), tick=0.001 if from_event_loop else 0.0)
     held = []
@@ -252,7 +317,9 @@ def closed_loop(
     each: float = 0.0,
     gap: float = 1e-5,
 ) -> list[Batch]:
-    """The batches of `callers` who call again, one after another, as soon as they are answered."""
+    """Return the batches of `callers`. All callers of a batch call again, one after another, when
+    it ends.
+    """
     now = 0.0
     done: list[Batch] = []
     arrivals = [gap * number for number in range(callers)]
@@ -284,7 +351,7 @@ def test_a_lone_caller_never_waits() -> None:
 
 @pytest.mark.parametrize("callers", [2, 3, 8, 24, 32])
 def test_callers_who_come_back_are_merged_within_ten_batches(callers: int) -> None:
-    """Without holding anything they would be two convoys for ever, which take turns."""
+    """Under eager the callers stay in two convoys, which take turns."""
     auto = closed_loop(Scheduler(BatchPolicy()), callers, 40, fixed=0.005, each=0.0001)
     assert [batch.size for batch in auto[10:]] == [callers] * 30
     eager = closed_loop(
@@ -301,7 +368,7 @@ def test_a_function_that_saves_nothing_by_merging_is_never_kept_waiting() -> Non
         )
 
 
-def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
+def test_the_last_caller_soon_stops_waiting_for_callers_who_have_gone() -> None:
     scheduler = Scheduler(BatchPolicy())
     closed_loop(scheduler, 24, 30, fixed=0.005)
     while (batch := scheduler.take(1e6)) is not None:
@@ -324,8 +391,8 @@ def test_when_callers_have_gone_the_last_one_waits_for_them_no_more() -> None:
 
 
 def test_a_group_that_is_held_does_not_wait_for_ever_behind_one_that_is_always_full() -> None:
-    """Callers of one group have taught that waiting pays; then they are more than a batch holds,
-    and somebody calls with other arguments.
+    """Callers of one group have taught the rule that waiting pays. Then they outnumber a batch, and
+    a call of another group arrives.
     """
     scheduler = Scheduler(BatchPolicy(batch_size=8))
     closed_loop(scheduler, 12, 60, fixed=0.006, gap=1e-4)
@@ -347,7 +414,7 @@ def test_a_group_that_is_held_does_not_wait_for_ever_behind_one_that_is_always_f
     assert late.dispatched
 
 
-# ---------------------------------------------------------------- whatever happens
+# ---------------------------------------------------------------- any history
 
 
 steps = st.lists(
@@ -366,14 +433,14 @@ steps = st.lists(
 @given(
     steps, st.sampled_from([0.01, 1.0, 5.0, 1000.0]), st.integers(1, 2), st.sampled_from([1, 4, 16])
 )
-def test_nobody_is_held_for_longer_than_the_timeout(
+def test_no_call_is_held_for_longer_than_the_timeout(
     history: list[tuple[Literal["submit", "take", "finish", "wait"], int, str, float]],
     timeout_ms: float,
     workers: int,
     batch_size: int,
 ) -> None:
-    """After the later of its arrival and a worker's becoming free. And the same history leads to
-    the same decisions.
+    """Each deadline counts from the arrival or from the moment a worker is free, whichever is
+    later. The same history leads to the same decisions.
     """
 
     def run() -> list[float]:

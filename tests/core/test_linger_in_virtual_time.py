@@ -1,5 +1,5 @@
-"""What `flush="auto"` promises, in the rows of benchmarks/policy.py where a rule can go wrong; the
-bounds are those of the benchmark.
+"""Tests of `flush="auto"` in the critical rows of benchmarks/policy.py, with the bounds of the
+benchmark.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from policy import (
     BATCH_SIZE,
     BESIDE_ROWS,
     BOUNDS,
+    CROWD_ROWS,
+    LEAST_OF_CROWDS,
     LEAST_SHARE,
     MODELS,
     MOST_MEAN,
@@ -25,6 +27,7 @@ from policy import (
     WORKERS_AT_RANDOM,
     Bound,
     ClosedRow,
+    CrowdRow,
     OpenRow,
     ratios,
     shares,
@@ -34,9 +37,9 @@ from virtual_time import Model, at_random, batches, in_bursts
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured")]
 
 LONG, EVEN, SHORT, COMPUTE_BOUND = MODELS
-"""Batch of n: 5 + 0.05 n, 2 + 0.2 n, 1 + 0.02 n and 0.2 + n milliseconds."""
+"""Times of a batch of n: 5 + 0.05 n, 2 + 0.2 n, 1 + 0.02 n and 0.2 + n milliseconds."""
 AT_ONCE, SLOWLY, THINKING, THINKING_LONG = WAYS
-"""How callers come back."""
+"""Ways of coming back."""
 BOTH = {name: RULES[name] for name in ("auto", "eager")}
 
 TWO_CONVOYS = [
@@ -49,7 +52,7 @@ TWO_CONVOYS = [
     ClosedRow(SHORT, 2, SLOWLY),
     ClosedRow(SHORT, 16, AT_ONCE),
 ]
-"""Callers whom eager splits into two groups that take turns: waiting pays."""
+"""Callers that eager splits into two groups, which take turns. Waiting pays."""
 NOTHING_TO_GAIN = [
     ClosedRow(SHORT, 1, THINKING_LONG),
     ClosedRow(SHORT, 4, THINKING_LONG),
@@ -57,8 +60,8 @@ NOTHING_TO_GAIN = [
     ClosedRow(COMPUTE_BOUND, 16, AT_ONCE),
     ClosedRow(LONG, 200, SLOWLY),
 ]
-"""A lone caller, callers who stay away for long, a function that merging does not make faster, and
-more callers than fit.
+"""A lone caller, callers who stay away for long, a function that gains nothing from merging, and
+more callers than two batches hold.
 """
 
 
@@ -72,8 +75,14 @@ def test_callers_who_could_share_a_batch_do(row: ClosedRow) -> None:
 
 
 @pytest.mark.parametrize("row", NOTHING_TO_GAIN, ids=str)
-def test_nobody_is_held_where_nothing_is_to_be_gained(row: ClosedRow) -> None:
+def test_no_batch_is_held_where_nothing_can_be_gained(row: ClosedRow) -> None:
     assert shares(row.throughput(calls=calls(row)))["auto"] >= LEAST_SHARE
+
+
+@pytest.mark.parametrize("row", CROWD_ROWS[::25], ids=str)
+def test_crowds_are_served_about_as_fast_as_by_the_best_other_rule(row: CrowdRow) -> None:
+    least, _ = LEAST_OF_CROWDS[row.workers]
+    assert shares(row.throughput())["auto"] >= least
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,7 @@ def test_a_lone_caller_never_waits(row: ClosedRow) -> None:
     ],
     ids=str,
 )
-def test_calls_that_come_at_random_are_answered_as_soon_as_if_nobody_were_held(
+def test_calls_at_random_are_answered_about_as_soon_as_under_eager(
     row: OpenRow,
 ) -> None:
     mean, p99 = ratios(row.latency(BOTH, 10_000))["auto"]
@@ -131,7 +140,7 @@ def test_a_free_worker_waits_no_longer_than_the_timeout(model: Model, load: floa
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.family}, {bound.measure}")
-def test_nobody_is_worse_off_than_where_nobody_is_held_or_nothing_made_ready(bound: Bound) -> None:
+def test_the_bounds_between_pairs_of_policies_are_kept(bound: Bound) -> None:
     rows = [row for row in BESIDE_ROWS if row.family == bound.family]
     for row in rows[:: max(1, len(rows) // 4)]:
         calls = 20_000 if bound.family in (RARE_BESIDE_LOOP, WORKERS_AT_RANDOM) else 6000

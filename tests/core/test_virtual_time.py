@@ -1,6 +1,4 @@
-"""The simulation that judges the linger rules, against cases that can be worked out by hand; times
-in milliseconds.
-"""
+"""Tests of the simulation that judges the linger rules, against cases worked out by hand (ms)."""
 
 from __future__ import annotations
 
@@ -55,12 +53,12 @@ def test_a_window_adds_its_time_to_a_lone_caller(timeout: float) -> None:
 
 
 def test_two_eager_callers_take_turns() -> None:
-    """Each comes back while the batch of the other runs."""
+    """Each caller comes back while the batch of the other one runs."""
     assert closed_loop(rule("eager"), EXACT, 2, ONE_BY_ONE, 1, 100) == pytest.approx(1 / 5.05)
 
 
 def test_two_callers_share_every_batch_under_a_window_longer_than_their_gap() -> None:
-    """The first is back after one gap, and then the window runs."""
+    """The window begins when the first caller is back, after one gap."""
     assert closed_loop(rule("window", 1.0), EXACT, 2, ONE_BY_ONE, 1, 100) == pytest.approx(
         2 / (5.1 + 0.1 + 1.0)
     )
@@ -99,9 +97,7 @@ def test_think_times_count_between_a_batch_and_the_next_call() -> None:
     ],
 )
 def test_neither_fixed_rule_is_good_enough(flush: Flush, callers: int, share: float) -> None:
-    """As a share of what full merging would give, with a window of 1 ms: figures from another
-    simulation of the same.
-    """
+    """Compare with full merging, under a window of 1 ms. The figures come from another simulation."""
     found = closed_loop(rule(flush, 1.0), Model(5.0, 0.05), callers, Way(0.015), 1, 200 * callers)
     assert found / (callers / (5 + 0.05 * callers)) == pytest.approx(share, abs=0.01)
 
@@ -110,8 +106,8 @@ def test_neither_fixed_rule_is_good_enough(flush: Flush, callers: int, share: fl
 
 
 def test_eager_latencies_are_as_worked_out() -> None:
-    """The first leaves alone; the next two wait for it, and the fourth, who comes as their batch
-    ends, finds the worker free.
+    """The first call leaves alone, and the next two wait for its batch. The fourth call comes as
+    their batch ends, and finds the worker free.
     """
     moments = [0.0, 1.0 * SECONDS, 2.0 * SECONDS, 11.5 * SECONDS]
     found = latencies(rule("eager"), Model(5.0, 0.5, jitter=0.0), moments, 1)
@@ -119,8 +115,8 @@ def test_eager_latencies_are_as_worked_out() -> None:
 
 
 def test_latencies_under_a_window_are_as_worked_out() -> None:
-    """The first two leave together after 2 ms; the third has waited long enough when their batch
-    ends.
+    """The first two calls leave together after 2 ms. The wait of the third call is over when their
+    batch ends.
     """
     found = latencies(
         rule("window", 2.0), Model(5.0, 0.5, jitter=0.0), [0.0, 1.0 * SECONDS, 3.0 * SECONDS], 1
@@ -149,8 +145,8 @@ def test_a_worker_keeps_up_below_its_capacity_and_not_above(arrivals: Arrivals) 
         open_loop(rule("eager"), EXACT, arrivals, load, 1, 20_000) for load in (0.8, 1.2)
     )
     assert max(below) < 100
-    # a fifth more than it can do for as long as calls come: a sixth of them wait at the end, 20,000
-    # / 6 at 64 in 8.2 ms
+    # Arrivals exceed the capacity by a fifth. A sixth of the 20,000 calls waits at the end, and 64
+    # of them take 8.2 ms.
     assert above[-1] == pytest.approx(20_000 / 6 / 64 * 8.2, rel=0.15)
 
 
@@ -162,10 +158,11 @@ def test_calls_arrive_in_order_and_at_their_rate(arrive: Any) -> None:
     assert moments[-1] == pytest.approx(25.0, rel=0.03)
 
 
-def test_bursts_are_of_ten() -> None:
-    moments = in_bursts(1e-3, 1000, Random(1))
+@pytest.mark.parametrize("burst", [BURST, 40])
+def test_bursts_have_their_size(burst: int) -> None:
+    moments = in_bursts(1e-3, 1000, Random(1), burst)
     gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
-    assert sum(gap > 0.1 * SECONDS for gap in gaps) == pytest.approx(1000 / BURST, abs=1)
+    assert sum(gap > 0.1 * SECONDS for gap in gaps) == pytest.approx(1000 / burst, abs=1)
 
 
 # ---------------------------------------------------------------- chance
