@@ -21,7 +21,7 @@ from batched import cli
 from batched._bench import measuring
 from batched._bench.advice import BatchTime, Fit, advise, fit, format_ratio, ms
 from batched._bench.target import load_target
-from batched._core.cost import Cost
+from batched._core.cost import TimeBySize
 
 PACKAGES = ("numpy", "rich", "matplotlib")
 """What the command needs."""
@@ -253,7 +253,7 @@ def test_direct_batches_are_never_cut_short(
     target: str, sample: str, functions: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though any padding would pay for another batch."""
-    monkeypatch.setattr(Cost, "fixed_size", 0.0)
+    monkeypatch.setattr(TimeBySize, "fixed_size", 0.0)
     Path("sample").write_text(sample)
     timings = asyncio.run(
         measuring.time_batches(

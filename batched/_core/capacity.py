@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from .cost import Cost
+from .cost import TimeBySize
 
 PATIENCE: Final = 128
 """Batches that must reach a ceiling before a raise. So raises fail one batch in 128 at most."""
@@ -76,7 +76,7 @@ class Capacity:
 
     def __init__(self, batch_size: int, max_batch_tokens: int | None = None) -> None:
         self.batch_size = batch_size  # items
-        self.cost = Cost()  # cost of a batch by its cells
+        self.cost = TimeBySize()  # time of a batch by its cells
         self._budget = math.inf if max_batch_tokens is None else max_batch_tokens  # limit (cells)
         self.items, self._cells = Ceiling(), Ceiling()  # ceilings in items and in cells
         self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`

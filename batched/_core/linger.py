@@ -75,7 +75,7 @@ batch is awaited while items are left behind.
 class Eager:
     """Rule that holds nothing and learns nothing: a batch leaves as soon as a worker is free."""
 
-    reason: FlushReason = "eager"  # why a batch that is not full leaves
+    reason: FlushReason = "eager"  # why a batch that was held leaves
     holds = False  # whether batches are held
     most_free = math.inf  # most free workers while a batch is held
 
@@ -143,6 +143,7 @@ class Hindsight(Eager):
     there.
     """
 
+    reason: FlushReason = "settled"
     most_free = 1  # a new item can use any other free worker at once
 
     def __init__(
@@ -182,7 +183,7 @@ class Hindsight(Eager):
         )
 
     def until(self, oldest: float, free_since: float) -> float:
-        return max(oldest, free_since) + self._linger if self._linger else AT_ONCE
+        return max(oldest, free_since) + self._linger
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
         point = self._latest
@@ -245,31 +246,24 @@ class Hindsight(Eager):
         if hoped:
             place = bisect_left(arrived, hoped)
             there = moments[place] if place < len(moments) else NEVER
-        last = max(there, moments[-1]) if moments else there
-        within = bisect_right(moments, seen)
-        m = min(arrived[within - 1], self._batch_size) if within else 0
         waits, gains = self._waits, self._gains
-        gain, changes = 0.0, True
-        alone = times.time(n)
         f = max(0.0, s - point.freed)
         for number, d in enumerate(waits):
             if d > seen:
                 break
-            if changes:
-                e = min(d, there)
-                gain = -WAIT_WEIGHT * n * e
-                joined = bisect_right(moments, d)
-                if joined:
-                    k = min(arrived[joined - 1], room)
-                    g = times.time(n + k) - alone
-                    p = (times.time(k) - g - f) * k / m
-                    gain += k * (p * (1 - e / s) - max(0.0, e - p)) - i * n * g
-                changes = d < last
+            e = min(d, there)
+            gain = -WAIT_WEIGHT * n * e
+            joined = bisect_right(moments, d)
+            if joined:
+                k = min(arrived[joined - 1], room)
+                m = min(arrived[bisect_right(moments, seen) - 1], self._batch_size)
+                g = times.time(n + k) - times.time(n)
+                p = (times.time(k) - g - f) * k / m
+                gain += k * (p * (1 - e / s) - max(0.0, e - p)) - i * n * g
             gains[number] += WEIGHT * (gain - gains[number])
         best = max(gains[: bisect_right(waits, s)], default=0.0)
         self._linger = waits[gains.index(best)] if best > 0 else 0.0
         self.holds = bool(self._linger)
-        self.reason = "settled" if self._linger else "eager"
 
 
 def linger_rule(policy: BatchPolicy, tick: float = 0.0) -> Eager:

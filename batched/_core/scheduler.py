@@ -226,7 +226,10 @@ class Scheduler:
         if not self.has_room:
             return None
         if self._news or self._undecided:
-            self._learn(now)
+            self._news = False
+            group = next(iter(self._groups.values()), None)  # the first is as good as any
+            if group is None or not (group.begun or group.waiting >= self.capacity.batch_size):
+                self._learn(group, now)
         leader = self._choose_leader(now) if self.waiting else None
         if leader is None:
             return None
@@ -341,16 +344,12 @@ class Scheduler:
             self.admitted[request] = None
             del self._blocked[request]  # last: a signal must not lose the request
 
-    def _learn(self, now: float) -> None:
-        """Update the rule. Report a decision point if the waiting group need not leave now."""
-        self._news = False
-        for group in self._groups.values():
-            if group.begun or group.waiting >= self.capacity.batch_size:
-                return
-            if self._undecided:
-                outstanding = self.waiting + self.in_flight
-                self._rule.decide(group.key, group.waiting, outstanding, now)
-            break  # any group will do: take the first
+    def _learn(self, group: Group | None, now: float) -> None:
+        """Update the rule. Report a decision point if `group`, the first that waits, need not leave
+        now.
+        """
+        if group is not None and self._undecided:
+            self._rule.decide(group.key, group.waiting, self.waiting + self.in_flight, now)
         self._undecided = False
         self._rule.evaluate()
 
@@ -429,7 +428,8 @@ class Scheduler:
             if self.draining:
                 reason = "drain"
             else:
-                reason = "eager" if group.begun or self._free > rule.most_free else rule.reason
+                at_once = group.begun or not rule.holds or self._free > rule.most_free
+                reason = "eager" if at_once else rule.reason
         slices, size, longest = form_batch(leader, group, capacity)
         waits: list[float] = []
         batch = Batch(slices, size, reason, now, longest, waits)

@@ -91,7 +91,7 @@ class EventLoopRuntime(Runtime):
                     try:
                         outcomes = await self.execution.run_async(found)
                     finally:
-                        shift.ends()
+                        shift.batch, shift.waits = None, {}
                     self._finish(found, outcomes)
                     self._alarm = AWAKE  # the worker looks once these callers have run
                     del outcomes  # an error in the outcomes holds this frame

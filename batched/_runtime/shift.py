@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from .._core.scheduler import Batch, Request
@@ -42,12 +42,6 @@ class Badge:
         )
 
 
-class Answering(Protocol):
-    """A runtime that can answer a call before the rest of its batch."""
-
-    def answer(self, batch: Batch, request: Request, result: Any, /) -> None: ...
-
-
 class Shift:
     """The present run of one worker, as the code of the run sees it.
 
@@ -65,7 +59,7 @@ class Shift:
         self.thread = thread  # of the worker; None: a task of an event loop
         self.callbacks = callbacks
         self.batch: Batch | None = None  # the present run's; None between runs
-        self.runtime: Answering | None = None  # answers calls of a run early; None: none can
+        self.runtime: Any = None  # answers calls of a run early; None: none can
         # waits of code of the present run, by the runtime that is to answer
         self.waits: dict[Badge, WeakSet[Wait]] = {}
 
@@ -87,13 +81,6 @@ class Shift:
                     runtime.answer(batch, request, result)
                     return True
         return False
-
-    def ends(self) -> None:
-        """End the present run."""
-        # contexts live long, and must not keep results alive
-        self.batch = self.runtime = None
-        if self.waits:
-            self.waits = {}
 
 
 class Wait:

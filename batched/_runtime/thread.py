@@ -127,7 +127,10 @@ class ThreadRuntime(Runtime):
         shift.batch, shift.runtime = batch, self
         batch.begun = True
         outcomes = self.execution.run(batch, prepared)
-        shift.ends()
+        # contexts live long, and must not keep results alive
+        shift.batch = shift.runtime = None
+        if shift.waits:
+            shift.waits = {}
         found = self._finish(batch, outcomes, bell)
         del outcomes  # an error in the outcomes holds this frame
         return found

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from batched._core.cost import LAST, Cost, Curve, TimeBySize
+from batched._core.cost import ENOUGH, LAST, Curve, TimeBySize
 from batched._core.linger import (
     AT_ONCE,
     EPOCHS,
@@ -46,7 +46,8 @@ def test_a_window_lets_a_group_leave_when_its_oldest_item_is_as_old_as_the_timeo
 def test_each_rule_names_the_reason_for_which_a_batch_leaves() -> None:
     assert Eager().reason == "eager"
     assert Window(1.0).reason == "timeout"
-    assert Hindsight(1.0, 4).reason == "eager", "nothing has been learned yet"
+    assert Hindsight(1.0, 4).reason == "settled"
+    assert not Hindsight(1.0, 4).holds, "nothing has been learned yet"
 
 
 def test_each_setting_selects_its_rule() -> None:
@@ -67,54 +68,31 @@ def test_a_window_without_a_timeout_is_due_on_arrival_and_not_before() -> None:
 # ---------------------------------------------------------------- cost of a batch
 
 
-def test_before_the_first_batch_nothing_is_known_of_its_cost() -> None:
-    assert Cost().estimate() == (0.0, 0.0, 0.0)
-
-
-def test_of_batches_of_one_size_all_of_the_cost_is_taken_for_fixed() -> None:
-    cost = Cost()
-    for _ in range(200):
+def test_before_enough_batches_of_two_octaves_no_fixed_size_is_known() -> None:
+    cost = TimeBySize()
+    for _ in range(ENOUGH):
+        assert cost.fixed_size == math.inf
         cost.add(8, 0.25)
-    assert cost.estimate() == pytest.approx((0.25, 0.25, 0.0))
-
-
-def test_a_straight_line_is_found() -> None:
-    cost = Cost()
-    for size in [3, 8, 1, 8, 5, 2] * 20:
-        cost.add(size, 0.005 + 0.001 * size)
-    mean, fixed, each = cost.estimate()
-    assert (fixed, each) == pytest.approx((0.005, 0.001))
-    assert mean == pytest.approx(0.005 + 0.001 * 27 / 6, rel=0.05)
-
-
-def test_batches_of_one_size_erase_no_information() -> None:
-    cost = Cost()
-    for size in (1, 16):
-        cost.add(size, 0.001 + 0.001 * size)
-    for _ in range(1000):
-        cost.add(16, 0.017)
-    assert cost.estimate() == pytest.approx((0.017, 0.001, 0.001))
+    assert cost.fixed_size == math.inf, "one octave tells no slope"
+    for _ in range(ENOUGH - 1):
+        cost.add(16, 0.5)
+    assert cost.fixed_size == math.inf
 
 
 def test_a_function_that_becomes_another_is_learned_anew() -> None:
-    cost = Cost()
+    cost = TimeBySize()
     for size in [1, 16] * 100:
         cost.add(size, 0.001 * size)
-    for size in [1, 16] * 100:
-        cost.add(size, 0.010)
-    mean, fixed, each = cost.estimate()
-    assert (mean, fixed) == pytest.approx((0.010, 0.010), rel=0.01)
-    assert each == pytest.approx(0.0, abs=1e-5)
+    for size in [1, 16] * 400:
+        cost.add(size, 0.010 + 0.001 * size)
+    assert cost.fixed_size == pytest.approx(10, rel=0.01)
 
 
-def test_the_fixed_part_is_never_negative_nor_more_than_all() -> None:
-    for times in ((0.001, 0.9), (0.9, 0.001)):
-        cost = Cost()
-        for size, seconds in zip((1, 9), times, strict=True):
-            cost.add(size, seconds)
-        mean, fixed, each = cost.estimate()
-        assert 0 <= fixed <= mean
-        assert each >= 0
+def test_times_that_fall_with_the_size_tell_no_fixed_size() -> None:
+    cost = TimeBySize()
+    for size, seconds in ((1, 0.9), (9, 0.001)) * ENOUGH:
+        cost.add(size, seconds)
+    assert cost.fixed_size == math.inf
 
 
 def times(*batches: tuple[int, float]) -> Curve:

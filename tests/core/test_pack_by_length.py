@@ -520,7 +520,7 @@ def test_the_time_of_a_batch_that_failed_says_nothing_of_what_batches_take() -> 
         batch = taken(busy)
         batch.attempts, batch.fitted = 1, not failed
         busy.finished(batch, seconds)
-        assert busy.capacity.cost.estimate()[0] == 2.0
+        assert busy.capacity.cost.mean == 2.0
 
 
 def test_a_large_call_has_its_share_of_the_batches_that_memory_allows() -> None:

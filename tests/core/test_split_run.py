@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batched._core.batch_formation import split_run
-from batched._core.cost import ENOUGH, Cost
+from batched._core.cost import ENOUGH, TimeBySize
 from batched._core.policy import BatchPolicy
 from batched._core.request import Request
 from batched._core.scheduler import Batch, Scheduler
@@ -43,7 +43,7 @@ def finish(of: Scheduler, batch: Batch) -> None:
 def experienced(batch_size: int = 8) -> Scheduler:
     """A scheduler that has learned what a cell costs: another batch is worth ten of them."""
     scheduler = Scheduler(BatchPolicy(batch_size=batch_size, flush="eager"))
-    for number in range(2 * ENOUGH):
+    for number in range(6 * ENOUGH):
         scheduler.submit(call(*[5 + number % 2] * (1 + number % 3)), 0.0)
         taken(scheduler)
     return scheduler
@@ -192,21 +192,21 @@ def test_every_item_leaves_once_in_batches_that_fit(
 
 
 def test_the_size_that_a_batch_costs_is_that_of_the_line() -> None:
-    cost = Cost()
+    cost = TimeBySize()
     for size in (10, 40, 20, 80, 10, 60, 30, 50) * 4:
         cost.add(size, FIXED + CELL * size)
     assert cost.fixed_size == pytest.approx(FIXED / CELL, rel=0.05)
 
 
 def test_times_that_sizes_do_not_explain_say_nothing() -> None:
-    cost = Cost()
+    cost = TimeBySize()
     for size, seconds in ((10, 0.05), (40, 0.01), (20, 0.08), (80, 0.03)) * 8:
         cost.add(size, seconds)
     assert cost.fixed_size == math.inf
 
 
 def test_a_batch_always_costs_something() -> None:
-    cost = Cost()
+    cost = TimeBySize()
     for size in (10, 40, 20, 80) * 4:
         cost.add(size, CELL * size)
     assert cost.fixed_size == pytest.approx(0.05 * 37.5, rel=0.1)
