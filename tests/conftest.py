@@ -8,14 +8,13 @@ share batches.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from batched._core.capacity import Capacity
+from batched._core.cost import TimeBySize
 from feature_stage import Make, Together, unchanged
 from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
@@ -80,10 +79,10 @@ async def numbers(
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes batched functions of features, and closes them in the end. The times of batches decide
-    nothing: none is cut short where its padding seems to cost more than another batch.
+    """Make batched functions of features, and close them in the end. No batch is cut short because
+    its padding seems to cost more than another batch.
     """
-    monkeypatch.setattr(Capacity, "batch_in_cells", math.inf)
+    monkeypatch.setattr(TimeBySize, "_find_fixed_size", lambda _: None)
     made: list[Together] = []
 
     def make(compute: Callable[..., Any] = unchanged, **settings: Any) -> Together:

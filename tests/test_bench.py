@@ -253,7 +253,14 @@ def test_direct_batches_are_never_cut_short(
     target: str, sample: str, functions: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though any padding would pay for another batch."""
-    monkeypatch.setattr(TimeBySize, "fixed_size", 0.0)
+    made = TimeBySize.__init__
+
+    def costless(self: TimeBySize) -> None:
+        made(self)
+        self.fixed_size = 0.0
+
+    monkeypatch.setattr(TimeBySize, "__init__", costless)
+    monkeypatch.setattr(TimeBySize, "_find_fixed_size", lambda _: None)
     Path("sample").write_text(sample)
     timings = asyncio.run(
         measuring.time_batches(

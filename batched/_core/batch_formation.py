@@ -47,7 +47,7 @@ def _form_by_length(
     if size <= capacity.batch_size:  # else `longest` would look at more items than fit
         longest = group.longest
         # the padding is at most longest * (size - 1)
-        if size <= capacity.most(longest) and longest * (size - 1) <= capacity.batch_in_cells:
+        if size <= capacity.most(longest) and longest * (size - 1) <= capacity.cost.fixed_size:
             group.forget_longest()
             return take_all(leader, group), size, longest
     group.forget_longest()
@@ -135,7 +135,7 @@ class BatchBuilder:
         self.size = 0  # items in the slices
         self.longest = leader.longest  # length of the longest item in the slices
         self._capacity = capacity
-        self.padding_left = capacity.batch_in_cells  # padding that further items may add (cells)
+        self.padding_left = capacity.cost.fixed_size  # padding that further items may add (cells)
 
     @property
     def room(self) -> int:

@@ -7,10 +7,8 @@ from typing import Final
 
 from .cost import TimeBySize
 
-PATIENCE: Final = 128
-"""Batches that must reach a ceiling before a raise. So raises fail one batch in 128 at most."""
-MOST_PATIENCE: Final = 2**14
-"""Most batches before the next raise, for a ceiling that fails whenever it is raised."""
+PATIENCE: Final = 512
+"""Full batches before a raise. So at most one full batch in 512 fails because of a raise."""
 STEP: Final = 8
 """Divisor of a raise: a ceiling is raised by 1 / STEP, at least by one item."""
 
@@ -18,7 +16,7 @@ STEP: Final = 8
 class Ceiling:
     """Most items, or cells, that memory allows in one batch, learned from failures."""
 
-    __slots__ = ("_failed", "_held", "_patience", "_reached", "fitted", "most")
+    __slots__ = ("_failed", "_held", "_reached", "fitted", "most")
 
     def __init__(self) -> None:
         self.most = math.inf
@@ -26,7 +24,6 @@ class Ceiling:
         self._failed = 0  # largest size that failed
         self._held = 0.0  # value of `most` before its raise; 0 if it was not raised
         self._reached = 0  # batches that reached `most` since it was set or raised
-        self._patience = PATIENCE  # batches that must reach it before it is raised
 
     def note_fitted(self, size: int, step: int) -> None:
         """Record a batch of size `size` that fitted. One more item would have added `step`."""
@@ -35,9 +32,7 @@ class Ceiling:
         if size + step <= self.most:
             return  # it did not reach the ceiling
         self._reached += 1
-        if self._reached >= self._patience:
-            if self._held:  # the raise before this one has held
-                self._patience = PATIENCE
+        if self._reached >= PATIENCE:
             self._held, self._reached = self.most, 0
             self.most += max(step, self.most // STEP)
             if self.most >= self._failed:  # every size that ever failed is allowed again
@@ -48,8 +43,8 @@ class Ceiling:
         if size <= self.fitted:
             self.fitted = 0
         most: float = max(half, self.fitted)
-        if 0 < self._held < size <= self.most:  # the raise was wrong: undo it, and raise later
-            most, self._patience = self._held, min(2 * self._patience, MOST_PATIENCE)
+        if 0 < self._held < size <= self.most:  # the raise was wrong: undo it
+            most = self._held
         self._failed = max(self._failed, size)
         if most < self.most:
             self.most, self._held, self._reached = most, 0.0, 0
@@ -68,8 +63,8 @@ class Capacity:
        is known to fit.
     2. Another process may free memory. Once `PATIENCE` batches have reached a ceiling, it is raised
        by an eighth. Once the ceiling allows every size that ever failed, it is removed.
-    3. A raise that fails is undone, and the patience doubles. So a function that never fits more
-       runs out of memory at most once in 128 full batches, then in 256, 512 and so on.
+    3. A raise that fails is undone. So a function that never fits more runs out of memory once in
+       `PATIENCE` full batches at most.
     4. A failure of a size that was known to fit means that memory has become scarcer. The known
        size is then forgotten.
     """
@@ -80,11 +75,6 @@ class Capacity:
         self._budget = math.inf if max_batch_tokens is None else max_batch_tokens  # limit (cells)
         self.items, self._cells = Ceiling(), Ceiling()  # ceilings in items and in cells
         self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`
-
-    @property
-    def batch_in_cells(self) -> float:
-        """Padding that takes as long as another batch; infinite while it is not known (cells)."""
-        return self.cost.fixed_size
 
     def most(self, longest: int) -> int:
         """Return the most items, none longer than `longest`, that fit one batch: at least 1."""

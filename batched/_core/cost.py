@@ -9,7 +9,7 @@ from typing import Final
 LAST: Final = 50
 """Batches that count in the means."""
 ENOUGH: Final = 4
-"""Batches of an octave before `fixed_size` trusts their mean."""
+"""Batches of an octave before its mean is trusted, and between two looks at the fixed size."""
 LEAST_FIXED: Final = 0.05
 """Least share of a batch's time that is taken to be independent of its size."""
 
@@ -22,62 +22,52 @@ class TimeBySize:
     describes that.
     """
 
-    __slots__ = ("_batches", "_octaves", "mean")
+    __slots__ = ("_batches", "_octaves", "_points", "fixed_size", "mean")
 
     def __init__(self) -> None:
-        self._batches = 0  # at most LAST
+        self._batches = 0
+        # size that adds as much time as a batch takes whatever its size; infinite if unknown
+        self.fixed_size = math.inf
         self.mean = 0.0  # time of a batch of any size (s)
         # by octave (bits of a size): batches, at most LAST, their mean size and mean time (s)
         self._octaves: dict[int, tuple[int, float, float]] = {}
+        # mean size and mean time of each octave (s), the smallest first; None: to be collected
+        self._points: list[tuple[float, float]] | None = None
 
     def add(self, n: int, s: float) -> None:
         """Add a batch of n items that took s seconds."""
-        self._batches = min(self._batches + 1, LAST)
-        self.mean += (s - self.mean) / self._batches
+        self._batches += 1
+        self.mean += (s - self.mean) / min(self._batches, LAST)
         octave = n.bit_length()
         batches, size, time = self._octaves.get(octave, (0, 0.0, 0.0))
         batches = min(batches + 1, LAST)
         size, time = size + (n - size) / batches, time + (s - time) / batches
         self._octaves[octave] = batches, size, time
+        self._points = None
+        if not self._batches % ENOUGH:
+            self._find_fixed_size()
 
-    @property
-    def fixed_size(self) -> float:
-        """Size that adds as much time as a batch takes whatever its size; infinite if unknown.
-
-        The line goes through the means of the smallest and of the largest octave.
-        """
-        known = [point for batches, *point in self._octaves.values() if batches >= ENOUGH]
-        if len(known) < 2:
-            return math.inf
-        (low, time), (high, longer) = min(known), max(known)
-        if longer <= time:
-            return math.inf
-        slope = (longer - time) / (high - low)
-        return max(time - slope * low, LEAST_FIXED * self.mean) / slope
-
-    def curve(self) -> Curve:
-        """Return the times known so far."""
-        return Curve([(size, time) for _, (_, size, time) in sorted(self._octaves.items())])
-
-
-class Curve:
-    """Times of batches by their sizes, as lines through points."""
-
-    __slots__ = ("_points",)
-
-    def __init__(self, points: list[tuple[float, float]]) -> None:
-        self._points = points  # size, and time of a batch (s), the smallest size first
-
-    def __bool__(self) -> bool:
-        return bool(self._points)
+    def _find_fixed_size(self) -> None:
+        """Draw the line through the means of the smallest and of the largest octave."""
+        octaves = self._octaves
+        known = [octave for octave in octaves if octaves[octave][0] >= ENOUGH]
+        (_, low, time), (_, high, longer) = (octaves[of(known or octaves)] for of in (min, max))
+        self.fixed_size = math.inf
+        if longer > time:
+            slope = (longer - time) / (high - low)
+            self.fixed_size = max(time - slope * low, LEAST_FIXED * self.mean) / slope
 
     def time(self, n: float) -> float:
-        """Return the time of a batch of n items (s). Beyond the points the last line continues if
-        it rises, and never falls below 0.
+        """Return the time of a batch of n items (s); 0 before the first batch.
+
+        Sizes between the means of two octaves lie on the line between them. Beyond the means the
+        last line continues if it rises, and never falls below 0.
         """
+        if self._points is None:
+            self._points = sorted([(size, time) for _, size, time in self._octaves.values()])
         points = self._points
-        if len(points) == 1:
-            return points[0][1]
+        if len(points) < 2:
+            return self.mean
         place = min(max(bisect_left(points, (n,)), 1), len(points) - 1)
         (low, time), (high, longer) = points[place - 1], points[place]
         slope = (longer - time) / (high - low)

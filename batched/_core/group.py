@@ -11,16 +11,6 @@ from .linger import NEVER
 from .request import Request
 
 
-class Queue(deque[Request]):
-    """Requests, first come, first served.
-
-    The first request waits. Later requests may have left (`queued_in` is None), until `Group.tidy`
-    drops them.
-    """
-
-    listed = False  # whether a heap of the scheduler has this queue
-
-
 class Group:
     """Small and large requests that may share a batch, with their counts and lengths."""
 
@@ -36,8 +26,10 @@ class Group:
     )
 
     def __init__(self) -> None:
-        self.small = Queue()
-        self.large = Queue()
+        # requests, first come, first served. The first one waits; later ones may have left
+        # (`queued_in` is None)
+        self.small: deque[Request] = deque()
+        self.large: deque[Request] = deque()
         self.clear()
 
     def clear(self) -> None:
@@ -95,20 +87,3 @@ class Group:
     def forget_longest(self) -> None:
         """Discard the longest length, because items leave with a batch."""
         self._longest = None
-
-    def tidy(self) -> None:
-        """Drop requests that have left.
-
-        Requests at the front are dropped at once, later requests when most of the queue has left:
-        finding each at once would take a search.
-        """
-        for queue in self.small, self.large:
-            while queue and queue[0].queued_in is None:
-                queue.popleft()
-            if len(queue) > 2 * self.waiting:
-                # by rotation: each waiting request is in the queue if an exception interrupts
-                for _ in range(len(queue)):
-                    if queue[0].queued_in is None:
-                        queue.popleft()
-                    else:
-                        queue.rotate(-1)

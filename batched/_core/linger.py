@@ -44,7 +44,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Final, Literal
 
-from .cost import LAST, Curve, TimeBySize
+from .cost import LAST, TimeBySize
 from .policy import BatchPolicy
 
 FlushReason = Literal["full", "settled", "timeout", "eager", "drain"]
@@ -189,8 +189,9 @@ class Hindsight(Eager):
         point = self._latest
         if self._room > 0 and point is not None and hash(group) == point.group:
             self._room -= items
-            point.moments.append(now - point.since)
+            # in this order: an exception that interrupts leaves no moment without its items
             point.arrived.append(self._batch_size - self._room)
+            point.moments.append(now - point.since)
 
     def note_outstanding(self, items: int) -> None:
         if items > self._peaks[-1]:
@@ -223,19 +224,19 @@ class Hindsight(Eager):
         for size, seconds in self._ended:
             self._cost.add(size, seconds)
         self._ended.clear()
-        times = self._cost.curve()
-        if times:
+        time = self._cost.time
+        if self._cost.mean:
             for point in self._past:
-                self._evaluate(point, self._cost.mean, times)
+                self._evaluate(point, self._cost.mean)
             self._early = max(self._early - len(self._past), 0)
             share = self.expected / self._workers
             if share > self._batch_size:
-                full, rest = times.time(self._batch_size), times.time(share - self._batch_size)
+                full, rest = time(self._batch_size), time(share - self._batch_size)
                 gain = self._batch_size * (full + rest) ** 2
                 self._full_pays = gain >= LEAST_GAIN * 2 * share * full**2
         self._past.clear()
 
-    def _evaluate(self, point: DecisionPoint, s: float, times: Curve) -> None:
+    def _evaluate(self, point: DecisionPoint, s: float) -> None:
         """Add the gain of each wait at `point` to the means. The module explains the letters."""
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
         seen = min(point.seconds, point.freed, s)
@@ -246,7 +247,7 @@ class Hindsight(Eager):
         if hoped:
             place = bisect_left(arrived, hoped)
             there = moments[place] if place < len(moments) else NEVER
-        waits, gains = self._waits, self._gains
+        waits, gains, time = self._waits, self._gains, self._cost.time
         f = max(0.0, s - point.freed)
         for number, d in enumerate(waits):
             if d > seen:
@@ -257,8 +258,8 @@ class Hindsight(Eager):
             if joined:
                 k = min(arrived[joined - 1], room)
                 m = min(arrived[bisect_right(moments, seen) - 1], self._batch_size)
-                g = times.time(n + k) - times.time(n)
-                p = (times.time(k) - g - f) * k / m
+                g = time(n + k) - time(n)
+                p = (time(k) - g - f) * k / m
                 gain += k * (p * (1 - e / s) - max(0.0, e - p)) - i * n * g
             gains[number] += WEIGHT * (gain - gains[number])
         best = max(gains[: bisect_right(waits, s)], default=0.0)

@@ -6,10 +6,21 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 Flush = Literal["auto", "eager", "window"]
 OnFull = Literal["wait", "raise"]
+
+
+_LEAST: Final = {
+    "batch_size": 1,
+    "small_batch_threshold": 0,
+    "max_concurrent_batches": 1,
+    "prefetch": 0,
+    "max_batch_tokens": 1,
+    "max_queue_size": 1,
+}
+"""Least values of whole numbers. A setting whose default is None may be None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +60,18 @@ class BatchPolicy:
     """
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("small_batch_threshold", 0),
-            ("max_concurrent_batches", 1),
-            ("prefetch", 0),
-        ):
-            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
-        for name in ("max_batch_tokens", "max_queue_size"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _whole(name, getattr(self, name), 1))
-        object.__setattr__(self, "timeout_ms", _duration("timeout_ms", self.timeout_ms))
+        checked = vars(self)  # in place: the instance is frozen
+        for name, least in _LEAST.items():
+            if checked[name] is not None or getattr(BatchPolicy, name) is not None:
+                checked[name] = _whole(name, checked[name], least)
+        checked["timeout_ms"] = _duration("timeout_ms", self.timeout_ms)
         if self.queue_timeout_ms is not None:
-            object.__setattr__(
-                self,
-                "queue_timeout_ms",
-                _duration("queue_timeout_ms", self.queue_timeout_ms, above=True),
-            )
+            timeout = _duration("queue_timeout_ms", self.queue_timeout_ms, above=True)
+            checked["queue_timeout_ms"] = timeout
         for name, allowed in (("flush", get_args(Flush)), ("on_full", get_args(OnFull))):
-            if getattr(self, name) not in allowed:
+            if checked[name] not in allowed:
                 raise ValueError(
-                    f"{name} must be one of {', '.join(map(repr, allowed))}, got "
-                    f"{getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, got {checked[name]!r}"
                 )
 
     @property

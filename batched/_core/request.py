@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +29,14 @@ class Request:
     lengths: list[int] | None = None
     order: list[int] | None = None  # place of each item in the call, if sorted by length
     arrived: float = 0.0  # moment of arrival at the scheduler (s)
-    number: int = field(init=False)  # rank among all requests that have entered the queue
-    small: bool = field(init=False)  # whether the call is small; known once it is queued
+    number: int = 0  # rank among all requests that have entered the queue
+    small: bool = False  # whether the call is small; known once it is queued
     queued_in: Group | None = None  # group in which it waits; None before and after
     dispatched: int = 0  # items handed out in batches so far
     answered: int = 0  # items that have a result
     # results so far of a split request, each with the position of its first item
     parts: list[tuple[int, Any]] | None = None
-    result: Any = field(init=False)  # the answer, once it is complete
+    result: Any = None  # the answer, once it is complete
     error: BaseException | None = None  # the answer, if the call failed
     _remaining: RemainingSpans | None = None  # see `remaining`; None until it is needed
 
@@ -96,7 +96,7 @@ class Batch:
     longest: int = 0  # the length of the longest item; 0 where lengths do not matter
     # time since arrival, for each request that begins with this batch (s)
     waits: Sequence[float] = ()
-    ended: float = field(init=False)  # moment at which the function had returned (s)
+    ended: float = 0.0  # moment at which the function had returned (s)
     # filled in by the execution:
     # for each attempt that ran out of memory, its items and the length of the longest item
     too_big: Sequence[tuple[int, int]] = ()

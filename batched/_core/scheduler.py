@@ -43,16 +43,16 @@ some statements, marked by comments, keeps each request in some container at eve
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter
 from typing import Final
 
 from .batch_formation import form_batch
 from .capacity import Capacity
-from .group import Group, Queue
+from .group import Group
 from .linger import AT_ONCE, NEVER, FlushReason, linger_rule
 from .policy import BatchPolicy
 from .request import Batch, Request, Slice
@@ -62,7 +62,10 @@ __all__ = ["Batch", "Request", "Scheduler", "Slice"]
 QUANTUM: Final = 0.25
 """Credit that the oldest large call earns with each batch (batches)."""
 FEW: Final = 16
-"""Empty queues that a heap may keep, however few groups there are."""
+"""Entries that a heap may have in any case."""
+
+Entry = tuple[int, deque[Request]]
+"""Number of the first request of a queue, and the queue. A heap has the oldest request first."""
 
 
 class Scheduler:
@@ -75,21 +78,18 @@ class Scheduler:
     def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
         self._most_waiting = policy.max_queue_size or math.inf  # most items in the queue
-        self._small_size = policy.small_batch_threshold  # most items of a small call
         self._queue_timeout = policy.queue_timeout or NEVER  # longest wait in the queue (s)
-        self._ahead = policy.prefetch  # most batches that are formed ahead
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of a batch
-        self._tick = tick  # shortest wait of a worker (s)
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
-        # queues of the groups: a heap for small calls and one for large calls. The key is the
-        # number of the first request of the queue, or of an earlier one until that entry is first
-        self._heaps: tuple[list[tuple[int, Queue]], list[tuple[int, Queue]]] = ([], [])
+        # queues of the groups: a heap for small calls and one for large calls. An entry is valid
+        # while its request is the first of its queue
+        self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
         self._spare: Group | None = None  # an empty group, reused for the next key
         self._numbers = 0  # requests that have entered the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         # requests that wait for room in the queue, first come, first served
-        self._blocked: OrderedDict[Request, None] = OrderedDict()
+        self.blocked: OrderedDict[Request, None] = OrderedDict()
         # requests that were blocked and have been admitted; the runtime removes each once its
         # caller is notified
         self.admitted: dict[Request, None] = {}
@@ -110,16 +110,11 @@ class Scheduler:
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over the requests of which some items still wait."""
-        return chain(chain.from_iterable(self._groups.values()), self._blocked)
-
-    @property
-    def blocked(self) -> int:
-        """Requests that wait for room in the queue."""
-        return len(self._blocked)
+        return chain(chain.from_iterable(self._groups.values()), self.blocked)
 
     def admits(self, request: Request) -> bool:
         """Return whether `request` would enter the queue at once."""
-        return not self._blocked and self._fits_queue(request)
+        return not self.blocked and self._fits_queue(request)
 
     def submit(self, request: Request, now: float, *, from_event_loop: bool = False) -> None:
         """Queue `request`, or block it while there is no room.
@@ -131,8 +126,8 @@ class Scheduler:
         if self._queue_timeout < NEVER:
             self._expiring[request] = now
         waiting = self.waiting
-        if self._blocked or (waiting and waiting + request.size > self._most_waiting):
-            self._blocked[request] = None
+        if self.blocked or (waiting and waiting + request.size > self._most_waiting):
+            self.blocked[request] = None
             return
         group = self._enqueue(request)
         alone = group.waiting == request.size < self.capacity.batch_size
@@ -152,8 +147,8 @@ class Scheduler:
             self.waiting -= request.size - request.dispatched
             group.withdraw(request)
             self._tidy(group)
-        elif request in self._blocked:
-            del self._blocked[request]
+        elif request in self.blocked:
+            del self.blocked[request]
         else:
             return False
         self._admit()
@@ -172,8 +167,7 @@ class Scheduler:
             for request in chain(group.small, group.large)
             if request.queued_in is not None and request.waker is not None
         ]
-        waiting = set(queued)
-        whole = Scheduler(self.policy, self._tick)
+        whole = Scheduler(self.policy)
         for request in sorted(queued, key=attrgetter("number")):
             request.error = None
             whole._numbers = request.number - 1  # the request keeps its number
@@ -182,18 +176,18 @@ class Scheduler:
             whole.waiting -= taken
             group.begun += taken > 0
             group.forget_longest()
-        for request in self._blocked:
-            if request in waiting:
+        for request in self.blocked:
+            if request.queued_in is not None:
                 self.admitted[request] = None
             elif request.waker is not None:
                 request.error = None
-                whole._blocked[request] = None
+                whole.blocked[request] = None
         for request, since in self._expiring.items():
-            if (request in waiting and not request.dispatched) or request in whole._blocked:
+            if request.waker is not None and not request.dispatched:
                 whole._expiring[request] = since
         # all assignments are here: nothing has changed before, and no exception interrupts them
-        self._groups, self._heaps, self._rule = whole._groups, whole._heaps, whole._rule
-        self._blocked, self._expiring = whole._blocked, whole._expiring
+        self._groups, self._heaps = whole._groups, whole._heaps
+        self.blocked, self._expiring = whole.blocked, whole._expiring
         self.waiting, self._oldest_large, self._spare = whole.waiting, None, None
         self._admit()
 
@@ -209,7 +203,7 @@ class Scheduler:
         With None the time does not count, and the request does not expire.
         """
         self._expiring.pop(request, None)
-        waits = request.queued_in is not None or request in self._blocked
+        waits = request.queued_in is not None or request in self.blocked
         if waits and not request.dispatched and since is not None:
             self._expiring[request] = since
 
@@ -239,7 +233,7 @@ class Scheduler:
         if self._expiring:
             for request, _, _ in batch.slices:
                 self._expiring.pop(request, None)
-        if self._blocked:
+        if self.blocked:
             self._admit()
         return batch
 
@@ -320,12 +314,11 @@ class Scheduler:
             self._groups[key] = group
         self._numbers += 1
         request.number = self._numbers
-        request.small = request.size <= self._small_size
+        request.small = request.size <= self.policy.small_batch_threshold
         self.waiting += request.size
         queue = group.small if request.small else group.large
-        if not queue.listed:
+        if not queue:
             heappush(self._heaps[not request.small], (request.number, queue))
-            queue.listed = True  # last: an interruption may list it twice, never lose it
         queue.append(request)
         if request.lengths is not None:
             group.note_lengths(request)
@@ -335,14 +328,14 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Queue as many blocked requests as there is room for."""
-        while self._blocked:
-            request = next(iter(self._blocked))
+        while self.blocked:
+            request = next(iter(self.blocked))
             if request.queued_in is None:  # else a signal came before the last line
                 if not self._fits_queue(request):
                     return
                 self._enqueue(request)
             self.admitted[request] = None
-            del self._blocked[request]  # last: a signal must not lose the request
+            del self.blocked[request]  # last: a signal must not lose the request
 
     def _learn(self, group: Group | None, now: float) -> None:
         """Update the rule. Report a decision point if `group`, the first that waits, need not leave
@@ -360,7 +353,7 @@ class Scheduler:
             return True
         if capacity.varies and waiting >= capacity.most(group.longest):
             return True
-        return self.waiting >= self._most_waiting or bool(self._blocked)
+        return self.waiting >= self._most_waiting or bool(self.blocked)
 
     def _choose_leader(self, now: float) -> Request | None:
         """Return the request that leads the next batch, of the groups that may leave.
@@ -372,21 +365,14 @@ class Scheduler:
         all_may_leave = self._free < 1 or not self._rule.holds
         for heap in self._heaps:
             found = None
-            while heap:
+            while heap and found is None:
                 number, queue = heap[0]
-                if not queue:
-                    queue.listed = False
+                if queue and queue[0].number == number:
+                    found = queue[0]
+                else:
                     heappop(heap)
-                    continue
-                found = queue[0]
-                if found.number != number:
-                    heapreplace(heap, (found.number, queue))
-                    continue
-                if not all_may_leave and self.ready_at(found.queued_in) > now:
-                    found = self._oldest_of_many(heap, now)
-                break
-            else:
-                found = None
+            if found is not None and not all_may_leave and self.ready_at(found.queued_in) > now:
+                found = self._oldest_of_many(heap, now)
             oldest.append(found)
         small, large = oldest
         if large is not self._oldest_large:
@@ -399,13 +385,14 @@ class Scheduler:
             return leader if self._is_full(leader.queued_in) else None
         return leader
 
-    def _oldest_of_many(self, heap: list[tuple[int, Queue]], now: float) -> Request | None:
+    def _oldest_of_many(self, heap: list[Entry], now: float) -> Request | None:
         """Return the oldest request in `heap` whose group may leave.
 
         Called if the group of the very first request is held.
         """
         ready: list[Request] = []
-        for request in [queue[0] for _, queue in heap if queue]:
+        for _, queue in filter(_is_valid, heap):
+            request = queue[0]
             group = request.queued_in
             assert group is not None
             if self.ready_at(group) <= now:
@@ -425,18 +412,15 @@ class Scheduler:
         assert group is not None
         reason: FlushReason = "full"
         if group.waiting < capacity.batch_size and not self._is_full(group):
-            if self.draining:
-                reason = "drain"
-            else:
-                at_once = group.begun or not rule.holds or self._free > rule.most_free
-                reason = "eager" if at_once else rule.reason
+            at_once = group.begun or not rule.holds or self._free > rule.most_free
+            reason = "drain" if self.draining else "eager" if at_once else rule.reason
         slices, size, longest = form_batch(leader, group, capacity)
         waits: list[float] = []
         batch = Batch(slices, size, reason, now, longest, waits)
         # first: an exception that interrupts must not lose the requests
         self.running[batch] = None
         self._free -= 1
-        self.has_room = self._free + self._ahead > 0
+        self.has_room = self._free + self.policy.prefetch > 0
         self.in_flight += size
         self.waiting -= size
         group.waiting -= size
@@ -464,19 +448,28 @@ class Scheduler:
         """Drop the requests that have left `group`, and the group if it is empty."""
         if self._oldest_large is not None and self._oldest_large.queued_in is None:
             self._oldest_large = None
-        if group.waiting:
-            group.tidy()
-            return
-        del self._groups[group.key]
-        group.clear()
-        self._spare = group
-        for heap in self._heaps:
+        if not group.waiting:
+            del self._groups[group.key]
+            group.clear()
+            self._spare = group
+        for heap, queue in zip(self._heaps, (group.small, group.large), strict=True):
+            if queue and queue[0].queued_in is None:
+                while queue and queue[0].queued_in is None:
+                    queue.popleft()
+                if queue:
+                    heappush(heap, (queue[0].number, queue))
+            if len(queue) > 2 * group.waiting:  # dropping each request at once would take a search
+                # by rotation: an exception that interrupts finds each waiting request in the queue
+                for _ in range(len(queue)):
+                    if queue[0].queued_in is None:
+                        queue.popleft()
+                    else:
+                        queue.rotate(-1)
             if len(heap) > 2 * len(self._groups) + FEW:
-                _drop_empty(heap)
+                heap[:] = sorted(filter(_is_valid, heap))
 
 
-def _drop_empty(heap: list[tuple[int, Queue]]) -> None:
-    """Drop the empty queues of a heap."""
-    for _, queue in heap:
-        queue.listed = bool(queue)
-    heap[:] = sorted([entry for entry in heap if entry[1]])
+def _is_valid(entry: Entry) -> bool:
+    """Return whether the entry of a heap is that of the first request of its queue."""
+    number, queue = entry
+    return bool(queue) and queue[0].number == number

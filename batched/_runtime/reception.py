@@ -66,7 +66,7 @@ class Reception(Guard, ABC):
     @property
     def blocked(self) -> int:
         """Calls that wait for room in the queue."""
-        return self._scheduler.blocked
+        return len(self._scheduler.blocked)
 
     @property
     def in_flight(self) -> int:

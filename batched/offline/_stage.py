@@ -286,7 +286,7 @@ class _AutoSize:
         self._full += 1
         if self._full < ENOUGH:
             return self.size
-        cost = self._times.curve().time(size) / size
+        cost = self._times.time(size) / size
         if cost > WORTHWHILE * self._before or size == self._most:
             self._full = -1  # found
             if cost > self._before:

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from batched._core.cost import ENOUGH, LAST, Curve, TimeBySize
+from batched._core.cost import ENOUGH, LAST, TimeBySize
 from batched._core.linger import (
     AT_ONCE,
     EPOCHS,
@@ -95,17 +95,17 @@ def test_times_that_fall_with_the_size_tell_no_fixed_size() -> None:
     assert cost.fixed_size == math.inf
 
 
-def times(*batches: tuple[int, float]) -> Curve:
-    """Return the curve after batches of these sizes and times (s)."""
+def times(*batches: tuple[int, float]) -> TimeBySize:
+    """Return the times after batches of these sizes and times (s)."""
     found = TimeBySize()
     for size, seconds in batches:
         found.add(size, seconds)
-    return found.curve()
+    return found
 
 
 def test_before_the_first_batch_no_time_is_known() -> None:
-    assert not times()
-    assert times((1, 2.0))
+    assert times().time(1) == times().mean == 0.0
+    assert times((1, 2.0)).time(1) == 2.0
 
 
 def test_of_batches_of_one_octave_the_time_is_taken_to_be_constant() -> None:
@@ -131,7 +131,7 @@ def test_the_times_are_those_of_the_latest_batches() -> None:
     for seconds in [1.0] * LAST + [2.0] * 8 * LAST:
         found.add(1, seconds)
     assert found.mean == pytest.approx(2.0, rel=1e-3)
-    assert found.curve().time(1) == pytest.approx(2.0, rel=1e-3)
+    assert found.time(1) == pytest.approx(2.0, rel=1e-3)
 
 
 # ---------------------------------------------------------------- the gain in hindsight

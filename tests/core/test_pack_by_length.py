@@ -497,7 +497,7 @@ def test_full_batches_that_ran_let_batches_grow_again() -> None:
     busy = scheduler(batch_size=4)
     submitted(busy, Request([0] * 4, 4, "g", waker=None))
     ran(busy, too_big=[(4, 0)])
-    submitted(busy, Request([0] * 1000, 1000, "g", waker=None))
+    submitted(busy, Request([0] * 3000, 3000, "g", waker=None))
     sizes = [batch.size for batch in all_ran(busy)]
     assert sizes[: 2 * PATIENCE + 1] == [2] * PATIENCE + [3] * PATIENCE + [4]
 

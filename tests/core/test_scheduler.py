@@ -14,7 +14,7 @@ import pytest
 
 from batched._core.linger import AT_ONCE, NEVER, Hindsight
 from batched._core.policy import Flush
-from batched._core.scheduler import Batch, Request, Scheduler
+from batched._core.scheduler import FEW, Batch, Request, Scheduler
 from scheduling import (
     all_ran,
     call,
@@ -1028,7 +1028,7 @@ def test_cancelled_groups_are_not_kept() -> None:
         gone = call(group=number)
         submitted(queue, gone)
         queue.cancel(gone)
-    assert len(queue._heaps[0]) <= 3
+    assert len(queue._heaps[0]) <= FEW + 2
     assert len(list(queue)) == 1
 
 
@@ -1089,11 +1089,11 @@ def test_taking_a_batch_takes_no_longer_the_more_wait(
     assert count(20_000) <= 3 * count(100)
 
 
-def test_a_group_that_empties_and_fills_again_is_listed_once() -> None:
+def test_a_group_that_empties_and_fills_again_leaves_few_entries() -> None:
     queue = scheduler(batch_size=1, flush="eager", small_batch_threshold=1)
     submitted(queue, call(500))  # so that the group never empties
     for now in range(100):
         submitted(queue, call(), now=float(now))
         ran(queue, float(now))
-    assert len(queue._heaps[0]) <= 1
+    assert len(queue._heaps[0]) <= FEW + 2
     assert len(queue._heaps[1]) == 1
