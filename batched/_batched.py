@@ -6,17 +6,27 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import sys
+import operator
 import time
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    SupportsIndex,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from ._batcher import Batcher, BatchFunction, Parts, Settings
 from ._map import Submitted, async_mapped, mapped
-from ._method import BatchedMethod, importable_name
-from ._requests import MISSING, UNDER_CLASSMETHOD
+from ._method import BatchedMethod
+from ._pickling import DOTTED_NAMES, Carriers, importable_name
+from ._requests import MISSING
 from ._runtime.async_backend import current_loop
 from ._runtime.shift import within_run
 from ._runtime.wakers import Future, Lock, async_waker, blocking_waker
@@ -40,6 +50,18 @@ U = TypeVar("U")
 class _BatchedBase(Generic[T, U, P]):
     """A batched function, with all that does not depend on the way it is called."""
 
+    # not in `__dict__`, which functools.wraps copies
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_batcher",
+        "_function",
+        "_held_as",
+        "_instances",
+        "_method",
+        "_owner",
+    )
+
     __wrapped__: Callable[..., Any]
     """The undecorated batch function."""
 
@@ -51,19 +73,20 @@ class _BatchedBase(Generic[T, U, P]):
     ) -> None:
         self._function: BatchFunction
         self._method: BatchedMethod[Any, Any] | None  # of which this is what binding made
+        self._held_as: str  # the class and the name there, if it was defined in one
         if isinstance(function, BatchedMethod):  # both parts are given, as to `types.MethodType`
             unbound: _BatchedBase[Any, Any, Any] = function.function
-            self.__dict__.update(unbound.__dict__)
+            self.__dict__ = unbound.__dict__.copy()
+            self._function, self._held_as = unbound._function, unbound._held_as
             self._owner, self._method = owner, function
             self._batcher = unbound._batcher_of(owner)
-            self.__wrapped__ = types.MethodType(self._function.func, owner)
             return
         func = function.func
         self._function = function
         self._owner = owner  # the instance, or class, of a bound method
         self._batcher = Batcher(function.parts(bound=owner is not None))
         self._method = None
-        self._held_as = ""  # the class and the name there, if it was defined in one
+        self._held_as = ""
         # by identity; the finalizer of each removes it
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
         self.__doc__ = func.__doc__
@@ -71,7 +94,6 @@ class _BatchedBase(Generic[T, U, P]):
         # what has no name cannot be known as a coroutine function either
         self.__name__ = getattr(func, "__name__", function.name)
         self.__qualname__ = getattr(func, "__qualname__", function.name)
-        self.__wrapped__ = func if owner is None else types.MethodType(func, owner)
         # annotations that are evaluated late may not be there yet
         with contextlib.suppress(Exception):
             self.__annotations__ = func.__annotations__
@@ -223,14 +245,16 @@ class _BatchedBase(Generic[T, U, P]):
             instance = type(instance) if owner is None else owner
         elif instance is None:
             # checkers know a method as BatchedMethod from its decoration on
-            return cast("Self", self._of_class)
-        elif instance is owner:
-            raise TypeError(UNDER_CLASSMETHOD.format(self._function.name))
-        return type(self)(self._of_class, instance)
+            return cast("Self", self.of_class)
+        return type(self)(self.of_class, instance)
 
     @functools.cached_property
-    def _of_class(self) -> BatchedMethod[Any, Any]:
+    def of_class(self) -> BatchedMethod[Any, Any]:
         return BatchedMethod(self)
+
+    @functools.cached_property
+    def _carriers(self) -> Carriers:
+        return Carriers(self, dataclasses.replace(self._function))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._held_as = f"{owner.__qualname__}.{name}"
@@ -249,7 +273,7 @@ class _BatchedBase(Generic[T, U, P]):
             try:
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
-                kind, home = type(instance), self._held_as.rpartition(".")[0]
+                kind, home = type(instance), self.__qualname__.rpartition(".")[0]
                 if home and home not in {each.__qualname__ for each in kind.__mro__}:
                     do = f": call it on an instance of {home.rpartition('.')[2]}"
                 else:
@@ -273,18 +297,22 @@ class _BatchedBase(Generic[T, U, P]):
         func = self._function.func
         return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         owner = self._owner
         if owner is not None:
             for name in (self._held_as.rpartition(".")[2], self.__name__):
                 if getattr(owner, name, None) == self:
                     return getattr, (owner, name)
         elif self._is_a_function:
-            # Ray's workers know no name of the script, and its pickle sends functions as they are
-            unknown = self.__module__ == "__main__" and "ray" in sys.modules
-            if not unknown and (name := importable_name(self, self._held_as)):
+            name = importable_name(self, self._held_as) or self.__qualname__
+            if operator.index(protocol) < DOTTED_NAMES:
                 return name
+            return self._carriers.reduce(name)
         return type(self), (dataclasses.replace(self._function), owner)
+
+    def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:
+        if not hasattr(self, "_batcher"):  # sent by value, and not found by its name
+            _BatchedBase.__init__(self, describe())
 
     def __copy__(self) -> Self:
         return self  # as functions do
@@ -292,7 +320,7 @@ class _BatchedBase(Generic[T, U, P]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._owner is None and self._is_a_function:
             return self
-        kind, parts = cast("tuple[Any, ...]", self.__reduce__())
+        kind, parts = cast("tuple[Any, ...]", self.__reduce_ex__(DOTTED_NAMES))
         return kind(*copy.deepcopy(parts, memo))  # a method of the copied instance
 
     def __getattr__(self, name: str) -> Any:
@@ -305,6 +333,9 @@ class _BatchedBase(Generic[T, U, P]):
             if self._method is None:
                 raise AttributeError(f"{self!r} is not bound to an instance")
             return self._owner if name == "__self__" else self._method
+        if name == "__wrapped__":
+            func, owner = self._function.func, self._owner
+            return func if owner is None else types.MethodType(func, owner)
         try:
             return getattr(self._function.func, name)
         except AttributeError:

@@ -39,6 +39,11 @@ ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str", "N
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
 
+Kind = Literal["function", "method", "static", "class"]
+"""What attribute access binds: the instance, nothing ("static"), or the class. A "method" takes its
+instance from whoever calls it unbound, as from a decorator above it; a "function" does not.
+"""
+
 OTHER_SETTINGS = ("length", "on_oom", "isolate_errors", "on_batch", "name")
 """Settings that are neither the scheduler's nor the collator's."""
 
@@ -164,8 +169,7 @@ class BatchFunction:
     """The function that the user wrote, and its settings."""
 
     func: Callable[..., Any]
-    # what attribute access does: bind the instance, nothing, or the class
-    kind: Literal["function", "static", "class"]
+    kind: Kind
     coroutine: bool
     options: Options
     told: set[str] = field(default_factory=set, compare=False)
@@ -180,12 +184,14 @@ class BatchFunction:
         Raises:
             TypeError: it cannot.
         """
-        kind: Literal["function", "static", "class"] = "function"
+        kind: Kind = "function"
         if isinstance(func, (staticmethod, classmethod)):
             kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
         elif not _may_be_method(func):
             kind = "static"
+        elif _takes_self(func):
+            kind = "method"
         if inspect.isclass(func) or not callable(func):
             what = "a list" if options.features is None else "a dict of features"
             raise TypeError(
@@ -247,12 +253,11 @@ class BatchFunction:
         """New parts of it, for calls with (`bound`) or without an owner before the items."""
         options, name = self.options, self.name
         binder = self._bound if bound else self._unbound
-        home = getattr(self.func, "__qualname__", "").rpartition(".")[0]
         requests: RequestParser
         collator: Collator
         if options.features is None:
             requests = (
-                ItemRequestParser(name, binder, home, options.item_length)
+                ItemRequestParser(name, binder, options.item_length)
                 if self.preparation is None
                 else PreparedRequestParser(name, binder, options.item_length, self.preparation)
             )
@@ -263,7 +268,7 @@ class BatchFunction:
                 name, options.features, options.length, collator.devices, self.told
             )
             spread = options.features.spread_kwargs
-            requests = FeatureRequestParser(name, binder, home, parser, spread=spread)
+            requests = FeatureRequestParser(name, binder, parser, spread=spread)
         execution = Execution(
             self.func,
             collator,
@@ -354,6 +359,17 @@ def _may_be_method(func: object) -> bool:
         if each.kind <= each.VAR_POSITIONAL and each.default is each.empty
     ]
     return len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
+
+
+def _takes_self(func: object) -> bool:
+    """Return whether the first of several parameters is named `self`, or `cls`."""
+    inner = inspect.unwrap(cast("Callable[..., Any]", func))
+    if not isinstance(inner, types.FunctionType):
+        return False
+    code = inner.__code__
+    variadic = bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+    several = code.co_argcount + code.co_kwonlyargcount + variadic > 1
+    return several and code.co_argcount > 0 and code.co_varnames[0] in ("self", "cls")
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:

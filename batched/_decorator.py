@@ -71,7 +71,10 @@ class _Decorator:
         if isinstance(func, (Batched, AsyncBatched, BatchedMethod)):
             raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
         coroutines = issubclass(self._face, AsyncBatched)
-        return self._face(BatchFunction.of(func, options, coroutines=coroutines))
+        function = BatchFunction.of(func, options, coroutines=coroutines)
+        decorated = self._face(function)
+        # a decorator above a method calls it with the instance first
+        return decorated.of_class if function.kind == "method" else decorated
 
     @property
     def __signature__(self) -> inspect.Signature:

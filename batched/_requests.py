@@ -47,8 +47,6 @@ COLLECTIONS: Final = {
 not: there are no tensors of texts, and a tensor is a usual item.
 """
 
-UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"
-
 
 class RequestParser(Protocol):
     """Makes requests of what callers of one function pass."""
@@ -75,15 +73,12 @@ class RequestParser(Protocol):
 class ItemRequestParser:
     """Takes one item, or a list of items."""
 
-    def __init__(
-        self, name: str, binder: Binder, home: str, length: Callable[[Any], Any] | None
-    ) -> None:
+    def __init__(self, name: str, binder: Binder, length: Callable[[Any], Any] | None) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
         self._bare = binder.bare
         short = name.rpartition(".")[2]
         binder.hint = f"; many items are passed as one list, {short}([...])"
-        self._home = home  # the class that defines the function, if one does
         self._length = length
         self._single = set(SINGLE)  # types of which an instance is one item
 
@@ -106,8 +101,6 @@ class ItemRequestParser:
                     f"items{f' ({name})' if name else ''}{got}"
                 )
             item = kwargs.pop(name)
-        if args and _is_class_of(item, self._home):
-            raise TypeError(UNDER_CLASSMETHOD.format(self._name))
         group = (
             self._bare
             if not args and not kwargs and self._bare is not None
@@ -180,7 +173,7 @@ class PreparedRequestParser(ItemRequestParser):
         length: Callable[[Any], Any] | None,
         preparation: Preparation,
     ) -> None:
-        super().__init__(name, binder, "", length)
+        super().__init__(name, binder, length)
         self._preparation = preparation
 
     def parse(
@@ -206,12 +199,9 @@ class PreparedRequestParser(ItemRequestParser):
 class FeatureRequestParser:
     """Takes features, as one mapping or by keyword."""
 
-    def __init__(
-        self, name: str, binder: Binder, home: str, parser: FeatureParser, *, spread: bool
-    ) -> None:
+    def __init__(self, name: str, binder: Binder, parser: FeatureParser, *, spread: bool) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
-        self._home = home  # the class that defines the function, if one does
         self._parser = parser
         self._spread = spread
 
@@ -233,8 +223,6 @@ class FeatureRequestParser:
                 else (_Keywords(kwargs), {})
             )
         elif not isinstance(item, Mapping):
-            if _is_class_of(item, self._home):
-                raise TypeError(UNDER_CLASSMETHOD.format(self._name))
             raise CollationError(
                 f"{self._name} takes a mapping of features, or features by "
                 f"keyword, got {item!r:.60}"
@@ -272,13 +260,6 @@ class FeatureRequestParser:
 
 class _Keywords(dict[str, Any]):
     """Features that were passed by keyword."""
-
-
-def _is_class_of(item: Any, home: str) -> bool:
-    """Whether `item` is the class `home` or derived from it: Python 3.13 calls what is below
-    @classmethod without binding it.
-    """
-    return isinstance(item, type) and home in {kind.__qualname__ for kind in item.__mro__}
 
 
 def _kind_of_collection(kind: type) -> str | None:

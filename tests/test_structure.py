@@ -27,7 +27,7 @@ LAYERS = [
     ["batched._execution"],
     ["batched._runtime"],
     ["batched._requests"],
-    ["batched._batcher", "batched._map", "batched._method"],
+    ["batched._batcher", "batched._map", "batched._method", "batched._pickling"],
     ["batched._batched"],
     ["batched._batched_inference"],
     ["batched._decorator"],
