@@ -37,7 +37,7 @@ _BODIES: Final = ("http.response.body", "http.response.pathsend", "http.response
 
 
 class BatchedMiddleware:
-    """`app`, with handlers that are cancelled when their client leaves, and a 503 for refused calls.
+    """`app`, with handlers that are cancelled when clients leave, and a 503 for refused calls.
 
     - **Clients that leave.** A handler is cancelled once its request has arrived whole, and its
       calls leave the queue. Code that receives by itself gets `http.disconnect`, as without the

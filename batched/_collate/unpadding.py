@@ -107,17 +107,19 @@ def _explain(sizes: Sizes, padded: tuple[Widths, ...]) -> _Axis:
 class _Evidence:
     """Evidence from runs of one kind of calls, which do not contradict each other."""
 
-    __slots__ = ("age", "axes", "contradiction", "runs", "structure")
+    __slots__ = ("age", "axes", "contradiction", "rows", "runs", "structure")
 
     def __init__(
         self,
         structure: tuple[tuple[Path, int], ...],
         runs: dict[Widths, Sizes],
+        rows: dict[Widths, int],
         contradiction: str = "",
         age: int = 0,
     ) -> None:
         self.structure = structure  # of each array, its path and number of axes
         self.runs = runs  # by the widths to which features were padded; never changed
+        self.rows = rows  # in each of the runs
         self.contradiction = contradiction  # of the only run with those before it
         self.age = age  # in runs, also those of which nothing was kept
         every = list(zip(*runs.values(), strict=True))
@@ -210,30 +212,53 @@ class Unpadding:
         key = group.arguments.key, group.specs
         structure = tuple([(path, array.ndim) for path, array in arrays])
         run = {padded: tuple(chain.from_iterable([array.shape[1:] for _, array in arrays]))}
+        rows = {padded: len(arrays[0][1])} if arrays else {}
         known = self._evidence.get(key)
         if known is not None:
             known.age += 1
         if known is None or known.age > LIFETIME:
             if len(self._evidence) >= CACHE_LIMIT:
                 self._evidence.clear()
-            found = _Evidence(structure, run)
+            found = _Evidence(structure, run, rows)
         elif known.structure != structure:
-            found = _Evidence(structure, run, "its output changes its structure")
+            found = _Evidence(structure, run, rows, "its output changes its structure")
         elif known.runs.get(padded) == run[padded]:
             return known
         else:
-            found = _Evidence(structure, {**known.runs, **run}, age=known.age)
+            self._warn_of_rows(known, arrays, padded, run[padded])
+            found = _Evidence(
+                structure, {**known.runs, **run}, {**known.rows, **rows}, age=known.age
+            )
             explained = [axis.is_explained for axis in found.axes]
             least = [min(widths) for widths in zip(*known.runs, strict=True)]
             if not all(explained):
-                odd = _describe_axis(group, arrays, padded, explained.index(False))
-                found = _Evidence(structure, run, odd)
+                odd = _describe_odd_axis(group, arrays, padded, explained.index(False))
+                found = _Evidence(structure, run, rows, odd)
             elif (
                 not known.contradiction and found.axes == known.axes and all(map(ge, padded, least))
             ):
                 return known  # it tells nothing new
         self._evidence[key] = found
         return found
+
+    def _warn_of_rows(
+        self, known: _Evidence, arrays: list[tuple[Path, Any]], padded: Widths, sizes: Sizes
+    ) -> None:
+        """Warn once of an axis that is as long as the batch has rows, alone and in company."""
+        if "rows" in self._told or padded not in known.runs:
+            return
+        rows, before = len(arrays[0][1]), known.rows[padded]
+        for position, pair in enumerate(zip(known.runs[padded], sizes, strict=True)):
+            if rows != before and pair == (before, rows):
+                self._told.add("rows")
+                path, number, _ = _axes(arrays)[position]
+                logger.warning(
+                    "%s: axis %d of %s is as long as the batch has rows: %d of %d, %d of %d. Rows "
+                    "that see each other get results that depend on other callers; a result must "
+                    "depend on its own row alone",
+                    *(self._name, number, describe(path), before, before, rows, rows),
+                )
+                return
 
     def _warn(self, text: str) -> None:
         if "unpad" not in self._told:
@@ -282,17 +307,21 @@ class Unpadding:
         return [tuple(cuts.items()) for cuts in found]
 
 
-def _describe_axis(
-    group: Any, arrays: list[tuple[Path, Any]], padded: Widths, position: int
-) -> str:
-    """Phrase for an axis, by its position among all axes behind the first, that is unexplained."""
-    axes = [
+def _axes(arrays: list[tuple[Path, Any]]) -> list[tuple[Path, int, int]]:
+    """Return path, number and size of all axes behind the first, array by array."""
+    return [
         (path, number, size)
         for path, array in arrays
         for number, size in enumerate(array.shape)
         if number
     ]
-    path, number, size = axes[position]
+
+
+def _describe_odd_axis(
+    group: Any, arrays: list[tuple[Path, Any]], padded: Widths, position: int
+) -> str:
+    """Return a phrase for the axis that no feature explains, by its position among all axes."""
+    path, number, size = _axes(arrays)[position]
     return (
         f"axis {number} of {describe(path)} varies but follows no feature: it has {size} entries "
         f"where rows were padded, {_describe_widths(group, padded)}"
