@@ -341,14 +341,11 @@ def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> N
 
 
 def _may_be_method(func: object) -> bool:
-    """Test of a function: a class that has it can mean a method, for it was defined in a class, or
-    takes more than the items by position. Others may be defaults of a dataclass.
+    """Return whether `func` takes more than the items by position, so that a class that has it can
+    mean a method. A function of the items alone may be the default of a dataclass.
     """
     if isinstance(func, types.MethodType) or not hasattr(type(func), "__get__"):
         return False
-    home = getattr(func, "__qualname__", "").rpartition(".")[0]
-    if home and not home.endswith("<locals>"):
-        return True
     try:
         parameters = inspect.signature(cast("Callable[..., Any]", func)).parameters.values()
     except Exception:  # builtins need not have one; late annotations may not be there yet

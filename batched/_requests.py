@@ -4,7 +4,8 @@ waits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MappingView
 from typing import Any, Final, Protocol
 
 from ._collate.arguments import Binder
@@ -28,23 +29,19 @@ SINGLE: Final = frozenset({str, bytes, int, float, bool, dict, tuple, type(None)
 CHECKED_TYPES: Final = 64
 """Most other types of items that a parser remembers not to be refused."""
 
-COLLECTIONS: Final = {
-    ("array", "array"): "series",
-    ("builtins", "dict_items"): "series",
-    ("builtins", "dict_keys"): "series",
-    ("builtins", "dict_values"): "series",
-    ("builtins", "range"): "series",
-    ("collections", "deque"): "series",
-    ("numpy", "ndarray"): "array",
-    ("pandas", "DataFrame"): "frame",
-    ("pandas", "ExtensionArray"): "series",  # what `.values` of a text column is
-    ("pandas", "Index"): "series",
-    ("pandas", "Series"): "series",
-    ("polars", "DataFrame"): "frame",
-    ("polars", "Series"): "series",
+ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range)
+"""Classes of instances that are more likely many items than one."""
+
+TABLES: Final = {
+    ("numpy", "ndarray"),
+    ("pandas", "DataFrame"),
+    ("pandas", "Index"),
+    ("pandas", "Series"),
+    ("polars", "DataFrame"),
+    ("polars", "Series"),
 }
-"""Classes, by package and name, whose instances are more likely many items than one. A tensor is
-not: there are no tensors of texts, and a tensor is a usual item.
+"""More of these classes, by package and name. A tensor is not among them: there are no tensors of
+texts, and a tensor is a usual item.
 """
 
 
@@ -128,17 +125,17 @@ class ItemRequestParser:
             TypeError: it is more likely many, and the function does not say otherwise.
         """
         kind = type(item)
-        which = _kind_of_collection(kind)
-        if which == "array" and not item.ndim:
+        many = _is_collection(kind)
+        if many and getattr(item, "ndim", 1) == 0:
             return
-        if which is None or _is_named(kind, self._binder.items_annotations()):
+        if not many or _is_named(kind, self._binder.items_annotation):
             if len(self._single) < CHECKED_TYPES + len(SINGLE):
                 self._single.add(kind)
             return
         name, short = self._name, self._name.rpartition(".")[2]
-        entries = 'xs["column"]' if which == "frame" else "xs"
+        entries = 'xs["column"]' if kind.__name__.endswith("DataFrame") else "xs"
         parameter = self._binder.items_name or "items"
-        example = "Iterator" if which == "iterator" else kind.__name__
+        example = "Iterator" if issubclass(kind, Iterator) else kind.__name__
         raise TypeError(
             f"{name} was given one {kind.__name__}, which is more likely many items: pass "
             f"list({entries}) or use {short}.map({entries}); if it is one item, use "
@@ -262,21 +259,16 @@ class _Keywords(dict[str, Any]):
     """Features that were passed by keyword."""
 
 
-def _kind_of_collection(kind: type) -> str | None:
-    """What an instance of `kind` is, if it is more likely many items than one: "array", "frame",
-    "series", or "iterator".
-    """
-    for each in kind.__mro__:
-        which = COLLECTIONS.get((each.__module__.partition(".")[0], each.__name__))
-        if which is not None:
-            return which
-    iterates = issubclass(kind, (Iterator, AsyncIterator))
-    return "iterator" if iterates and not hasattr(kind, "read") else None  # a file is one item
+def _is_collection(kind: type) -> bool:
+    """Return whether an instance of `kind` is more likely many items than one."""
+    if issubclass(kind, ITERABLES):
+        return not hasattr(kind, "read")  # a file is one item
+    names = {(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__}
+    return not names.isdisjoint(TABLES)
 
 
-def _is_named(kind: type, annotations: list[str]) -> bool:
-    """Whether one of `annotations`, of a list of items, names the class `kind` for an item."""
+def _is_named(kind: type, annotation: str) -> bool:
+    """Return whether `annotation`, of a list of items, names the class `kind` for an item."""
     names = {each.__name__ for each in kind.__mro__} - {"object"}
     names |= {"NDArray", "Iterator", "Generator"}  # other names of arrays, and of iterators
-    items = [annotation.partition("[")[2] for annotation in annotations]
-    return any(name in item for name in names for item in items)
+    return any(name in annotation.partition("[")[2] for name in names)

@@ -93,7 +93,6 @@ class Binder:
         Raises:
             TypeError: the function does not take so many.
         """
-        self._func = func
         self._name = name  # of the batch function, for error messages
         self.hint = ""
         """Advice for a call with too many positional arguments, from who parses the calls."""
@@ -108,12 +107,12 @@ class Binder:
                 self._signature.bind_partial(*self._leading)
         except TypeError:
             raise TypeError(f"{name} takes no argument for the list of items") from None
-        self._items_place = leading - 1
         first = parameters[leading - 1] if 0 < leading <= len(parameters) else None
         self.items_name = (
             first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
         )
         """Keyword by which the items may be passed, if any."""
+        self.items_annotation = inspect.formatannotation(first.annotation) if first else ""
         self._var_keyword = next(
             (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD),
             "",
@@ -140,18 +139,6 @@ class Binder:
         """Arguments of a call without extra ones; None if some are required."""
         with suppress(TypeError):
             self.bare = self.bind((), {})
-
-    def items_annotations(self) -> list[str]:
-        """Annotation of the parameter for the items, as it was written and, if its names can be
-        looked up by now, as it reads then.
-        """
-        texts: list[str] = []
-        for evaluated in (False, True):
-            with suppress(Exception):
-                signature = inspect.signature(self._func, eval_str=evaluated)
-                parameter = list(signature.parameters.values())[self._items_place]
-                texts.append(inspect.formatannotation(parameter.annotation))
-        return texts
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...] = ()
