@@ -184,14 +184,12 @@ class BatchFunction:
         Raises:
             TypeError: it cannot.
         """
-        kind: Kind = "function"
+        kind: Kind
         if isinstance(func, (staticmethod, classmethod)):
             kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
-        elif not _may_be_method(func):
-            kind = "static"
-        elif _takes_self(func):
-            kind = "method"
+        else:
+            kind = _kind_of(func)
         if inspect.isclass(func) or not callable(func):
             what = "a list" if options.features is None else "a dict of features"
             raise TypeError(
@@ -340,33 +338,27 @@ def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> N
         )
 
 
-def _may_be_method(func: object) -> bool:
-    """Return whether `func` takes more than the items by position, so that a class that has it can
-    mean a method. A function of the items alone may be the default of a dataclass.
+def _kind_of(func: object) -> Kind:
+    """Return what attribute access binds, and whether callers may pass the instance themselves.
+
+    A function of the items alone is no method: it may be the default of a dataclass.
     """
     if isinstance(func, types.MethodType) or not hasattr(type(func), "__get__"):
-        return False
+        return "static"
     try:
-        parameters = inspect.signature(cast("Callable[..., Any]", func)).parameters.values()
+        signature = inspect.signature(cast("Callable[..., Any]", func))
     except Exception:  # builtins need not have one; late annotations may not be there yet
-        return True
+        return "function"
+    parameters = list(signature.parameters.values())
+    if len(parameters) > 1 and parameters[0].name in ("self", "cls"):
+        return "method"
     needed = [
         each
         for each in parameters
         if each.kind <= each.VAR_POSITIONAL and each.default is each.empty
     ]
-    return len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
-
-
-def _takes_self(func: object) -> bool:
-    """Return whether the first of several parameters is named `self`, or `cls`."""
-    inner = inspect.unwrap(cast("Callable[..., Any]", func))
-    if not isinstance(inner, types.FunctionType):
-        return False
-    code = inner.__code__
-    variadic = bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
-    several = code.co_argcount + code.co_kwonlyargcount + variadic > 1
-    return several and code.co_argcount > 0 and code.co_varnames[0] in ("self", "cls")
+    several = len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
+    return "function" if several else "static"
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:

@@ -94,13 +94,7 @@ class _Decorator:
         return inspect.Signature([func, *settings])
 
     def __repr__(self) -> str:
-        defaults = self._defaults.settings()
-        changed = (
-            f" {name}={value!r}"
-            for name, value in self._options.settings().items()
-            if value != defaults[name]
-        )
-        return f"<{self._name}{''.join(changed)}>"
+        return f"<{self._name}>"
 
 
 # A function whose first two parameters are lists is a function as well as a method; checkers take
