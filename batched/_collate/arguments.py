@@ -42,8 +42,8 @@ Binding = tuple[list[Hashable], list[tuple[int, str]]]
 passed; and for each that is passed, positional ones first, its place in there and its name.
 """
 
-_HEAP_TYPE: Final = 1 << 9
-"""Flag of classes that were made while a program ran, Py_TPFLAGS_HEAPTYPE."""
+_IMMUTABLE_TYPE: Final = 1 << 8
+"""Flag of classes that are written in C, Py_TPFLAGS_IMMUTABLETYPE."""
 
 PLAIN: Final = {str, bytes, int, bool, type(None)}
 CONTAINERS: Final = (list, tuple, set, frozenset, dict)
@@ -264,38 +264,9 @@ def _freeze(value: Any) -> Hashable:
         return kind, id(value.__self__), id(value.__func__)
     if kind.__hash__ is not None and hasattr(kind, "__dlpack__"):  # a tensor: compares elements
         return kind, id(value)
-    return _freeze_comparable(kind, value)
-
-
-_comparable: dict[int, tuple[type, weakref.ref[Any], int]] = {}
-"""Keys of objects that have an equality of their own and can be weakly referred to, by identity:
-hash and repr of a large one take milliseconds.
-"""
-
-
-def _freeze_comparable(kind: Any, value: Any) -> Hashable:
-    """Key of an object that has an equality of its own."""
-    key = _comparable.get(id(value))
-    known = key is not None and key[1]() is value
-    if key is not None and known and not _may_change(kind):
-        return key
-    # equal is not alike: 0j and -0j, one moment in two time zones
-    look = 0 if kind.__repr__ is object.__repr__ else hash(repr(value))
-    if key is not None and known:
-        return kind, key[1], look
     hash(value)
-    try:
-        reference = weakref.ref(value, partial(_comparable.pop, id(value)))
-    except TypeError:  # numbers, dates
-        return kind, value, look
-    hash(reference)  # which it keeps
-    key = _comparable[id(value)] = kind, reference, look
-    return key
-
-
-def _may_change(kind: Any) -> bool:
-    """Whether attributes of objects of that class can be set, as far as that can be told."""
-    return kind.__setattr__ is object.__setattr__ and bool(kind.__flags__ & _HEAP_TYPE)
+    # two equal numbers or dates may differ: 0j and -0j, one moment in two time zones
+    return kind, value, repr(value) if kind.__flags__ & _IMMUTABLE_TYPE else None
 
 
 def _copy_containers(value: Any) -> Any:
@@ -321,8 +292,8 @@ def _is_small(value: Any) -> bool:
         return len(value) <= MAX_KEPT and all(map(_is_small, chain.from_iterable(value.items())))
     if issubclass(kind, (enum.Enum, type)):
         return True
-    if kind.__flags__ & _HEAP_TYPE or hasattr(kind, "__dlpack__"):
-        return value is None or kind in (int, float, bool, complex)
+    if not kind.__flags__ & _IMMUTABLE_TYPE or hasattr(kind, "__dlpack__"):
+        return False
     return sys.getsizeof(value, MAX_KEPT + 1) <= MAX_KEPT  # numbers, dates, dtypes
 
 
