@@ -48,7 +48,7 @@ U = TypeVar("U")
 
 
 class _BatchedBase(Generic[T, U, P]):
-    """A batched function, with all that does not depend on the way it is called."""
+    """A batched function: everything except the ways of calling it."""
 
     # not in `__dict__`, which functools.wraps copies
     __slots__ = (
@@ -72,9 +72,9 @@ class _BatchedBase(Generic[T, U, P]):
         self, function: BatchFunction | BatchedMethod[Any, Any], owner: object = None
     ) -> None:
         self._function: BatchFunction
-        self._method: BatchedMethod[Any, Any] | None  # of which this is what binding made
-        self._held_as: str  # the class and the name there, if it was defined in one
-        if isinstance(function, BatchedMethod):  # both parts are given, as to `types.MethodType`
+        self._method: BatchedMethod[Any, Any] | None  # of a bound method
+        self._held_as: str  # class and attribute of a function in a class body
+        if isinstance(function, BatchedMethod):  # bind, with the arguments of `types.MethodType`
             unbound: _BatchedBase[Any, Any, Any] = function.function
             self.__dict__ = unbound.__dict__.copy()
             self._function, self._held_as = unbound._function, unbound._held_as
@@ -87,14 +87,14 @@ class _BatchedBase(Generic[T, U, P]):
         self._batcher = Batcher(function.parts(bound=owner is not None))
         self._method = None
         self._held_as = ""
-        # by identity; the finalizer of each removes it
+        # by identity; a weak reference removes each entry
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
         self.__doc__ = func.__doc__
         self.__module__ = getattr(func, "__module__", __name__)
-        # what has no name cannot be known as a coroutine function either
+        # without a name, inspect does not recognize a coroutine function
         self.__name__ = getattr(func, "__name__", function.name)
         self.__qualname__ = getattr(func, "__qualname__", function.name)
-        # annotations that are evaluated late may not be there yet
+        # annotations that are evaluated late may not exist yet
         with contextlib.suppress(Exception):
             self.__annotations__ = func.__annotations__
 
@@ -141,13 +141,13 @@ class _BatchedBase(Generic[T, U, P]):
     @overload
     def submit(self, /, **kwargs: Any) -> Future[U]: ...
     def submit(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Future[U]:
-        """A future of the result for `item`, which is always one item, even if it is a list. On an
-        event loop it can be awaited.
+        """Return a future of the result for `item`, which is always one item, even if it is a list.
 
-        `future.cancel()` takes an item that still waits out of the queue. For a coroutine function
-        this needs a running loop, and blocking that loop in `future.result()` raises instead of
-        waiting for ever. While the queue is full (`max_queue_size`) this waits for room; where that
-        would block an event loop or a batch function for ever, the item waits in line instead.
+        The future can be awaited on an event loop. `future.cancel()` takes an item that still waits
+        out of the queue. A coroutine function needs a running loop, and `future.result()` raises if
+        it would block that loop forever. While the queue is full (`max_queue_size`), `submit` waits
+        for room. If that would block an event loop or a batch function forever, the item waits in
+        line instead.
 
         Raises:
             BatcherClosed: the batcher was shut down.
@@ -197,21 +197,20 @@ class _BatchedBase(Generic[T, U, P]):
         return types.MappingProxyType(self._function.options.settings())
 
     def reset_stats(self) -> None:
-        """Starts counting from zero."""
+        """Set all statistics to zero."""
         self._batcher.recorder.reset()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more calls, and finishes those accepted or, with `cancel_futures`, ends those
-        that wait.
+        """Refuse new calls and finish accepted ones; with `cancel_futures`, cancel waiting ones.
 
-        With `wait`, returns when all of that is done; at once within the batch function itself. May
-        be called again, from any thread. Calls raise `BatcherClosed` afterwards, until `with fn:`
-        opens the batcher again.
+        With `wait`, return when all accepted calls are finished; within the batch function itself,
+        return at once. May be called again, from any thread. Calls raise `BatcherClosed`
+        afterwards, until `with fn:` opens the batcher again.
         """
         self._batcher.runtime.shutdown(wait=wait, cancel=cancel_futures)
 
     async def aclose(self, *, cancel_futures: bool = False) -> None:
-        """`shutdown()` for coroutines: waits without blocking the loop."""
+        """Shut down as `shutdown()` does, without blocking the event loop."""
         await self._batcher.runtime.aclose(cancel=cancel_futures)
 
     def __enter__(self) -> Self:
@@ -229,8 +228,9 @@ class _BatchedBase(Generic[T, U, P]):
         await self.aclose()
 
     def with_options(self, **settings: Unpack[Settings]) -> Self:
-        """The same function with other settings and a batcher of its own; on a bound method, for
-        that instance.
+        """Return the same function with other settings and a batcher of its own.
+
+        A bound method stays bound to its instance.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
@@ -286,14 +286,13 @@ class _BatchedBase(Generic[T, U, P]):
                     f"as its instance{do} or, if this is no method, wrap the function in "
                     "staticmethod"
                 ) from None
-            # Of several threads that come here at once, one wins; the other batchers have started
-            # nothing yet.
+            # of several threads that arrive at once one wins; a new batcher has no threads yet
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
         return entry[1]
 
     @property
     def _is_a_function(self) -> bool:
-        """Whether what it runs has a name of its own, and no instance."""
+        """True if the decorated function has a name of its own, and no instance."""
         func = self._function.func
         return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
 
@@ -315,21 +314,19 @@ class _BatchedBase(Generic[T, U, P]):
             _BatchedBase.__init__(self, describe())
 
     def __copy__(self) -> Self:
-        return self  # as functions do
+        return self  # as of a plain function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._owner is None and self._is_a_function:
             return self
         kind, parts = cast("tuple[Any, ...]", self.__reduce_ex__(DOTTED_NAMES))
-        return kind(*copy.deepcopy(parts, memo))  # a method of the copied instance
+        return kind(*copy.deepcopy(parts, memo))  # bound to the copied instance
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the function itself: `__name__`, `__qualname__`, `__annotations__`, and
-        those that its author put there.
-        """
+        """Return an attribute of the decorated function."""
         if name == "_function":  # not initialised yet
             raise AttributeError(name)
-        if name in ("__self__", "__func__"):  # those of a function that is bound are not its own
+        if name in ("__self__", "__func__"):  # not those of a decorated bound method
             if self._method is None:
                 raise AttributeError(f"{self!r} is not bound to an instance")
             return self._owner if name == "__self__" else self._method
@@ -353,12 +350,12 @@ class _BatchedBase(Generic[T, U, P]):
 
 
 for _value in vars(_BatchedBase).values():
-    if isinstance(_value, types.FunctionType):  # messages are to name what is public
+    if isinstance(_value, types.FunctionType):  # messages name the public class
         _value.__qualname__ = f"Batched.{_value.__name__}"
 
 
 def parts_of(decorated: _BatchedBase[Any, Any, Any]) -> Parts:
-    """The parts of a decorated function, or bound method: all it takes to run batches of it."""
+    """Return the parts of a decorated function or bound method: all that running batches needs."""
     return decorated._batcher.parts._replace(owner=decorated._owner)
 
 
@@ -428,19 +425,18 @@ class Batched(_BatchedBase[T, U, P]):
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> Generator[Any, None, None]:
-        """The results for `items`, in their order, computed a bounded way ahead of the one that is
-        asked for.
+        """Yield the results for `items` in order, computed a bounded number of items ahead.
 
-        At most `buffersize` items (by default four batches for each that may run at once, and never
-        more than `max_queue_size`) are taken from `items` and not yet answered. Closing the
-        generator cancels those that wait. The time of an item for `queue_timeout_ms` counts from
-        when all before it are answered.
+        At most `buffersize` items are taken from `items` and not yet answered: by default four
+        batches for each that may run at once, and never more than `max_queue_size`. Closing the
+        generator cancels waiting items. The time of an item for `queue_timeout_ms` counts from the
+        moment when all items before it are answered.
 
         Raises:
-            TimeoutError: a result was not there `timeout` seconds after the call of `map`.
-            Exception: whatever the batch function raised for the item, unless `return_exceptions`
-                puts it in the result's place; whatever `items` raised, after the results for what
-                it gave before.
+            TimeoutError: a result is not ready `timeout` seconds after the call of `map`.
+            Exception: the exception that the batch function raised for the item, unless
+                `return_exceptions` puts it in the place of the result; or the exception that
+                `items` raised, after the results for earlier items.
         """
         return mapped(
             lambda item: self._submit(item, (), {}),
@@ -455,7 +451,7 @@ class Batched(_BatchedBase[T, U, P]):
 class AsyncBatched(_BatchedBase[T, U, P]):
     """A batched function that coroutines await, on asyncio, uvloop or trio."""
 
-    # what inspect.iscoroutinefunction looks at, together with the next two
+    # inspect.iscoroutinefunction reads these three
     __code__ = _BatchedBase.acall.__code__
     __defaults__ = None
     __kwdefaults__ = None
@@ -488,8 +484,9 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop
-        early, `aclose()` it.
+        """Yield the results as `Batched.map` does, asynchronously; `items` may be asynchronous too.
+
+        To stop early, call `aclose()` of the generator.
         """
         return async_mapped(
             self._submit_here,

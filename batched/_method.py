@@ -13,8 +13,10 @@ F = TypeVar("F")
 
 
 class BatchedMethod(Generic[S, F]):
-    """A batched method as its class has it: an instance's is bound and has its own batcher,
-    `Class.method(instance, ...)` uses that.
+    """A batched method as its class has it: unbound.
+
+    Access on an instance binds it, and gives the instance a batcher of its own.
+    `Class.method(instance, ...)` calls the method of that instance.
     """
 
     __slots__ = ("__dict__", "__weakref__", "function")  # functools.wraps copies `__dict__`
@@ -23,13 +25,11 @@ class BatchedMethod(Generic[S, F]):
         self.function = function  # the batched function that binds
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
-        self.__wrapped__ = function.__wrapped__
-        self.__annotations__ = function.__annotations__
 
     @overload
     def __get__(
         self: BatchedMethod[type[Any], F], instance: object, owner: type | None = None
-    ) -> F: ...  # what mypy makes of class methods
+    ) -> F: ...  # the type that mypy gives a class method
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
@@ -38,8 +38,8 @@ class BatchedMethod(Generic[S, F]):
         bound: F = self.function.__get__(instance, owner)
         return bound
 
-    # With `instance: S`, pyright would find that a method does not match that of a protocol: it
-    # compares what the class has.
+    # With `instance: S`, a method would not match that of a protocol for pyright, which compares
+    # the attributes of the class.
     def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         return type(self.function)(self, instance)(*args, **kwargs)
 
@@ -50,7 +50,7 @@ class BatchedMethod(Generic[S, F]):
         return attrgetter("of_class"), (self.function,)
 
     def __getattr__(self, name: str) -> Any:
-        # what it is called, and whether it is a coroutine function
+        # for example its name, and the flags of a coroutine function
         if name.startswith("__"):
             return getattr(self.function, name)
         raise AttributeError(
