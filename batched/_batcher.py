@@ -34,7 +34,7 @@ from ._runtime.thread import ThreadRuntime
 from .stats import BatchRecord, Recorder, Stats
 
 ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str", "None"}
-"""Names of types that are no lists, as annotations have them."""
+"""Names of types that are no lists, as in annotations."""
 
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
@@ -69,8 +69,9 @@ class Settings(TypedDict, total=False):
 
 
 class InferenceSettings(Settings, total=False):
-    """Settings of the tensor variant; what they add is explained in `FeatureSettings`.
-    `spread_kwargs` is apart, for it tells types.
+    """Settings of the tensor variant; `FeatureSettings` explains the additional ones.
+
+    `spread_kwargs` is absent, since it changes types.
     """
 
     pad_token: Mapping[str, Any]
@@ -90,8 +91,9 @@ class Options:
     features: FeatureSettings | None = None
     """Settings of the tensor variant; None in the plain one."""
     length: Callable[[Any], float] | None = None
-    """Length of an item, so that items of like length run together; None: as long as its rows
-    (tensor variant), or unknown.
+    """Function that returns the length of an item, so that items of like length run together.
+
+    None: the length of its rows (tensor variant), or unknown.
     """
     on_oom: OnOom = "raise"
     """Second attempts, in halves, at a batch that runs out of memory; "raise": none."""
@@ -122,19 +124,19 @@ class Options:
 
     @property
     def item_length(self) -> Callable[[Any], float] | None:
-        """`length` of the plain variant, which a budget of tokens cannot do without."""
+        """`length` of the plain variant; a budget of tokens needs one."""
         return (
             len if self.length is None and self.policy.max_batch_tokens is not None else self.length
         )
 
     def settings(self) -> dict[str, Any]:
-        """Every setting of the decorator by name."""
+        """Return every setting of the decorator by name."""
         features = {} if self.features is None else vars(self.features)
         own = {name: getattr(self, name) for name in OTHER_SETTINGS}
         return vars(self.policy) | features | own
 
     def updated(self, settings: Mapping[str, Any]) -> Options:
-        """These with `settings` in their place.
+        """Return these options with other `settings`.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
@@ -159,7 +161,7 @@ class Options:
 
 
 def replace_known(part: Part, changes: dict[str, Any]) -> Part:
-    """`part` with those of `changes` that it knows, which are taken out of them."""
+    """Return `part` with its settings replaced by those in `changes`, which loses them."""
     known = [setting.name for setting in fields(part)]
     return replace(part, **{name: changes.pop(name) for name in known if name in changes})
 
@@ -173,16 +175,16 @@ class BatchFunction:
     coroutine: bool
     options: Options
     told: set[str] = field(default_factory=set, compare=False)
-    """Warnings that callers have been given already, once per decorated function."""
+    """Warnings already issued, once per decorated function."""
     preparation: Preparation | None = None
-    """Maker of its items; None: callers pass them as they are."""
+    """Preparation of its items; None: callers pass them as they are."""
 
     @classmethod
     def of(cls, func: object, options: Options, *, coroutines: bool) -> BatchFunction:
-        """`func` if it can be batched, `coroutines` being welcome or not.
+        """Return the batch function made of `func`; `coroutines` tells whether it may be one.
 
         Raises:
-            TypeError: it cannot.
+            TypeError: `func` cannot be batched.
         """
         kind: Kind
         if isinstance(func, (staticmethod, classmethod)):
@@ -222,8 +224,9 @@ class BatchFunction:
         return self.options.name
 
     def warn_of_blocking(self) -> None:
-        """Tells the first caller who blocks an event loop, and no other; the loop of a notebook has
-        nothing else to do.
+        """Warn the first caller that blocks an event loop, except in a notebook.
+
+        The loop of a notebook has nothing else to do.
         """
         if "blocking" not in self.told and not is_notebook():
             self.told.add("blocking")
@@ -248,7 +251,7 @@ class BatchFunction:
         return self.options.features is not None and self.options.features.spread_kwargs
 
     def parts(self, *, bound: bool) -> Parts:
-        """New parts of it, for calls with (`bound`) or without an owner before the items."""
+        """Return new parts, for calls with (`bound`) or without an owner before the items."""
         options, name = self.options, self.name
         binder = self._bound if bound else self._unbound
         requests: RequestParser
@@ -278,20 +281,18 @@ class BatchFunction:
 
 
 class Parts(NamedTuple):
-    """All it takes to run batches of a function; a `Batcher` adds queue, workers and counts."""
+    """Parts that run batches of a function; a `Batcher` adds queue, workers and statistics."""
 
     function: BatchFunction
     owner: object
-    """The instance, or class, of a bound method; None else, and in what a batcher keeps."""
+    """Instance, or class, of a bound method; None otherwise, and in the parts of a batcher."""
     requests: RequestParser
     execution: Execution
     """The function, and the collator."""
 
 
 class Batcher:
-    """The queue, the workers and the counts behind one function, or behind one method of one
-    instance.
-    """
+    """Queue, workers and statistics of one function, or of one method of one instance."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -299,7 +300,7 @@ class Batcher:
         options, name = function.options, function.name
         policy, recorder = options.policy, Recorder()
         observer = None if options.on_batch is None else Observer(name, options.on_batch)
-        # one batch runs, the next ones are there
+        # items of the running batches and of the next ones
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches
         self.most_waiting = policy.max_queue_size or sys.maxsize  # items
         self.may_expire = policy.queue_timeout is not None
@@ -319,7 +320,7 @@ class Batcher:
 
 
 def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> None:
-    """Raises a TypeError if `func` says that it takes one item in place of a list."""
+    """Raise a TypeError if the annotation of `func` says that it takes one item."""
     try:
         parameters = list(inspect.signature(func).parameters.values())
     except (TypeError, ValueError):  # builtins need not have one
@@ -362,7 +363,7 @@ def _kind_of(func: object) -> Kind:
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:
-    """Answer of `check` for `func` or, since an object is what its __call__ is, for that."""
+    """Return the answer of `check` for `func` or, if `func` is an object, for its `__call__`."""
     while isinstance(func, partial):
         func = func.func
     return check(func) or check(type(func).__call__)

@@ -1,6 +1,4 @@
-"""Requests made of what a caller passes: its items or features, its extra arguments, and how it
-waits.
-"""
+"""Parsers that make requests of calls: items or features, extra arguments, and the waker."""
 
 from __future__ import annotations
 
@@ -21,13 +19,13 @@ class _Missing:
 
 
 MISSING: Final[Any] = _Missing()
-"""The items of a call that does not pass them by position."""
+"""Placeholder for items that are not passed by position."""
 
 SINGLE: Final = frozenset({str, bytes, int, float, bool, dict, tuple, type(None)})
 """Types of most items."""
 
 CHECKED_TYPES: Final = 64
-"""Most other types of items that a parser remembers not to be refused."""
+"""Limit of further types of items that a parser remembers as accepted."""
 
 ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range)
 """Classes of instances that are more likely many items than one."""
@@ -46,7 +44,7 @@ texts, and a tensor is a usual item.
 
 
 class RequestParser(Protocol):
-    """Makes requests of what callers of one function pass."""
+    """Parser of the calls of one function."""
 
     def parse(
         self,
@@ -58,17 +56,17 @@ class RequestParser(Protocol):
         single: bool,
         /,
     ) -> Request:
-        """The call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
+        """Return the call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
 
         Raises:
             TypeError: the arguments do not fit the function.
-            Exception: what `length` raised for an item.
+            Exception: the exception of `length` for an item.
         """
         ...
 
 
 class ItemRequestParser:
-    """Takes one item, or a list of items."""
+    """Parser of one item, or a list of items."""
 
     def __init__(self, name: str, binder: Binder, length: Callable[[Any], Any] | None) -> None:
         self._name = name  # of the batch function, for error messages
@@ -119,10 +117,11 @@ class ItemRequestParser:
         return Request(item, 1, group, waker, False, owner, lengths)
 
     def _refuse_many(self, item: Any) -> None:
-        """Remembers the type of `item` if one of them is one item.
+        """Remember the type of `item` if its instances are items.
 
         Raises:
-            TypeError: it is more likely many, and the function does not say otherwise.
+            TypeError: `item` is more likely many items, and the annotation of the function does not
+                say otherwise.
         """
         kind = type(item)
         many = _is_collection(kind)
@@ -145,22 +144,24 @@ class ItemRequestParser:
 
 
 class Preparation(Protocol):
-    """How items are made of what callers pass, in the thread or task of each."""
+    """Preparation of items from the arguments of calls, in the thread or task of each caller."""
 
     def is_one(self, given: Any, /) -> bool:
-        """Test of a list: it is one item rather than several."""
+        """Return whether a list is one item rather than several."""
         ...
 
     def prepare(self, given: Any, settings: Mapping[str, Any], /) -> Any:
-        """The item made of `given` and the keyword arguments of its call. An exception is that
-        caller's alone.
+        """Return the item for `given` and the keyword arguments of its call.
+
+        An exception reaches that caller alone.
         """
         ...
 
 
 class PreparedRequestParser(ItemRequestParser):
-    """Takes what an item is made of, or a list of such. Calls with different settings share a
-    batch: the items carry them.
+    """Parser of one argument from which an item is prepared, or a list of them.
+
+    Calls with different settings share a batch: the items carry their settings.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class PreparedRequestParser(ItemRequestParser):
 
 
 class FeatureRequestParser:
-    """Takes features, as one mapping or by keyword."""
+    """Parser of features, as one mapping or by keyword."""
 
     def __init__(self, name: str, binder: Binder, parser: FeatureParser, *, spread: bool) -> None:
         self._name = name  # of the batch function, for error messages
@@ -256,7 +257,7 @@ class FeatureRequestParser:
 
 
 class _Keywords(dict[str, Any]):
-    """Features that were passed by keyword."""
+    """Features passed by keyword."""
 
 
 def _is_collection(kind: type) -> bool:
