@@ -40,8 +40,10 @@ Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
 
 Kind = Literal["function", "method", "static", "class"]
-"""What attribute access binds: the instance, nothing ("static"), or the class. A "method" takes its
-instance from whoever calls it unbound, as from a decorator above it; a "function" does not.
+"""Object that attribute access binds: the instance, nothing ("static"), or the class.
+
+Called unbound, as by a decorator above it, a "method" takes its first argument as the instance, and
+a "function" as the items.
 """
 
 OTHER_SETTINGS = ("length", "on_oom", "isolate_errors", "on_batch", "name")
@@ -69,7 +71,7 @@ class Settings(TypedDict, total=False):
 
 
 class InferenceSettings(Settings, total=False):
-    """Settings of the tensor variant; `FeatureSettings` explains the additional ones.
+    """Settings of the tensor variant; `FeatureSettings` explains the additions.
 
     `spread_kwargs` is absent, since it changes types.
     """
@@ -161,7 +163,7 @@ class Options:
 
 
 def replace_known(part: Part, changes: dict[str, Any]) -> Part:
-    """Return `part` with its settings replaced by those in `changes`, which loses them."""
+    """Return `part` with its settings among `changes` replaced, and remove them from `changes`."""
     known = [setting.name for setting in fields(part)]
     return replace(part, **{name: changes.pop(name) for name in known if name in changes})
 
@@ -300,7 +302,7 @@ class Batcher:
         options, name = function.options, function.name
         policy, recorder = options.policy, Recorder()
         observer = None if options.on_batch is None else Observer(name, options.on_batch)
-        # items of the running batches and of the next ones
+        # items of the running batches and of the next three
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches
         self.most_waiting = policy.max_queue_size or sys.maxsize  # items
         self.may_expire = policy.queue_timeout is not None
@@ -340,7 +342,7 @@ def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> N
 
 
 def _kind_of(func: object) -> Kind:
-    """Return what attribute access binds, and whether callers may pass the instance themselves.
+    """Return the object that attribute access binds.
 
     A function of the items alone is no method: it may be the default of a dataclass.
     """

@@ -1,5 +1,6 @@
-"""What happens at decoration: wrong settings and functions are refused with one sentence, right
-ones look like the function.
+"""Decoration: wrong settings and functions are refused with one sentence.
+
+A decorated function looks like the function.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def of_a_tuple(items: tuple[int, ...]) -> tuple[int, ...]:
     return items
 
 
-def of_a_string_of_which_nothing_is_known(items: strange) -> Any:  # type: ignore[name-defined]  # noqa: F821  nobody knows it
+def of_a_string_of_which_nothing_is_known(items: strange) -> Any:  # type: ignore[name-defined]  # noqa: F821  it is undefined
     return items
 
 
@@ -473,7 +474,7 @@ def test_coroutine_functions_without_a_name_are_known_as_such(func: Any) -> None
 
 
 def retrying(wrapped: Any) -> Any:
-    """A second attempt, as decorators make it that look what they wrap."""
+    """Call `wrapped` again if it fails, as a decorator that inspects its function."""
     if inspect.iscoroutinefunction(wrapped):
 
         @functools.wraps(wrapped)

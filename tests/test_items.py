@@ -1,4 +1,4 @@
-"""What is one item of a plain function, and what is refused because it is more likely many."""
+"""Arguments that are one item of a plain function, and collections that are refused."""
 
 from __future__ import annotations
 

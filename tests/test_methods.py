@@ -1,4 +1,4 @@
-"""Batched methods: one batcher per instance, whatever kind of class it is, gone with it."""
+"""Batched methods: one batcher per instance, of any class, that ends with the instance."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_pool_of_processes_computes_with_the_method_that_it_was_given() -> Non
 
 
 def test_a_method_that_its_instance_does_not_have_is_not_pickled_as_another_one() -> None:
-    """What an overriding method calls up to, and one with other settings."""
+    """The method that an overriding one calls by `super()`, and one with other settings."""
     overriding = Overriding(2)
     for method in (overriding.above, Model(2).scaled.with_options(batch_size=1)):
         with pytest.raises(pickle.PicklingError, match="not the same object as .*Model.scaled"):

@@ -1,4 +1,4 @@
-"""Extra arguments of calls, and the key by which calls with equal ones share a batch.
+"""Extra arguments of calls, and the key by which calls with equal arguments share a batch.
 
 Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`. A
 list, dict or set is compared by its contents, in their order if there is one. Objects of the user's
@@ -8,7 +8,7 @@ passed explicitly, except a list, dict or set, which the function may have chang
 
 Containers are copied when a call arrives, and again for each batch, so that no caller sees changes
 by another caller or by the function. Other objects are passed as they are: a change to one of them
-affects all waiting calls with equal ones.
+affects all waiting calls with equal arguments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Binding = tuple[list[Hashable], list[tuple[int, str]]]
 """Places of the arguments of all calls of one shape.
 
 The first part is the key of the defaults, with room for passed arguments. The second part has place
-and name of each passed argument, positional ones first.
+and name of each passed argument, positional arguments first.
 """
 
 _IMMUTABLE_TYPE: Final = 1 << 8
@@ -52,7 +52,7 @@ CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 
 
 class Arguments:
-    """Extra arguments of a call. Calls with equal ones share one object, as long as any of them
+    """Extra arguments of a call. Calls with equal arguments share one object, as long as any of them
     waits or runs.
     """
 
@@ -141,7 +141,7 @@ class Binder:
         # of calls without extra arguments, by the names of their features
         self._bare: dict[tuple[str, ...], Arguments] = {}
         self.bare: Arguments | None = None
-        """Arguments of a call without extra ones; None if some are required."""
+        """Arguments of a call without extra arguments; None if some are required."""
         with suppress(TypeError):
             self.bare = self.bind((), {})
 
@@ -199,7 +199,7 @@ class Binder:
         """Return the binding of all calls of the shape of this one, which is the first."""
         assert self._signature is not None
         spread = dict.fromkeys(features, _PLACEHOLDER)
-        # numbers and names stand for the arguments, so that bound ones can be identified
+        # numbers and names stand for the arguments, so that bound arguments can be identified
         numbers, names = range(len(args)), {name: name for name in kwargs}
         try:
             if twice := spread.keys() & kwargs.keys():

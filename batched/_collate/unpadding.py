@@ -69,7 +69,7 @@ class _Axis(NamedTuple):
         return self.size is not None or bool(self.follows)
 
     def find_undecided(self, own: list[Widths], alone: list[Widths]) -> Iterator[int]:
-        """Yield positions of callers for whom explanations differ.
+        """Yield positions of callers with explanations that differ.
 
         For each feature, `own` holds the widths of all callers, and `alone` the widths padded to.
         """
@@ -121,14 +121,14 @@ class _Evidence:
         self.structure = structure  # of each array, its path and number of axes
         self.runs = runs  # by the widths to which features were padded; never changed
         self.rows = rows  # in each of the runs
-        self.contradiction = contradiction  # of the only run with those before it
-        self.age = age  # in runs, those without new evidence included
+        self.contradiction = contradiction  # of the only run with earlier runs
+        self.age = age  # in runs, also without new evidence
         every = list(zip(*runs.values(), strict=True))
         explained = {sizes: _explain(sizes, tuple(runs)) for sizes in set(every)}  # most are alike
         self.axes = [explained[sizes] for sizes in every]  # behind the first, array by array
 
     def find_undecided(self, axes: set[_Axis], padded: Widths, callers: Callers) -> Widths | None:
-        """Return widths of a caller for whom the length of these axes is undecided, or None.
+        """Return widths of a caller if the length of these axes is undecided for it, or None.
 
         The run is `padded` to these widths.
         """

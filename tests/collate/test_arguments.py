@@ -228,7 +228,7 @@ def test_what_a_caller_changes_after_the_call_does_not_change_the_key() -> None:
     assert before != bound(["a", "b"])
 
 
-# ---------------------------------------------------------------- what a key costs, and keeps
+# ---------------------------------------------------------------- cost and lifetime of a key
 
 
 class Config:
@@ -376,8 +376,8 @@ def test_a_default_that_is_a_container_equals_nothing_that_is_passed() -> None:
 
     def generate(  # as users write them
         prompts: list[str],
-        stop: list[str] = ["\n"],  # noqa: B006  a default that is a list is what this is about
-        bias: dict[str, float] = {},  # noqa: B006  and one that is a dict
+        stop: list[str] = ["\n"],  # noqa: B006  the test is about lists as defaults
+        bias: dict[str, float] = {},  # noqa: B006  and dicts
     ) -> list[str]:
         return prompts
 

@@ -1,4 +1,4 @@
-"""Outputs: what a function may return, and what of it each caller gets."""
+"""Outputs: types that a function may return, and the share of each caller."""
 
 from __future__ import annotations
 
@@ -600,7 +600,7 @@ def test_nothing_is_cut_where_that_is_wanted(together: Make) -> None:
     assert len(two.seen) == 1
 
 
-# ---------------------------------------------------------------- what may be returned
+# ---------------------------------------------------------------- accepted outputs
 
 
 class Pair(NamedTuple):
@@ -672,7 +672,7 @@ class Outputs(MutableMapping[str, Any]):
 
 
 class Locked(dict[str, Any]):
-    """A dict whose entries cannot be set."""
+    """A dict that refuses new entries."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         raise TypeError("locked")
@@ -905,7 +905,7 @@ def test_what_reductions_of_torch_return_is_split(together: Make, reduction: str
         assert torch.equal(result.indices, compute(row).indices)
 
 
-# ---------------------------------------------------------------- what may not be returned
+# ---------------------------------------------------------------- refused outputs
 
 
 class Thing:
@@ -1205,7 +1205,7 @@ def test_a_copy_of_a_dataclass_is_no_neighbours(together: Make) -> None:
 
 
 class Sharing(MutableMapping[str, Any]):
-    """A mapping whose copies share its entries."""
+    """A mapping with copies that share its entries."""
 
     __slots__ = ("entries",)
 

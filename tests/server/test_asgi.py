@@ -63,7 +63,7 @@ class Server:
 
     @property
     def waiting(self) -> int:
-        """Messages that nobody has received."""
+        """Number of messages not yet received."""
         return self._coming.statistics().current_buffer_used
 
     @property
@@ -485,9 +485,7 @@ async def test_a_cancellation_that_is_asyncios_own_passes() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("status", [499, 503])
 async def test_a_thousand_requests_leave_nothing_behind(status: int) -> None:
-    """Whose clients leave, or whose calls are refused: no scope, without help of the garbage
-    collector, and no task.
-    """
+    """Clients leave, or calls are refused. No scope and no task stays, without a collection."""
 
     async def one() -> weakref.ref[Scope]:
         async def handler(receive: Receive, send: Send) -> None:

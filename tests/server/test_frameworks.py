@@ -1,5 +1,6 @@
-"""FastAPI and Starlette with the middleware, under a uvicorn in this process: errors, bodies and
-responses are what they are without it.
+"""FastAPI and Starlette with the middleware, under a uvicorn in this process.
+
+Errors, bodies and responses are the same as without the middleware.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ async def test_a_background_task_is_finished_though_its_client_is_gone() -> None
 
 @pytest.mark.parametrize("place", ["around", "inside"])
 async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
-    """Starlette's, which runs what is inside it in a task, and fails where that answers nothing."""
+    """Starlette runs the inner application in a task, and fails if it sends no response."""
     began, ended = anyio.Event(), anyio.Event()
     errors: list[Exception] = []
 
