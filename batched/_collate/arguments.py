@@ -52,8 +52,9 @@ CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 
 
 class Arguments:
-    """Extra arguments of a call. Calls with equal arguments share one object, as long as any of them
-    waits or runs.
+    """Extra arguments of a call.
+
+    Calls with equal arguments share one object as long as any of these calls waits or runs.
     """
 
     __slots__ = ("__weakref__", "_args", "_kwargs", "_small", "constants")
