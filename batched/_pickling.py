@@ -24,8 +24,8 @@ class Carriers:
     def __init__(self, thing: Any, function: object) -> None:
         origin = _Origin(thing)
 
-        def locate(kind: type) -> Any:
-            return kind.__new__(kind) if origin is None else origin.thing
+        def locate(kind: type[Any]) -> Any:
+            return object.__new__(kind) if origin is None else origin.thing
 
         def describe() -> object:
             return function

@@ -88,7 +88,7 @@ def check(results):
 """Functions of `__main__`, each of which makes 7 of 3."""
 
 
-def run(folder: Path, code: str) -> None:
+def run(folder: Path, code: str, timeout: float = 2 * BOUND) -> None:
     """Run the script with `code` at its end, in a process and a folder of its own."""
     script = folder / "script.py"
     guarded = textwrap.indent(textwrap.dedent(code), "    ")
@@ -97,7 +97,7 @@ def run(folder: Path, code: str) -> None:
         [sys.executable, script],
         capture_output=True,
         text=True,
-        timeout=2 * BOUND,
+        timeout=timeout,
         check=False,
         cwd=folder,
         env={"PYTHONPATH": str(Path(batched.__file__).parents[1])},
@@ -167,6 +167,25 @@ def test_multiprocessing_takes_functions_of_a_script_to_its_processes(
         with multiprocessing.get_context({method!r}).Pool(1) as pool:
             check([pool.apply(func, (3,)) for func in functions()])
         """,
+    )
+
+
+@pytest.mark.slow  # Ray takes seconds to start
+@pytest.mark.timeout(120)
+def test_ray_takes_functions_of_a_script_to_its_processes(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    run(
+        tmp_path,
+        """
+        import multiprocessing, ray
+        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        call = ray.remote(lambda func: func(3))
+        check(ray.get([call.remote(func) for func in functions()]))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            check([pool.apply(func, (3,)) for func in functions()])
+        ray.shutdown()
+        """,
+        timeout=100,
     )
 
 

@@ -108,10 +108,10 @@ async def test_exceptions_reach_the_frameworks_own_handlers_as_themselves() -> N
 async def test_a_refused_call_is_a_503_with_the_middleware_around_the_whole_application() -> None:
     app: Any = fastapi.FastAPI()
 
-    @app.get("/")
     async def endpoint() -> None:
         raise batched.QueueFull("q")
 
+    app.add_api_route("/", endpoint)
     async with served(BatchedMiddleware(app)) as client:
         answer = await client.get("/")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
