@@ -296,7 +296,7 @@ class _BatchedBase(Generic[T, U, P]):
         func = self._function.func
         return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         owner = self._owner
         if owner is not None:
             for name in (self._held_as.rpartition(".")[2], self.__name__):
@@ -304,10 +304,13 @@ class _BatchedBase(Generic[T, U, P]):
                     return getattr, (owner, name)
         elif self._is_a_function:
             name = importable_name(self, self._held_as) or self.__qualname__
-            if operator.index(protocol) < DOTTED_NAMES:
-                return name
             return self._carriers.reduce(name)
         return type(self), (dataclasses.replace(self._function), owner)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        reduced = self.__reduce__()
+        old = operator.index(protocol) < DOTTED_NAMES
+        return self._carriers.name if old and reduced[0] is self._carriers.locate else reduced
 
     def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:
         if not hasattr(self, "_batcher"):  # sent by value, and not found by its name
@@ -319,7 +322,7 @@ class _BatchedBase(Generic[T, U, P]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._owner is None and self._is_a_function:
             return self
-        kind, parts = cast("tuple[Any, ...]", self.__reduce_ex__(DOTTED_NAMES))
+        kind, parts = self.__reduce__()
         return kind(*copy.deepcopy(parts, memo))  # bound to the copied instance
 
     def __getattr__(self, name: str) -> Any:
