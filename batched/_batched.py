@@ -254,7 +254,9 @@ class _BatchedBase(Generic[T, U, P]):
 
     @functools.cached_property
     def _carriers(self) -> Carriers:
-        return Carriers(self, dataclasses.replace(self._function))
+        # of several threads that pickle at once, all get the carriers of one
+        made = Carriers(self, dataclasses.replace(self._function))
+        return cast("Carriers", self.__dict__.setdefault("_carriers", made))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._held_as = f"{owner.__qualname__}.{name}"
