@@ -6,17 +6,27 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import sys
+import operator
 import time
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    SupportsIndex,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from ._batcher import Batcher, BatchFunction, Parts, Settings
 from ._map import Submitted, async_mapped, mapped
-from ._method import BatchedMethod, importable_name
-from ._requests import MISSING, UNDER_CLASSMETHOD
+from ._method import BatchedMethod
+from ._pickling import DOTTED_NAMES, Carriers, importable_name
+from ._requests import MISSING
 from ._runtime.async_backend import current_loop
 from ._runtime.shift import within_run
 from ._runtime.wakers import Future, Lock, blocking_waker, waker_here
@@ -38,7 +48,19 @@ U = TypeVar("U")
 
 
 class _BatchedBase(Generic[T, U, P]):
-    """A batched function, with all that does not depend on the way it is called."""
+    """A batched function: everything except the ways of calling it."""
+
+    # not in `__dict__`, which functools.wraps copies
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_batcher",
+        "_function",
+        "_held_as",
+        "_instances",
+        "_method",
+        "_owner",
+    )
 
     __wrapped__: Callable[..., Any]
     """The undecorated batch function."""
@@ -50,29 +72,29 @@ class _BatchedBase(Generic[T, U, P]):
         self, function: BatchFunction | BatchedMethod[Any, Any], owner: object = None
     ) -> None:
         self._function: BatchFunction
-        self._method: BatchedMethod[Any, Any] | None  # of which this is what binding made
-        if isinstance(function, BatchedMethod):  # both parts are given, as to `types.MethodType`
+        self._method: BatchedMethod[Any, Any] | None  # of a bound method
+        self._held_as: str  # class and attribute of a function in a class body
+        if isinstance(function, BatchedMethod):  # bind, with the arguments of `types.MethodType`
             unbound: _BatchedBase[Any, Any, Any] = function.function
-            self.__dict__.update(unbound.__dict__)
+            self.__dict__ = unbound.__dict__.copy()
+            self._function, self._held_as = unbound._function, unbound._held_as
             self._owner, self._method = owner, function
             self._batcher = unbound._batcher_of(owner)
-            self.__wrapped__ = types.MethodType(self._function.func, owner)
             return
         func = function.func
         self._function = function
         self._owner = owner  # the instance, or class, of a bound method
         self._batcher = Batcher(function.parts(bound=owner is not None))
         self._method = None
-        self._held_as = ""  # the class and the name there, if it was defined in one
-        # by identity; the finalizer of each removes it
+        self._held_as = ""
+        # by identity; a weak reference removes each entry
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
         self.__doc__ = func.__doc__
         self.__module__ = getattr(func, "__module__", __name__)
-        # what has no name cannot be known as a coroutine function either
+        # without a name, inspect does not recognize a coroutine function
         self.__name__ = getattr(func, "__name__", function.name)
         self.__qualname__ = getattr(func, "__qualname__", function.name)
-        self.__wrapped__ = func if owner is None else types.MethodType(func, owner)
-        # annotations that are evaluated late may not be there yet
+        # annotations that are evaluated late may not exist yet
         with contextlib.suppress(Exception):
             self.__annotations__ = func.__annotations__
 
@@ -118,13 +140,13 @@ class _BatchedBase(Generic[T, U, P]):
     @overload
     def submit(self, /, **kwargs: Any) -> Future[U]: ...
     def submit(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Future[U]:
-        """A future of the result for `item`, which is always one item, even if it is a list. On an
-        event loop it can be awaited.
+        """Return a future of the result for `item`, which is always one item, even if it is a list.
 
-        `future.cancel()` takes an item that still waits out of the queue. For a coroutine function
-        this needs a running loop, and blocking that loop in `future.result()` raises instead of
-        waiting for ever. While the queue is full (`max_queue_size`) this waits for room; where that
-        would block an event loop or a batch function for ever, the item waits in line instead.
+        The future can be awaited on an event loop. `future.cancel()` takes an item that still waits
+        out of the queue. A coroutine function needs a running loop, and `future.result()` raises if
+        it would block that loop forever. While the queue is full (`max_queue_size`), `submit` waits
+        for room. If that would block an event loop or a batch function forever, the item waits in
+        line instead.
 
         Raises:
             BatcherClosed: the batcher was shut down.
@@ -170,21 +192,20 @@ class _BatchedBase(Generic[T, U, P]):
         return types.MappingProxyType(self._function.options.settings())
 
     def reset_stats(self) -> None:
-        """Starts counting from zero."""
+        """Set all statistics to zero."""
         self._batcher.recorder.reset()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more calls, and finishes those accepted or, with `cancel_futures`, ends those
-        that wait.
+        """Refuse new calls and finish accepted ones; with `cancel_futures`, cancel waiting ones.
 
-        With `wait`, returns when all of that is done; at once within the batch function itself. May
-        be called again, from any thread. Calls raise `BatcherClosed` afterwards, until `with fn:`
-        opens the batcher again.
+        With `wait`, return when all accepted calls are finished; within the batch function itself,
+        return at once. May be called again, from any thread. Calls raise `BatcherClosed`
+        afterwards, until `with fn:` opens the batcher again.
         """
         self._batcher.runtime.shutdown(wait=wait, cancel=cancel_futures)
 
     async def aclose(self, *, cancel_futures: bool = False) -> None:
-        """`shutdown()` for coroutines: waits without blocking the loop."""
+        """Shut down as `shutdown()` does, without blocking the event loop."""
         await self._batcher.runtime.aclose(cancel=cancel_futures)
 
     def __enter__(self) -> Self:
@@ -202,8 +223,9 @@ class _BatchedBase(Generic[T, U, P]):
         await self.aclose()
 
     def with_options(self, **settings: Unpack[Settings]) -> Self:
-        """The same function with other settings and a batcher of its own; on a bound method, for
-        that instance.
+        """Return the same function with other settings and a batcher of its own.
+
+        A bound method stays bound to its instance.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
@@ -218,14 +240,18 @@ class _BatchedBase(Generic[T, U, P]):
             instance = type(instance) if owner is None else owner
         elif instance is None:
             # checkers know a method as BatchedMethod from its decoration on
-            return cast("Self", self._of_class)
-        elif instance is owner:
-            raise TypeError(UNDER_CLASSMETHOD.format(self._function.name))
-        return type(self)(self._of_class, instance)
+            return cast("Self", self.of_class)
+        return type(self)(self.of_class, instance)
 
     @functools.cached_property
-    def _of_class(self) -> BatchedMethod[Any, Any]:
+    def of_class(self) -> BatchedMethod[Any, Any]:
         return BatchedMethod(self)
+
+    @functools.cached_property
+    def _carriers(self) -> Carriers:
+        # of several threads that pickle at once, all get the carriers of one
+        made = Carriers(self, dataclasses.replace(self._function))
+        return cast("Carriers", self.__dict__.setdefault("_carriers", made))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._held_as = f"{owner.__qualname__}.{name}"
@@ -244,7 +270,7 @@ class _BatchedBase(Generic[T, U, P]):
             try:
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
-                kind, home = type(instance), self._held_as.rpartition(".")[0]
+                kind, home = type(instance), self.__qualname__.rpartition(".")[0]
                 if home and home not in {each.__qualname__ for each in kind.__mro__}:
                     do = f": call it on an instance of {home.rpartition('.')[2]}"
                 else:
@@ -257,49 +283,56 @@ class _BatchedBase(Generic[T, U, P]):
                     f"as its instance{do} or, if this is no method, wrap the function in "
                     "staticmethod"
                 ) from None
-            # Of several threads that come here at once, one wins; the other batchers have started
-            # nothing yet.
+            # of several threads that arrive at once one wins; a new batcher has no threads yet
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
         return entry[1]
 
     @property
     def _is_a_function(self) -> bool:
-        """Whether what it runs has a name of its own, and no instance."""
+        """True if the decorated function has a name of its own, and no instance."""
         func = self._function.func
         return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         owner = self._owner
         if owner is not None:
             for name in (self._held_as.rpartition(".")[2], self.__name__):
                 if getattr(owner, name, None) == self:
                     return getattr, (owner, name)
         elif self._is_a_function:
-            # Ray's workers know no name of the script, and its pickle sends functions as they are
-            unknown = self.__module__ == "__main__" and "ray" in sys.modules
-            if not unknown and (name := importable_name(self, self._held_as)):
-                return name
+            name = importable_name(self, self._held_as) or self.__qualname__
+            return self._carriers.reduce(name)
         return type(self), (dataclasses.replace(self._function), owner)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        reduced = self.__reduce__()
+        old = operator.index(protocol) < DOTTED_NAMES
+        return self._carriers.name if old and reduced[0] is self._carriers.locate else reduced
+
+    def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:
+        if not hasattr(self, "_batcher"):  # sent by value, and not found by its name
+            _BatchedBase.__init__(self, describe())
+
     def __copy__(self) -> Self:
-        return self  # as functions do
+        return self  # as of a plain function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._owner is None and self._is_a_function:
             return self
-        kind, parts = cast("tuple[Any, ...]", self.__reduce__())
-        return kind(*copy.deepcopy(parts, memo))  # a method of the copied instance
+        kind, parts = self.__reduce__()
+        return kind(*copy.deepcopy(parts, memo))  # bound to the copied instance
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the function itself: `__name__`, `__qualname__`, `__annotations__`, and
-        those that its author put there.
-        """
+        """Return an attribute of the decorated function."""
         if name == "_function":  # not initialised yet
             raise AttributeError(name)
-        if name in ("__self__", "__func__"):  # those of a function that is bound are not its own
+        if name in ("__self__", "__func__"):  # not those of a decorated bound method
             if self._method is None:
                 raise AttributeError(f"{self!r} is not bound to an instance")
             return self._owner if name == "__self__" else self._method
+        if name == "__wrapped__":
+            func, owner = self._function.func, self._owner
+            return func if owner is None else types.MethodType(func, owner)
         try:
             return getattr(self._function.func, name)
         except AttributeError:
@@ -317,12 +350,12 @@ class _BatchedBase(Generic[T, U, P]):
 
 
 for _value in vars(_BatchedBase).values():
-    if isinstance(_value, types.FunctionType):  # messages are to name what is public
+    if isinstance(_value, types.FunctionType):  # messages name the public class
         _value.__qualname__ = f"Batched.{_value.__name__}"
 
 
 def parts_of(decorated: _BatchedBase[Any, Any, Any]) -> Parts:
-    """The parts of a decorated function, or bound method: all it takes to run batches of it."""
+    """Return the parts of a decorated function or bound method: all that running batches needs."""
     return decorated._batcher.parts._replace(owner=decorated._owner)
 
 
@@ -392,19 +425,18 @@ class Batched(_BatchedBase[T, U, P]):
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> Generator[Any, None, None]:
-        """The results for `items`, in their order, computed a bounded way ahead of the one that is
-        asked for.
+        """Yield the results for `items` in order, computed a bounded number of items ahead.
 
-        At most `buffersize` items (by default four batches for each that may run at once, and never
-        more than `max_queue_size`) are taken from `items` and not yet answered. Closing the
-        generator cancels those that wait. The time of an item for `queue_timeout_ms` counts from
-        when all before it are answered.
+        At most `buffersize` items are taken from `items` and not yet answered: by default four
+        batches for each that may run at once, and never more than `max_queue_size`. Closing the
+        generator cancels waiting items. The time of an item for `queue_timeout_ms` counts from the
+        moment when all items before it are answered.
 
         Raises:
-            TimeoutError: a result was not there `timeout` seconds after the call of `map`.
-            Exception: whatever the batch function raised for the item, unless `return_exceptions`
-                puts it in the result's place; whatever `items` raised, after the results for what
-                it gave before.
+            TimeoutError: a result is not ready `timeout` seconds after the call of `map`.
+            Exception: the exception that the batch function raised for the item, unless
+                `return_exceptions` puts it in the place of the result; or the exception that
+                `items` raised, after the results for earlier items.
         """
         return mapped(
             lambda item: self._submit(item, (), {}),
@@ -419,7 +451,7 @@ class Batched(_BatchedBase[T, U, P]):
 class AsyncBatched(_BatchedBase[T, U, P]):
     """A batched function that coroutines await, on asyncio, uvloop or trio."""
 
-    # what inspect.iscoroutinefunction looks at, together with the next two
+    # inspect.iscoroutinefunction reads these three
     __code__ = _BatchedBase.acall.__code__
     __defaults__ = None
     __kwdefaults__ = None
@@ -452,8 +484,9 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        """As `Batched.map`, as an asynchronous iterator; `items` may be asynchronous too. To stop
-        early, `aclose()` it.
+        """Yield the results as `Batched.map` does, asynchronously; `items` may be asynchronous too.
+
+        To stop early, call `aclose()` of the generator.
         """
         return async_mapped(
             self._submit_here,

@@ -34,10 +34,17 @@ from ._runtime.thread import ThreadRuntime
 from .stats import BatchRecord, Recorder, Stats
 
 ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str", "None"}
-"""Names of types that are no lists, as annotations have them."""
+"""Names of types that are no lists, as in annotations."""
 
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
+
+Kind = Literal["function", "method", "static", "class"]
+"""Object that attribute access binds: the instance, nothing ("static"), or the class.
+
+Called unbound, as by a decorator above it, a "method" takes its first argument as the instance, and
+a "function" as the items.
+"""
 
 OTHER_SETTINGS = ("length", "on_oom", "isolate_errors", "on_batch", "name")
 """Settings that are neither the scheduler's nor the collator's."""
@@ -64,8 +71,9 @@ class Settings(TypedDict, total=False):
 
 
 class InferenceSettings(Settings, total=False):
-    """Settings of the tensor variant; what they add is explained in `FeatureSettings`.
-    `spread_kwargs` is apart, for it tells types.
+    """Settings of the tensor variant; `FeatureSettings` explains the additions.
+
+    `spread_kwargs` is absent, since it changes types.
     """
 
     pad_token: Mapping[str, Any]
@@ -85,8 +93,9 @@ class Options:
     features: FeatureSettings | None = None
     """Settings of the tensor variant; None in the plain one."""
     length: Callable[[Any], float] | None = None
-    """Length of an item, so that items of like length run together; None: as long as its rows
-    (tensor variant), or unknown.
+    """Function that returns the length of an item, so that items of like length run together.
+
+    None: the length of its rows (tensor variant), or unknown.
     """
     on_oom: OnOom = "raise"
     """Second attempts, in halves, at a batch that runs out of memory; "raise": none."""
@@ -117,19 +126,19 @@ class Options:
 
     @property
     def item_length(self) -> Callable[[Any], float] | None:
-        """`length` of the plain variant, which a budget of tokens cannot do without."""
+        """`length` of the plain variant; a budget of tokens needs one."""
         return (
             len if self.length is None and self.policy.max_batch_tokens is not None else self.length
         )
 
     def settings(self) -> dict[str, Any]:
-        """Every setting of the decorator by name."""
+        """Return every setting of the decorator by name."""
         features = {} if self.features is None else vars(self.features)
         own = {name: getattr(self, name) for name in OTHER_SETTINGS}
         return vars(self.policy) | features | own
 
     def updated(self, settings: Mapping[str, Any]) -> Options:
-        """These with `settings` in their place.
+        """Return these options with other `settings`.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
@@ -154,7 +163,7 @@ class Options:
 
 
 def replace_known(part: Part, changes: dict[str, Any]) -> Part:
-    """`part` with those of `changes` that it knows, which are taken out of them."""
+    """Return `part` with its settings among `changes` replaced, and remove them from `changes`."""
     known = [setting.name for setting in fields(part)]
     return replace(part, **{name: changes.pop(name) for name in known if name in changes})
 
@@ -164,28 +173,27 @@ class BatchFunction:
     """The function that the user wrote, and its settings."""
 
     func: Callable[..., Any]
-    # what attribute access does: bind the instance, nothing, or the class
-    kind: Literal["function", "static", "class"]
+    kind: Kind
     coroutine: bool
     options: Options
     told: set[str] = field(default_factory=set, compare=False)
-    """Warnings that callers have been given already, once per decorated function."""
+    """Warnings already issued, once per decorated function."""
     preparation: Preparation | None = None
-    """Maker of its items; None: callers pass them as they are."""
+    """Preparation of its items; None: callers pass them as they are."""
 
     @classmethod
     def of(cls, func: object, options: Options, *, coroutines: bool) -> BatchFunction:
-        """`func` if it can be batched, `coroutines` being welcome or not.
+        """Return the batch function made of `func`; `coroutines` tells whether it may be one.
 
         Raises:
-            TypeError: it cannot.
+            TypeError: `func` cannot be batched.
         """
-        kind: Literal["function", "static", "class"] = "function"
+        kind: Kind
         if isinstance(func, (staticmethod, classmethod)):
             kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
-        elif not _may_be_method(func):
-            kind = "static"
+        else:
+            kind = _kind_of(func)
         if inspect.isclass(func) or not callable(func):
             what = "a list" if options.features is None else "a dict of features"
             raise TypeError(
@@ -218,8 +226,9 @@ class BatchFunction:
         return self.options.name
 
     def warn_of_blocking(self) -> None:
-        """Tells the first caller who blocks an event loop, and no other; the loop of a notebook has
-        nothing else to do.
+        """Warn the first caller that blocks an event loop, except in a notebook.
+
+        The loop of a notebook has nothing else to do.
         """
         if "blocking" not in self.told and not is_notebook():
             self.told.add("blocking")
@@ -244,15 +253,14 @@ class BatchFunction:
         return self.options.features is not None and self.options.features.spread_kwargs
 
     def parts(self, *, bound: bool) -> Parts:
-        """New parts of it, for calls with (`bound`) or without an owner before the items."""
+        """Return new parts, for calls with (`bound`) or without an owner before the items."""
         options, name = self.options, self.name
         binder = self._bound if bound else self._unbound
-        home = getattr(self.func, "__qualname__", "").rpartition(".")[0]
         requests: RequestParser
         collator: Collator
         if options.features is None:
             requests = (
-                ItemRequestParser(name, binder, home, options.item_length)
+                ItemRequestParser(name, binder, options.item_length)
                 if self.preparation is None
                 else PreparedRequestParser(name, binder, options.item_length, self.preparation)
             )
@@ -263,7 +271,7 @@ class BatchFunction:
                 name, options.features, options.length, collator.devices, self.told
             )
             spread = options.features.spread_kwargs
-            requests = FeatureRequestParser(name, binder, home, parser, spread=spread)
+            requests = FeatureRequestParser(name, binder, parser, spread=spread)
         execution = Execution(
             self.func,
             collator,
@@ -275,20 +283,18 @@ class BatchFunction:
 
 
 class Parts(NamedTuple):
-    """All it takes to run batches of a function; a `Batcher` adds queue, workers and counts."""
+    """Parts that run batches of a function; a `Batcher` adds queue, workers and statistics."""
 
     function: BatchFunction
     owner: object
-    """The instance, or class, of a bound method; None else, and in what a batcher keeps."""
+    """Instance, or class, of a bound method; None otherwise, and in the parts of a batcher."""
     requests: RequestParser
     execution: Execution
     """The function, and the collator."""
 
 
 class Batcher:
-    """The queue, the workers and the counts behind one function, or behind one method of one
-    instance.
-    """
+    """Queue, workers and statistics of one function, or of one method of one instance."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -296,7 +302,7 @@ class Batcher:
         options, name = function.options, function.name
         policy, recorder = options.policy, Recorder()
         observer = None if options.on_batch is None else Observer(name, options.on_batch)
-        # one batch runs, the next ones are there
+        # items of the running batches and of the next three
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches
         self.most_waiting = policy.max_queue_size or sys.maxsize  # items
         self.may_expire = policy.queue_timeout is not None
@@ -316,7 +322,7 @@ class Batcher:
 
 
 def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> None:
-    """Raises a TypeError if `func` says that it takes one item in place of a list."""
+    """Raise a TypeError if the annotation of `func` says that it takes one item."""
     try:
         parameters = list(inspect.signature(func).parameters.values())
     except (TypeError, ValueError):  # builtins need not have one
@@ -335,29 +341,31 @@ def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> N
         )
 
 
-def _may_be_method(func: object) -> bool:
-    """Test of a function: a class that has it can mean a method, for it was defined in a class, or
-    takes more than the items by position. Others may be defaults of a dataclass.
+def _kind_of(func: object) -> Kind:
+    """Return the object that attribute access binds.
+
+    A function of the items alone is no method: it may be the default of a dataclass.
     """
     if isinstance(func, types.MethodType) or not hasattr(type(func), "__get__"):
-        return False
-    home = getattr(func, "__qualname__", "").rpartition(".")[0]
-    if home and not home.endswith("<locals>"):
-        return True
+        return "static"
     try:
-        parameters = inspect.signature(cast("Callable[..., Any]", func)).parameters.values()
+        signature = inspect.signature(cast("Callable[..., Any]", func))
     except Exception:  # builtins need not have one; late annotations may not be there yet
-        return True
+        return "function"
+    parameters = list(signature.parameters.values())
+    if len(parameters) > 1 and parameters[0].name in ("self", "cls"):
+        return "method"
     needed = [
         each
         for each in parameters
         if each.kind <= each.VAR_POSITIONAL and each.default is each.empty
     ]
-    return len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
+    several = len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
+    return "function" if several else "static"
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:
-    """Answer of `check` for `func` or, since an object is what its __call__ is, for that."""
+    """Return the answer of `check` for `func` or, if `func` is an object, for its `__call__`."""
     while isinstance(func, partial):
         func = func.func
     return check(func) or check(type(func).__call__)

@@ -1,4 +1,4 @@
-"""The decorators, and their types: what a function must look like, and what becomes of it."""
+"""The decorators, with the types of the functions they take and return."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Rows(Protocol[Row_co]):
 
 
 MaybeAwaitableRows: TypeAlias = Awaitable[Rows[U]] | Rows[U]
-"""Rows that a batch function returns, or that awaiting its coroutine gives."""
+"""Rows, or an awaitable of rows."""
 
 
 class _Decorator:
@@ -55,14 +55,14 @@ class _Decorator:
 
     _name: ClassVar[str]
     _face: ClassVar[type[Any]]
-    """The class of what it makes of a function."""
+    """Class of the decorated function."""
     _defaults: ClassVar[Options]
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or self._defaults
 
     def _apply(self, func: object, more: tuple[object, ...], settings: Mapping[str, Any]) -> Any:
-        """The decorated function or, without one, the decorator with `settings`."""
+        """Return the decorated function or, without a function, the decorator with `settings`."""
         if more:
             raise TypeError(f"settings are passed by keyword, got {', '.join(map(repr, more))}")
         options = self._options.updated(settings)
@@ -71,11 +71,14 @@ class _Decorator:
         if isinstance(func, (Batched, AsyncBatched, BatchedMethod)):
             raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
         coroutines = issubclass(self._face, AsyncBatched)
-        return self._face(BatchFunction.of(func, options, coroutines=coroutines))
+        function = BatchFunction.of(func, options, coroutines=coroutines)
+        decorated = self._face(function)
+        # a decorator above a method calls it with the instance first
+        return decorated.of_class if function.kind == "method" else decorated
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The settings by keyword, each with its type and its value if it is not passed."""
+        """Settings by keyword, each with its type and default."""
         types = {
             name: kind
             for part in (BatchPolicy, FeatureSettings, Options)
@@ -91,13 +94,7 @@ class _Decorator:
         return inspect.Signature([func, *settings])
 
     def __repr__(self) -> str:
-        defaults = self._defaults.settings()
-        changed = (
-            f" {name}={value!r}"
-            for name, value in self._options.settings().items()
-            if value != defaults[name]
-        )
-        return f"<{self._name}{''.join(changed)}>"
+        return f"<{self._name}>"
 
 
 # A function whose first two parameters are lists is a function as well as a method; checkers take
@@ -107,8 +104,9 @@ class _Decorator:
 
 
 class Dynamically(_Decorator):
-    """Makes a function that takes a list callable for one item at a time, from any thread: calls
-    that come together run together.
+    """Decorator that makes a function of a list callable for one item, from any thread.
+
+    Calls that arrive together run together.
 
     `@dynamically` or, with settings, `@dynamically(batch_size=64, ...)`; on functions and methods,
     above `@classmethod`, above or below `@staticmethod`. The function must return one result per
@@ -116,27 +114,28 @@ class Dynamically(_Decorator):
 
     Settings:
         batch_size: most items in one batch; 32.
-        timeout_ms: longest an item is held to wait for others, in milliseconds; 5.0.
+        timeout_ms: longest an item is held to wait for more items, in milliseconds; 5.0.
         small_batch_threshold: calls of at most this many items go first; 8.
         flush: when a batch that is not full leaves: "auto" (when everyone is there or waiting no
-            longer pays, as it learns from what it sees), "eager" (as soon as a worker is free),
+            longer pays, learned from earlier batches), "eager" (as soon as a worker is free),
             "window" (when its oldest item is `timeout_ms` old); "auto".
-        length: how long an item is, a function of it; of more items than fit, those of like length
-            run together; None.
-        max_batch_tokens: most items times the longest of them in one batch; without `length`, that
-            is `len`; None.
+        length: a function that returns the length of an item; if more items wait than fit, items
+            of like length run together; None.
+        max_batch_tokens: most items times the longest of them in one batch; the length is `len`
+            without `length`; None.
         max_queue_size: most items waiting in the queue; a larger call enters when it is empty;
             None.
-        on_full: what a caller gets when the queue is full: "wait", its turn, first come, first
-            served, or "raise", `QueueFull`; "wait".
+        on_full: treatment of a call when the queue is full: "wait" for its turn, first come, first
+            served, or "raise" `QueueFull`; "wait".
         queue_timeout_ms: a call of which nothing has begun to run after this many milliseconds ends
             with `QueueTimeout`; None.
         max_concurrent_batches: batches running at once, each in a thread of its own; 1.
-        prefetch: batches formed and collated while others run, to be ready when the function
+        prefetch: batches formed and collated while other batches run, ready when the function
             returns; 0.
         on_oom: "split" runs a batch that ran out of memory again in smaller ones; "raise".
-        isolate_errors: a batch that failed is run again in halves, until the items that fail stand
-            alone (13 calls of the function for one in 64), and the others get their results; False.
+        isolate_errors: a batch that failed is run again in halves, until the failing items stand
+            alone (13 calls of the function for one in 64), and all other items get their results;
+            False.
         on_batch: an observer, called with a `BatchRecord` of every batch after its callers were
             answered; None.
         name: for messages and thread names; the function's qualified name.
@@ -170,8 +169,7 @@ class Dynamically(_Decorator):
 
 
 class AsyncDynamically(_Decorator):
-    """As `batched.dynamically`, with the same settings, for functions that coroutines await: `await
-    fn(item)`.
+    """Decorator as `batched.dynamically`, with the same settings, for functions that are awaited.
 
     A coroutine function runs on the event loop of its callers (asyncio, uvloop or trio), in one
     queue per loop. A plain function runs in a thread of its own, so that the loop never blocks, and
@@ -205,27 +203,27 @@ class AsyncDynamically(_Decorator):
 
 
 class InferenceDynamically(_Decorator):
-    """Makes a function of padded features callable for any number of rows, from any thread: calls
-    that come together run together.
+    """Decorator that makes a function of padded features callable for some rows, from any thread.
+
+    Calls that arrive together run together.
 
     The function takes a dict of arrays or tensors, features with one row per item, and returns
     arrays or tensors with one row per item, in a tuple, list, dict, dataclass or `ModelOutput` if
     there are several. A caller passes a mapping of features, or features by keyword, and gets what
-    the function would have returned for them alone: same structure, same rows, as long as its own
-    were.
+    the function would have returned for them alone: same structure, same rows, same lengths.
 
-    Settings, besides those of `batched.dynamically`:
-        pad_token: what fills short rows, by name of the feature; 0 for those not named.
+    Settings, in addition to the settings of `batched.dynamically`:
+        pad_token: value that fills short rows, by name of the feature; 0 for features not named.
             `pad_tokens` is another spelling.
         padding_side: the side on which rows are filled, "right" or "left"; "right".
-        pad_to_multiple_of: rows of token ids and masks, what is as long as they are, and all rows
-            that are padded, get a length that is a multiple of this; 1.
-        unpad: how outputs are cut to the lengths of the caller's rows: "auto", by what is learned
-            of them; False, not at all; or as declared, `{"last_hidden_state": {1: "input_ids"}}`,
-            where "" is the whole output; "auto".
+        pad_to_multiple_of: rows of token ids and masks, features as long as these, and all padded
+            rows get a length that is a multiple of this; 1.
+        unpad: how outputs are cut to the lengths of the caller's rows: "auto", as learned from
+            earlier outputs; False, not at all; or as declared, `{"last_hidden_state": {1:
+            "input_ids"}}`, where "" is the whole output; "auto".
         spread_kwargs: call `func(**features)` instead of `func(features)`; False.
-        device: where the function gets its features, as tensors; None, where the callers' are.
-        output_device: where callers get their results; None, where the function leaves them.
+        device: device on which the function gets its features, as tensors; None, that of callers.
+        output_device: device on which callers get their results; None, that of the outputs.
         length: as in `batched.dynamically`, of one row as a dict; by default the length of its
             token ids, or else the longest.
         on_oom: "split", or "raise" for no second attempt; "split".
@@ -263,9 +261,7 @@ class InferenceDynamically(_Decorator):
 
 
 class AsyncInferenceDynamically(_Decorator):
-    """As `batched.inference.dynamically`, with the same settings, for functions that coroutines
-    await: `await fn(features)`.
-    """
+    """Decorator as `batched.inference.dynamically`, for functions that are awaited."""
 
     _name = "batched.aio.inference.dynamically"
     _face = AsyncBatchedInference
@@ -308,8 +304,9 @@ class AsyncInferenceDynamically(_Decorator):
 
 
 class SpreadDynamically(Protocol):
-    """What type checkers see of a decorator for functions that take features by keyword, whose
-    further parameters they cannot tell.
+    """Type of a decorator for functions that take features by keyword.
+
+    Type checkers cannot tell these from further parameters.
     """
 
     @overload
@@ -319,7 +316,7 @@ class SpreadDynamically(Protocol):
 
 
 class AsyncSpreadDynamically(Protocol):
-    """As `SpreadDynamically`, for functions that coroutines await."""
+    """Type as `SpreadDynamically`, for functions that are awaited."""
 
     @overload
     def __call__(self, func: Callable[..., Awaitable[U]], /) -> AsyncBatchedInference[U, ...]: ...

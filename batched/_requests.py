@@ -1,10 +1,9 @@
-"""Requests made of what a caller passes: its items or features, its extra arguments, and how it
-waits.
-"""
+"""Parsers that make requests of calls: items or features, extra arguments, and the waker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MappingView
 from typing import Any, Final, Protocol
 
 from ._collate.arguments import Binder
@@ -20,38 +19,32 @@ class _Missing:
 
 
 MISSING: Final[Any] = _Missing()
-"""The items of a call that does not pass them by position."""
+"""Placeholder for items that are not passed by position."""
 
 SINGLE: Final = frozenset({str, bytes, int, float, bool, dict, tuple, type(None)})
 """Types of most items."""
 
 CHECKED_TYPES: Final = 64
-"""Most other types of items that a parser remembers not to be refused."""
+"""Limit of further types of items that a parser remembers as accepted."""
 
-COLLECTIONS: Final = {
-    ("array", "array"): "series",
-    ("builtins", "dict_items"): "series",
-    ("builtins", "dict_keys"): "series",
-    ("builtins", "dict_values"): "series",
-    ("builtins", "range"): "series",
-    ("collections", "deque"): "series",
-    ("numpy", "ndarray"): "array",
-    ("pandas", "DataFrame"): "frame",
-    ("pandas", "ExtensionArray"): "series",  # what `.values` of a text column is
-    ("pandas", "Index"): "series",
-    ("pandas", "Series"): "series",
-    ("polars", "DataFrame"): "frame",
-    ("polars", "Series"): "series",
+ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range)
+"""Classes of instances that are more likely many items than one."""
+
+TABLES: Final = {
+    ("numpy", "ndarray"),
+    ("pandas", "DataFrame"),
+    ("pandas", "Index"),
+    ("pandas", "Series"),
+    ("polars", "DataFrame"),
+    ("polars", "Series"),
 }
-"""Classes, by package and name, whose instances are more likely many items than one. A tensor is
-not: there are no tensors of texts, and a tensor is a usual item.
+"""More of these classes, by package and name. A tensor is not among them: there are no tensors of
+texts, and a tensor is a usual item.
 """
-
-UNDER_CLASSMETHOD: Final = "{}: put the batching decorator above @classmethod, not below it"
 
 
 class RequestParser(Protocol):
-    """Makes requests of what callers of one function pass."""
+    """Parser of the calls of one function."""
 
     def parse(
         self,
@@ -63,27 +56,24 @@ class RequestParser(Protocol):
         single: bool,
         /,
     ) -> Request:
-        """The call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
+        """Return the call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
 
         Raises:
             TypeError: the arguments do not fit the function.
-            Exception: what `length` raised for an item.
+            Exception: the exception of `length` for an item.
         """
         ...
 
 
 class ItemRequestParser:
-    """Takes one item, or a list of items."""
+    """Parser of one item, or a list of items."""
 
-    def __init__(
-        self, name: str, binder: Binder, home: str, length: Callable[[Any], Any] | None
-    ) -> None:
+    def __init__(self, name: str, binder: Binder, length: Callable[[Any], Any] | None) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
         self._bare = binder.bare
         short = name.rpartition(".")[2]
         binder.hint = f"; many items are passed as one list, {short}([...])"
-        self._home = home  # the class that defines the function, if one does
         self._length = length
         self._single = set(SINGLE)  # types of which an instance is one item
 
@@ -106,8 +96,6 @@ class ItemRequestParser:
                     f"items{f' ({name})' if name else ''}{got}"
                 )
             item = kwargs.pop(name)
-        if args and _is_class_of(item, self._home):
-            raise TypeError(UNDER_CLASSMETHOD.format(self._name))
         group = (
             self._bare
             if not args and not kwargs and self._bare is not None
@@ -129,23 +117,24 @@ class ItemRequestParser:
         return Request(item, 1, group, waker, False, owner, lengths)
 
     def _refuse_many(self, item: Any) -> None:
-        """Remembers the type of `item` if one of them is one item.
+        """Remember the type of `item` if its instances are items.
 
         Raises:
-            TypeError: it is more likely many, and the function does not say otherwise.
+            TypeError: `item` is more likely many items, and the annotation of the function does not
+                say otherwise.
         """
         kind = type(item)
-        which = _kind_of_collection(kind)
-        if which == "array" and not item.ndim:
+        many = _is_collection(kind)
+        if many and getattr(item, "ndim", 1) == 0:
             return
-        if which is None or _is_named(kind, self._binder.items_annotations()):
+        if not many or _is_named(kind, self._binder.items_annotation):
             if len(self._single) < CHECKED_TYPES + len(SINGLE):
                 self._single.add(kind)
             return
         name, short = self._name, self._name.rpartition(".")[2]
-        entries = 'xs["column"]' if which == "frame" else "xs"
+        entries = 'xs["column"]' if kind.__name__.endswith("DataFrame") else "xs"
         parameter = self._binder.items_name or "items"
-        example = "Iterator" if which == "iterator" else kind.__name__
+        example = "Iterator" if issubclass(kind, Iterator) else kind.__name__
         raise TypeError(
             f"{name} was given one {kind.__name__}, which is more likely many items: pass "
             f"list({entries}) or use {short}.map({entries}); if it is one item, use "
@@ -155,22 +144,24 @@ class ItemRequestParser:
 
 
 class Preparation(Protocol):
-    """How items are made of what callers pass, in the thread or task of each."""
+    """Preparation of items from the arguments of calls, in the thread or task of each caller."""
 
     def is_one(self, given: Any, /) -> bool:
-        """Test of a list: it is one item rather than several."""
+        """Return whether a list is one item rather than several."""
         ...
 
     def prepare(self, given: Any, settings: Mapping[str, Any], /) -> Any:
-        """The item made of `given` and the keyword arguments of its call. An exception is that
-        caller's alone.
+        """Return the item for `given` and the keyword arguments of its call.
+
+        An exception reaches that caller alone.
         """
         ...
 
 
 class PreparedRequestParser(ItemRequestParser):
-    """Takes what an item is made of, or a list of such. Calls with different settings share a
-    batch: the items carry them.
+    """Parser of one argument from which an item is prepared, or a list of them.
+
+    Calls with different settings share a batch: the items carry their settings.
     """
 
     def __init__(
@@ -180,7 +171,7 @@ class PreparedRequestParser(ItemRequestParser):
         length: Callable[[Any], Any] | None,
         preparation: Preparation,
     ) -> None:
-        super().__init__(name, binder, "", length)
+        super().__init__(name, binder, length)
         self._preparation = preparation
 
     def parse(
@@ -204,14 +195,11 @@ class PreparedRequestParser(ItemRequestParser):
 
 
 class FeatureRequestParser:
-    """Takes features, as one mapping or by keyword."""
+    """Parser of features, as one mapping or by keyword."""
 
-    def __init__(
-        self, name: str, binder: Binder, home: str, parser: FeatureParser, *, spread: bool
-    ) -> None:
+    def __init__(self, name: str, binder: Binder, parser: FeatureParser, *, spread: bool) -> None:
         self._name = name  # of the batch function, for error messages
         self._binder = binder
-        self._home = home  # the class that defines the function, if one does
         self._parser = parser
         self._spread = spread
 
@@ -233,8 +221,6 @@ class FeatureRequestParser:
                 else (_Keywords(kwargs), {})
             )
         elif not isinstance(item, Mapping):
-            if _is_class_of(item, self._home):
-                raise TypeError(UNDER_CLASSMETHOD.format(self._name))
             raise CollationError(
                 f"{self._name} takes a mapping of features, or features by "
                 f"keyword, got {item!r:.60}"
@@ -271,31 +257,19 @@ class FeatureRequestParser:
 
 
 class _Keywords(dict[str, Any]):
-    """Features that were passed by keyword."""
+    """Features passed by keyword."""
 
 
-def _is_class_of(item: Any, home: str) -> bool:
-    """Whether `item` is the class `home` or derived from it: Python 3.13 calls what is below
-    @classmethod without binding it.
-    """
-    return isinstance(item, type) and home in {kind.__qualname__ for kind in item.__mro__}
+def _is_collection(kind: type) -> bool:
+    """Return whether an instance of `kind` is more likely many items than one."""
+    if issubclass(kind, ITERABLES):
+        return not hasattr(kind, "read")  # a file is one item
+    names = {(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__}
+    return not names.isdisjoint(TABLES)
 
 
-def _kind_of_collection(kind: type) -> str | None:
-    """What an instance of `kind` is, if it is more likely many items than one: "array", "frame",
-    "series", or "iterator".
-    """
-    for each in kind.__mro__:
-        which = COLLECTIONS.get((each.__module__.partition(".")[0], each.__name__))
-        if which is not None:
-            return which
-    iterates = issubclass(kind, (Iterator, AsyncIterator))
-    return "iterator" if iterates and not hasattr(kind, "read") else None  # a file is one item
-
-
-def _is_named(kind: type, annotations: list[str]) -> bool:
-    """Whether one of `annotations`, of a list of items, names the class `kind` for an item."""
+def _is_named(kind: type, annotation: str) -> bool:
+    """Return whether `annotation`, of a list of items, names the class `kind` for an item."""
     names = {each.__name__ for each in kind.__mro__} - {"object"}
     names |= {"NDArray", "Iterator", "Generator"}  # other names of arrays, and of iterators
-    items = [annotation.partition("[")[2] for annotation in annotations]
-    return any(name in item for name in names for item in items)
+    return any(name in annotation.partition("[")[2] for name in names)

@@ -1,10 +1,13 @@
-"""ASGI middleware for servers whose handlers call batched functions. It works with FastAPI,
-Starlette and any other ASGI application, on asyncio and on trio, and needs anyio (extra `server`).
+"""ASGI middleware for servers with handlers that call batched functions.
+
+The middleware works with FastAPI, Starlette and any other ASGI application, on asyncio and on trio.
+It needs anyio (extra `server`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -23,22 +26,25 @@ _BUSY: Final = b'{"detail":"The server is busy; try again in a second."}'
 _CLOSING: Final = b'{"detail":"The server is shutting down; try again in a second."}'
 _RETRY: Final = (b"content-type", b"application/json"), (b"retry-after", b"1")  # s
 
+_REFUSALS: Final = (QueueFull, QueueTimeout, BatcherClosed)
+
+_SERVER_ERROR: Final = 500
 _SERVICE_UNAVAILABLE: Final = 503
-_CLIENT_CLOSED_REQUEST: Final = 499  # nginx's; only middleware around this one sees it
+_CLIENT_CLOSED_REQUEST: Final = 499  # of nginx; only middleware around this one sees it
 
 _BODIES: Final = ("http.response.body", "http.response.pathsend", "http.response.zerocopysend")
 """Messages of which one without `more_body` ends the response."""
 
 
 class BatchedMiddleware:
-    """`app`, whose handlers are cancelled when their client leaves, and whose refused calls are
-    answered by a 503.
+    """`app`, with handlers that are cancelled when clients leave, and a 503 for refused calls.
 
-    - **Clients that leave.** A handler whose request has come whole is cancelled, and what it waits
-      for leaves the queue. Code that receives by itself is told by `http.disconnect`, as ever.
-      Tasks that run after the response are left alone.
+    - **Clients that leave.** A handler is cancelled once its request has arrived whole, and its
+      calls leave the queue. Code that receives by itself gets `http.disconnect`, as without the
+      middleware. Tasks that run after the response are left alone.
     - **Refused calls.** `QueueFull`, `QueueTimeout` and `BatcherClosed` that leave `app` before the
-      response has started become a 503 with `Retry-After`.
+      response has started become a 503 with `Retry-After`. So does a 500 that `app` sends while it
+      handles one of them, as Starlette does.
 
     Any other exception passes as it is, and so do websockets and lifespans. Cancellation is
     anyio's: a thread is waited for, and clean-up that awaits needs a `CancelScope(shield=True)`.
@@ -66,43 +72,41 @@ class BatchedMiddleware:
         try:
             if raised is None:
                 if exchange.left and not exchange.started:
-                    with contextlib.suppress(OSError):  # sent to nobody
+                    with contextlib.suppress(OSError):  # the client is gone
                         await _answer(send, _CLIENT_CLOSED_REQUEST)
-            elif exchange.started or not isinstance(
-                raised, (QueueFull, QueueTimeout, BatcherClosed)
-            ):
+            elif not isinstance(raised, _REFUSALS):
                 raise raised
-            else:
-                body = _CLOSING if isinstance(raised, BatcherClosed) else _BUSY
-                await _answer(send, _SERVICE_UNAVAILABLE, *_RETRY, body=body)
+            elif not exchange.started:
+                await _refuse(send, raised)
+            elif not exchange.refused:
+                raise raised
         finally:
             del raised  # its traceback holds this frame
 
 
 class _Exchange:
-    """Request and response of one handler. What the client sends is read ahead, by at most two
-    messages.
-    """
+    """Request and response of one handler. Messages of the client are read ahead, at most two."""
 
     def __init__(self, receive: _Receive, send: _Send) -> None:
         self._receive = receive
         self._send = send
         self.arriving, self.arrived = anyio.create_memory_object_stream[_Message | Exception](1)
-        # of its own, since a task of a group that ends as cancelled is garbage in a circle
+        # a scope of its own, since a cancelled task of a group is garbage in a reference cycle
         self.watching = anyio.CancelScope()
         self._listeners = 0  # tasks of the handler that receive
         self.started = False  # the response
         self.ended = False  # the response
+        self.refused = False  # the response is a 503 in place of the handler's 500
         self.left = False  # the client, and the handler was cancelled
 
     async def watch(self, handling: anyio.CancelScope) -> None:
-        """Reads ahead until the client leaves, and cancels a handler that does not listen."""
+        """Read ahead until the client leaves, and cancel a handler that does not listen."""
         more = False  # of the body is to come
         with self.watching, self.arriving:
             while True:
                 try:
                     message = await self._receive()
-                except Exception as error:  # of middleware that limits bodies, say
+                except Exception as error:  # for example of middleware that limits bodies
                     await self.arriving.send(error)
                     return
                 if message["type"] == "http.disconnect":
@@ -130,9 +134,21 @@ class _Exchange:
 
     async def send(self, message: _Message) -> None:
         kind = message["type"]
+        if kind == "http.response.start" and message["status"] == _SERVER_ERROR:
+            handled = sys.exception()  # which the caller handles
+            if isinstance(handled, _REFUSALS):
+                self.started = self.ended = self.refused = True
+                await _refuse(self._send, handled)
+        if self.refused:
+            return
         self.started = self.started or kind == "http.response.start"
         self.ended = self.ended or (kind in _BODIES and not message.get("more_body", False))
         await self._send(message)
+
+
+async def _refuse(send: _Send, error: BaseException) -> None:
+    body = _CLOSING if isinstance(error, BatcherClosed) else _BUSY
+    await _answer(send, _SERVICE_UNAVAILABLE, *_RETRY, body=body)
 
 
 async def _answer(

@@ -27,7 +27,7 @@ LAYERS = [
     ["batched._execution"],
     ["batched._runtime"],
     ["batched._requests"],
-    ["batched._batcher", "batched._map", "batched._method"],
+    ["batched._batcher", "batched._map", "batched._method", "batched._pickling"],
     ["batched._batched"],
     ["batched._batched_inference"],
     ["batched._decorator"],
@@ -70,7 +70,7 @@ def layer(module: str) -> int:
 
 
 def imports(module: str) -> set[str]:
-    """Every module that `module` imports, relative names resolved, those for type checkers too."""
+    """Return every module that `module` imports, also for type checkers, with absolute names."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found: set[str] = set()

@@ -1,12 +1,14 @@
-"""Extra arguments of calls, and the key by which calls with equal ones share a batch.
+"""Extra arguments of calls, and the key by which calls with equal arguments share a batch.
 
-Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`; a
-list, dict or set counts as what it holds, in its order if it has one. What has no equality that
-answers yes or no (a function, a model, a tensor) counts as itself. An argument left out equals its
-default passed explicitly, but for a list, dict or set, which the function may have changed.
-Containers are copied when a call comes in, and again for each batch, so that nobody sees what
-another caller or the function writes to them. Other objects are passed as they are: whoever changes
-one while calls with equal ones wait changes it for those, too.
+Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`. A
+list, dict or set is compared by its contents, in their order if there is one. Objects of the user's
+own classes are compared by `==` and their hash. Objects without an equality that answers yes or no
+(functions, models, tensors) are compared by identity. An argument left out equals its default
+passed explicitly, except a list, dict or set, which the function may have changed.
+
+Containers are copied when a call arrives, and again for each batch, so that no caller sees changes
+by another caller or by the function. Other objects are passed as they are: a change to one of them
+affects all waiting calls with equal arguments.
 """
 
 from __future__ import annotations
@@ -30,28 +32,29 @@ MAX_KEPT: Final = 256
 """Largest number of characters, bytes or entries of an argument that `Arguments.key` may keep."""
 
 CACHE_LIMIT: Final = 64
-"""Most shapes of calls, and sets of feature names of calls without extra arguments, whose bindings
-are kept.
-"""
+"""Limit of shapes of calls, and of sets of feature names, with bindings that are kept."""
 
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 Binding = tuple[list[Hashable], list[tuple[int, str]]]
-"""Where the arguments of all calls of one shape go: the key of the defaults, with room for what is
-passed; and for each that is passed, positional ones first, its place in there and its name.
+"""Places of the arguments of all calls of one shape.
+
+The first part is the key of the defaults, with room for passed arguments. The second part has place
+and name of each passed argument, positional arguments first.
 """
 
-_HEAP_TYPE: Final = 1 << 9
-"""Flag of classes that were made while a program ran, Py_TPFLAGS_HEAPTYPE."""
+_IMMUTABLE_TYPE: Final = 1 << 8
+"""Flag of classes that are written in C, Py_TPFLAGS_IMMUTABLETYPE."""
 
 PLAIN: Final = {str, bytes, int, bool, type(None)}
 CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 
 
 class Arguments:
-    """Extra arguments of a call. Calls with equal ones share one object, as long as any of them
-    waits or runs.
+    """Extra arguments of a call.
+
+    Calls with equal arguments share one object as long as any of these calls waits or runs.
     """
 
     __slots__ = ("__weakref__", "_args", "_kwargs", "_small", "constants")
@@ -59,9 +62,9 @@ class Arguments:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._args = args
         self._kwargs = kwargs
-        self._small: bool | None = None  # whether `key` may keep them; None until it is asked for
+        self._small: bool | None = None  # whether `key` may keep them; None: not yet known
         self.constants: Values | None = (args, kwargs)
-        """The arguments, if no container is among them that a function could change; else None."""
+        """The arguments if none is a container, which a function could change; otherwise None."""
         for value in (*args, *kwargs.values()):
             if issubclass(type(value), CONTAINERS):
                 self._args = _copy_containers(args)
@@ -71,15 +74,17 @@ class Arguments:
 
     @property
     def key(self) -> Hashable:
-        """Key of these arguments: the same object as long as they are used. Of those that are small
-        and plain it is equal at all times; others it does not keep alive.
+        """Key of these arguments: the same object as long as they are used.
+
+        Keys of small and plain arguments are equal at all times. Keys of all other arguments do not
+        keep them alive.
         """
         if self._small is None:
             self._small = _is_small(self._args) and _is_small(self._kwargs)
         return self if self._small else weakref.ref(self)
 
     def unpack(self) -> Values:
-        """The arguments for one batch, with containers of its own that the function may change."""
+        """Return the arguments for one batch, with new containers that the function may change."""
         return self.constants or (_copy_containers(self._args), _copy_containers(self._kwargs))
 
 
@@ -87,16 +92,16 @@ class Binder:
     """Binder of the extra arguments of one function's calls to its signature."""
 
     def __init__(self, func: Callable[..., Any], name: str, *, leading: int) -> None:
-        """Binder for `func`, whose first `leading` parameters (the instance, the items) are no
-        extra arguments.
+        """Make a binder for `func`.
+
+        Its first `leading` parameters (the instance, the items) are no extra arguments.
 
         Raises:
-            TypeError: the function does not take so many.
+            TypeError: the function takes fewer parameters.
         """
-        self._func = func
         self._name = name  # of the batch function, for error messages
         self.hint = ""
-        """Advice for a call with too many positional arguments, from who parses the calls."""
+        """Advice for a call with too many positional arguments, set by the parser of calls."""
         self._leading = (_PLACEHOLDER,) * leading
         try:
             self._signature: inspect.Signature | None = inspect.signature(func)
@@ -108,12 +113,12 @@ class Binder:
                 self._signature.bind_partial(*self._leading)
         except TypeError:
             raise TypeError(f"{name} takes no argument for the list of items") from None
-        self._items_place = leading - 1
         first = parameters[leading - 1] if 0 < leading <= len(parameters) else None
         self.items_name = (
             first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
         )
         """Keyword by which the items may be passed, if any."""
+        self.items_annotation = inspect.formatannotation(first.annotation) if first else ""
         self._var_keyword = next(
             (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD),
             "",
@@ -137,30 +142,17 @@ class Binder:
         # of calls without extra arguments, by the names of their features
         self._bare: dict[tuple[str, ...], Arguments] = {}
         self.bare: Arguments | None = None
-        """Arguments of a call without extra ones; None if some are required."""
+        """Arguments of a call without extra arguments; None if some are required."""
         with suppress(TypeError):
             self.bare = self.bind((), {})
-
-    def items_annotations(self) -> list[str]:
-        """Annotation of the parameter for the items, as it was written and, if its names can be
-        looked up by now, as it reads then.
-        """
-        texts: list[str] = []
-        for evaluated in (False, True):
-            with suppress(Exception):
-                signature = inspect.signature(self._func, eval_str=evaluated)
-                parameter = list(signature.parameters.values())[self._items_place]
-                texts.append(inspect.formatannotation(parameter.annotation))
-        return texts
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...] = ()
     ) -> Arguments:
-        """Extra arguments of one call, in which the function gets `features` by keyword too.
+        """Return the extra arguments of one call that also passes `features` by keyword.
 
         Raises:
-            TypeError: they do not fit the function's signature, or one of them has no content to
-                compare (it is unhashable).
+            TypeError: the arguments do not fit the signature, or one of them is unhashable.
         """
         bare = not args and not kwargs
         if bare and features in self._bare:
@@ -171,9 +163,9 @@ class Binder:
             arguments = None if reference is None else reference()
             if arguments is None:
                 arguments = Arguments(args, kwargs)
-                # which is called with the reference, and takes that for what to return in vain
+                # `pop` is called with the reference as its default
                 known[key] = weakref.ref(arguments, partial(known.pop, key))
-        except Exception:  # of a comparison: what cannot be compared shares no batch
+        except Exception:  # of a comparison: calls that cannot be compared share no batch
             return Arguments(args, kwargs)
         if bare and len(self._bare) < CACHE_LIMIT:
             self._bare[features] = arguments
@@ -205,10 +197,10 @@ class Binder:
     def _bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
     ) -> Binding:
-        """The binding of all calls of the shape of this one, which is the first."""
+        """Return the binding of all calls of the shape of this one, which is the first."""
         assert self._signature is not None
         spread = dict.fromkeys(features, _PLACEHOLDER)
-        # in place of the arguments, so that those that are bound tell which they are
+        # numbers and names stand for the arguments, so that bound arguments can be identified
         numbers, names = range(len(args)), {name: name for name in kwargs}
         try:
             if twice := spread.keys() & kwargs.keys():
@@ -219,7 +211,7 @@ class Binder:
         except TypeError as error:
             hint = self.hint if "too many positional" in str(error) else ""
             raise TypeError(f"{self._name}: {error}{hint}") from None
-        gathered = bound.arguments.pop(self._var_keyword, {})  # which have no order
+        gathered = bound.arguments.pop(self._var_keyword, {})  # in no order
         surplus = bound.arguments.pop(self._var_positional, ())
         order = list(self._defaults)
         places = {
@@ -241,11 +233,12 @@ class Binder:
 
 
 def _default_key(parameter: inspect.Parameter) -> Hashable:
-    """Key of a parameter left out: that of its default or, if that cannot be compared, one for this
-    default alone.
+    """Return the key of a parameter left out.
+
+    It is the key of its default or, if the default cannot be compared, a key of its own.
     """
     try:
-        # one that the function may have changed equals nothing that is passed
+        # a default that the function may have changed equals no passed argument
         if type(parameter.default) not in (list, dict, set):
             return _freeze(parameter.default)
     except TypeError:
@@ -254,11 +247,12 @@ def _default_key(parameter: inspect.Parameter) -> Hashable:
 
 
 def _freeze(value: Any) -> Hashable:
-    """Key that equals another one only if type and content do, as far as they can be told; valid as
-    long as `value` exists.
+    """Return a key that equals another one only if type and content are equal.
+
+    It is valid as long as `value` exists.
 
     Raises:
-        TypeError: `value` has content to compare, and no hash.
+        TypeError: `value` has an equality, and no hash.
     """
     kind: Any = type(value)
     if kind in PLAIN:
@@ -277,43 +271,15 @@ def _freeze(value: Any) -> Hashable:
         return kind, id(value.__self__), id(value.__func__)
     if kind.__hash__ is not None and hasattr(kind, "__dlpack__"):  # a tensor: compares elements
         return kind, id(value)
-    return _freeze_comparable(kind, value)
-
-
-_comparable: dict[int, tuple[type, weakref.ref[Any], int]] = {}
-"""Keys of objects that have an equality of their own and can be weakly referred to, by identity:
-hash and repr of a large one take milliseconds.
-"""
-
-
-def _freeze_comparable(kind: Any, value: Any) -> Hashable:
-    """Key of an object that has an equality of its own."""
-    key = _comparable.get(id(value))
-    known = key is not None and key[1]() is value
-    if key is not None and known and not _may_change(kind):
-        return key
-    # equal is not alike: 0j and -0j, one moment in two time zones
-    look = 0 if kind.__repr__ is object.__repr__ else hash(repr(value))
-    if key is not None and known:
-        return kind, key[1], look
     hash(value)
-    try:
-        reference = weakref.ref(value, partial(_comparable.pop, id(value)))
-    except TypeError:  # numbers, dates
-        return kind, value, look
-    hash(reference)  # which it keeps
-    key = _comparable[id(value)] = kind, reference, look
-    return key
-
-
-def _may_change(kind: Any) -> bool:
-    """Whether attributes of objects of that class can be set, as far as that can be told."""
-    return kind.__setattr__ is object.__setattr__ and bool(kind.__flags__ & _HEAP_TYPE)
+    # two equal numbers or dates may differ: 0j and -0j, one moment in two time zones
+    return kind, value, repr(value) if kind.__flags__ & _IMMUTABLE_TYPE else None
 
 
 def _copy_containers(value: Any) -> Any:
-    """Copy of the built-in containers of `value`, all levels of them, with everything else as it
-    is.
+    """Return a copy of the built-in containers in `value`, on all levels.
+
+    All other objects are passed as they are.
     """
     kind = type(value)
     if kind in (list, set, frozenset, tuple):
@@ -324,7 +290,7 @@ def _copy_containers(value: Any) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """True if `value` is small and plain, all that it holds too."""
+    """Return whether `value` and all its contents are small and plain."""
     kind = type(value)
     if kind in (str, bytes):
         return len(value) <= MAX_KEPT
@@ -334,8 +300,8 @@ def _is_small(value: Any) -> bool:
         return len(value) <= MAX_KEPT and all(map(_is_small, chain.from_iterable(value.items())))
     if issubclass(kind, (enum.Enum, type)):
         return True
-    if kind.__flags__ & _HEAP_TYPE or hasattr(kind, "__dlpack__"):
-        return value is None or kind in (int, float, bool, complex)
+    if not kind.__flags__ & _IMMUTABLE_TYPE or hasattr(kind, "__dlpack__"):
+        return False
     return sys.getsizeof(value, MAX_KEPT + 1) <= MAX_KEPT  # numbers, dates, dtypes
 
 

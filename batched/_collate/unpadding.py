@@ -1,19 +1,20 @@
-"""Evidence of which axes of an output follow which feature, so that each caller gets them as long
-as its own rows were.
+"""Evidence of the feature that each axis of an output follows, so that axes are cut for callers.
 
-An axis either has one size at all times (that of hidden states) or follows a feature: it is as long
-as the rows of that were padded. The evidence is what runs have returned that were padded to
-different widths.
+An axis either has one size at all times (that of hidden states) or follows a feature: the axis is
+as long as the rows of that feature were padded. The evidence are outputs of runs that were padded
+to different widths.
 
-1. Callers with rows of different widths share a run if everything that may explain an axis gives
-   the same size for each of them, and a run as short as the shortest caller's is among those seen:
-   an axis that had one size in both then has it for every caller, and one that changes, be it in
-   steps or up to some length only, has shown it.
-2. Until that is so, rows of some width run apart. Nothing has to be known about these, for nothing
-   of them is padded; and what they return is evidence.
-3. A run that contradicts the evidence takes its place. As long as no other run agrees with it, what
-   an axis depends on is unknown, and rows of each width run apart.
+1. Callers with rows of different widths share a run under two conditions. All explanations of an
+   axis give the same size for each caller. And a run as short as the shortest caller was seen: an
+   axis of one size in both has this size for every caller, and an axis that changes, in steps or up
+   to some length only, has changed.
+2. Until then, rows of some width run apart. Nothing has to be known about these runs, since nothing
+   in them is padded, and their outputs are evidence.
+3. A run that contradicts the evidence replaces the evidence. Until another run agrees with it, the
+   explanation of an axis is unknown, and rows of each width run apart.
 4. Evidence is forgotten after a number of runs.
+5. An axis that was as long as the batch had rows, in two runs of the same widths, causes a warning:
+   the function lets rows see each other.
 """
 
 from __future__ import annotations
@@ -37,19 +38,18 @@ Sizes = tuple[int, ...]
 """Sizes of one axis in several runs; or of all axes behind the first, array by array, in one."""
 
 Callers = Mapping[Widths, Widths]
-"""Widths of the rows of callers, the shortest first, each with those to which they are padded if
-they run alone.
-"""
+"""Widths of the rows of callers, the shortest first, with the widths padded to in runs alone."""
 
 Cuts = tuple[tuple[int, int], ...]
-"""Axes of one array that are to be cut, each with the number of the feature that it follows."""
+"""Axes of one array to be cut, each with the number of the feature that it follows."""
 
 CACHE_LIMIT: Final = 256
-"""Most kinds of calls of which evidence is kept, and most axes of which explanations are."""
+"""Limit of kinds of calls with evidence, and of axes with explanations."""
 
 LIFETIME: Final = 1000
-"""Runs after which evidence is gathered anew, which takes one or two more: rare enough to cost
-nothing, and often enough for a model that was replaced in silence.
+"""Runs after which evidence is gathered anew, which takes one or two more runs.
+
+That is rare enough to cost nothing, and often enough for a model that was replaced in silence.
 """
 
 logger = logging.getLogger("batched")
@@ -58,19 +58,20 @@ logger = logging.getLogger("batched")
 class _Axis(NamedTuple):
     """Explanations of the sizes that one axis had in several runs."""
 
-    size: int | None  # that it always had; None: there were several
+    size: int | None  # the only size; None: there were several
     follows: tuple[int, ...]  # features that were always padded to its size
-    longest: tuple[int, ...]  # features the longest of which always was
-    shortest: tuple[int, ...]  # features the shortest of which always was
-    divisor: int  # of all its sizes, to multiples of which it may be rounded up
+    longest: tuple[int, ...]  # features of which the longest was always padded to its size
+    shortest: tuple[int, ...]  # features of which the shortest was always padded to its size
+    divisor: int  # of all its sizes, which may be rounded up to multiples of it
 
     @property
     def is_explained(self) -> bool:
         return self.size is not None or bool(self.follows)
 
     def find_undecided(self, own: list[Widths], alone: list[Widths]) -> Iterator[int]:
-        """Positions of callers for whom explanations differ; none if they differ for nobody. For
-        each feature there are the widths of all callers, and those to which it is padded for each.
+        """Yield positions of callers with explanations that differ.
+
+        For each feature, `own` holds the widths of all callers, and `alone` the widths padded to.
         """
         possible = {own[feature] for feature in self.follows}
         if self.size is not None:
@@ -89,7 +90,7 @@ class _Axis(NamedTuple):
 
 @lru_cache(CACHE_LIMIT)
 def _explain(sizes: Sizes, padded: tuple[Widths, ...]) -> _Axis:
-    """Explanations of an axis that had these sizes in runs `padded` to these widths."""
+    """Return explanations of an axis that had these sizes in runs `padded` to these widths."""
     features = list(enumerate(zip(*padded, strict=True)))  # each with its widths in the runs
     below = tuple([number for number, widths in features if all(map(le, widths, sizes))])
     above = tuple([number for number, widths in features if all(map(ge, widths, sizes))])
@@ -105,28 +106,31 @@ def _explain(sizes: Sizes, padded: tuple[Widths, ...]) -> _Axis:
 
 
 class _Evidence:
-    """Evidence from runs of one kind of calls, which do not contradict each other."""
+    """Evidence from runs of one kind of calls that do not contradict each other."""
 
-    __slots__ = ("age", "axes", "contradiction", "runs", "structure")
+    __slots__ = ("age", "axes", "contradiction", "rows", "runs", "structure")
 
     def __init__(
         self,
         structure: tuple[tuple[Path, int], ...],
         runs: dict[Widths, Sizes],
+        rows: dict[Widths, int],
         contradiction: str = "",
         age: int = 0,
     ) -> None:
         self.structure = structure  # of each array, its path and number of axes
         self.runs = runs  # by the widths to which features were padded; never changed
-        self.contradiction = contradiction  # of the only run with those before it
-        self.age = age  # in runs, also those of which nothing was kept
+        self.rows = rows  # in each of the runs
+        self.contradiction = contradiction  # of the only run with earlier runs
+        self.age = age  # in runs, also without new evidence
         every = list(zip(*runs.values(), strict=True))
         explained = {sizes: _explain(sizes, tuple(runs)) for sizes in set(every)}  # most are alike
         self.axes = [explained[sizes] for sizes in every]  # behind the first, array by array
 
     def find_undecided(self, axes: set[_Axis], padded: Widths, callers: Callers) -> Widths | None:
-        """Widths of a caller for whom it is open how long these axes of the output are, in a run
-        `padded` to these widths; None: there is none.
+        """Return widths of a caller if the length of these axes is undecided for it, or None.
+
+        The run is `padded` to these widths.
         """
         if not self.axes or not callers:
             return None
@@ -153,8 +157,9 @@ class Unpadding:
         self._evidence: dict[Hashable, _Evidence] = {}  # by kind of calls; keeps none alive
 
     def find_apart(self, group: Any, padded: Widths, callers: Callers) -> Collection[Widths]:
-        """Widths of callers who have to run apart, for it is known already that an output for all
-        of them, `padded` to these widths, would not tell how much of it is whose; often empty.
+        """Return widths of callers that have to run apart; often empty.
+
+        An output for all callers, `padded` to these widths, is known to leave their shares open.
         """
         evidence = self._evidence.get((group.arguments.key, group.specs))
         if evidence is None:  # it may have no axes at all
@@ -175,9 +180,11 @@ class Unpadding:
         *,
         alone: bool = False,
     ) -> tuple[list[Cuts], Collection[Widths]]:
-        """Cuts of each array of an output of a run `padded` to these widths, for these callers; for
-        none of them if nothing was padded. And widths of callers who have to run apart, for it does
-        not tell how much of it is theirs: instead, where they ran `alone`, that is not cut.
+        """Return the cuts of each array of an output, and widths of callers that must run apart.
+
+        The run was `padded` to these widths, for these callers; there are none if nothing was
+        padded. Callers must run apart if the output leaves their share open. If they ran `alone`,
+        their output is not cut.
 
         Raises:
             BatchFunctionError: an axis is not as declared.
@@ -206,34 +213,57 @@ class Unpadding:
         ], ()
 
     def _observe(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Evidence:
-        """Evidence after a run `padded` to these widths."""
+        """Return the evidence after a run `padded` to these widths."""
         key = group.arguments.key, group.specs
         structure = tuple([(path, array.ndim) for path, array in arrays])
         run = {padded: tuple(chain.from_iterable([array.shape[1:] for _, array in arrays]))}
+        rows = {padded: len(arrays[0][1])} if arrays else {}
         known = self._evidence.get(key)
         if known is not None:
             known.age += 1
         if known is None or known.age > LIFETIME:
             if len(self._evidence) >= CACHE_LIMIT:
                 self._evidence.clear()
-            found = _Evidence(structure, run)
+            found = _Evidence(structure, run, rows)
         elif known.structure != structure:
-            found = _Evidence(structure, run, "its output changes its structure")
+            found = _Evidence(structure, run, rows, "its output changes its structure")
         elif known.runs.get(padded) == run[padded]:
             return known
         else:
-            found = _Evidence(structure, {**known.runs, **run}, age=known.age)
+            self._warn_of_rows(known, arrays, padded, run[padded])
+            found = _Evidence(
+                structure, {**known.runs, **run}, {**known.rows, **rows}, age=known.age
+            )
             explained = [axis.is_explained for axis in found.axes]
             least = [min(widths) for widths in zip(*known.runs, strict=True)]
             if not all(explained):
-                odd = _describe_axis(group, arrays, padded, explained.index(False))
-                found = _Evidence(structure, run, odd)
+                odd = _describe_odd_axis(group, arrays, padded, explained.index(False))
+                found = _Evidence(structure, run, rows, odd)
             elif (
                 not known.contradiction and found.axes == known.axes and all(map(ge, padded, least))
             ):
                 return known  # it tells nothing new
         self._evidence[key] = found
         return found
+
+    def _warn_of_rows(
+        self, known: _Evidence, arrays: list[tuple[Path, Any]], padded: Widths, sizes: Sizes
+    ) -> None:
+        """Warn once of an axis that is as long as the batch has rows, alone and in company."""
+        if "rows" in self._told or padded not in known.runs:
+            return
+        rows, before = len(arrays[0][1]), known.rows[padded]
+        for position, pair in enumerate(zip(known.runs[padded], sizes, strict=True)):
+            if rows != before and pair == (before, rows):
+                self._told.add("rows")
+                path, number, _ = _axes(arrays)[position]
+                logger.warning(
+                    "%s: axis %d of %s is as long as the batch has rows: %d of %d, %d of %d. Rows "
+                    "that see each other get results that depend on other callers; a result must "
+                    "depend on its own row alone",
+                    *(self._name, number, describe(path), before, before, rows, rows),
+                )
+                return
 
     def _warn(self, text: str) -> None:
         if "unpad" not in self._told:
@@ -282,17 +312,21 @@ class Unpadding:
         return [tuple(cuts.items()) for cuts in found]
 
 
-def _describe_axis(
-    group: Any, arrays: list[tuple[Path, Any]], padded: Widths, position: int
-) -> str:
-    """Phrase for an axis, by its position among all axes behind the first, that is unexplained."""
-    axes = [
+def _axes(arrays: list[tuple[Path, Any]]) -> list[tuple[Path, int, int]]:
+    """Return path, number and size of all axes behind the first, array by array."""
+    return [
         (path, number, size)
         for path, array in arrays
         for number, size in enumerate(array.shape)
         if number
     ]
-    path, number, size = axes[position]
+
+
+def _describe_odd_axis(
+    group: Any, arrays: list[tuple[Path, Any]], padded: Widths, position: int
+) -> str:
+    """Return a phrase for the axis that no feature explains, by its position among all axes."""
+    path, number, size = _axes(arrays)[position]
     return (
         f"axis {number} of {describe(path)} varies but follows no feature: it has {size} entries "
         f"where rows were padded, {_describe_widths(group, padded)}"

@@ -1,4 +1,4 @@
-"""Outputs: what a function may return, and what of it each caller gets."""
+"""Outputs: types that a function may return, and the share of each caller."""
 
 from __future__ import annotations
 
@@ -296,6 +296,47 @@ def test_rounded_rows_of_a_function_that_takes_one_length_only_are_not_cut_and_a
         assert part in record.message
 
 
+def vectors(rows: int) -> dict[str, Any]:
+    return {"vector": numpy.arange(rows * 4.0).reshape(rows, 4)}
+
+
+def test_an_output_as_long_as_the_batch_has_rows_is_warned_of_once(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each caller gets similarities to the rows of other callers."""
+
+    def compute(features: dict[str, Any]) -> Any:
+        rows = features["vector"]
+        return {"rows": rows, "similarities": rows @ rows.T}
+
+    two = together(compute, name="shop.compare")
+    assert two.fn(vectors(1))["similarities"].shape == (1, 1)
+    assert not caplog.records
+    for _ in range(2):
+        results = two.results(vectors(1), vectors(2))
+        assert [result["similarities"].shape for result in results] == [(1, 3), (2, 3)]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith(
+        "shop.compare: axis 1 of 'similarities' in the output is as long as the batch has rows: "
+        "1 of 1, 3 of 3."
+    )
+
+
+def test_an_output_that_varies_by_its_content_is_not_taken_for_one_of_the_whole_batch(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = iter([3, 4, 2, 6])
+
+    def compute(features: dict[str, Any]) -> Any:
+        return numpy.ones((len(features["vector"]), next(lengths)))
+
+    two = together(compute)
+    for rows in (1, 2, 3, 5):
+        two.fn(vectors(rows))
+    assert not caplog.records
+
+
 def test_lengths_that_round_to_the_same_are_told_apart_by_multiples(together: Make) -> None:
     def compute(features: dict[str, Any]) -> Any:
         assert not any(array.shape[1] % 8 for array in features.values())
@@ -559,7 +600,7 @@ def test_nothing_is_cut_where_that_is_wanted(together: Make) -> None:
     assert len(two.seen) == 1
 
 
-# ---------------------------------------------------------------- what may be returned
+# ---------------------------------------------------------------- accepted outputs
 
 
 class Pair(NamedTuple):
@@ -631,7 +672,7 @@ class Outputs(MutableMapping[str, Any]):
 
 
 class Locked(dict[str, Any]):
-    """A dict whose entries cannot be set."""
+    """A dict that refuses new entries."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         raise TypeError("locked")
@@ -864,7 +905,7 @@ def test_what_reductions_of_torch_return_is_split(together: Make, reduction: str
         assert torch.equal(result.indices, compute(row).indices)
 
 
-# ---------------------------------------------------------------- what may not be returned
+# ---------------------------------------------------------------- refused outputs
 
 
 class Thing:
@@ -1164,7 +1205,7 @@ def test_a_copy_of_a_dataclass_is_no_neighbours(together: Make) -> None:
 
 
 class Sharing(MutableMapping[str, Any]):
-    """A mapping whose copies share its entries."""
+    """A mapping with copies that share its entries."""
 
     __slots__ = ("entries",)
 

@@ -355,7 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.real.waiting == self.model.waiting
-        assert self.real.blocked == len(self.model.line)
+        assert len(self.real.blocked) == len(self.model.line)
         assert self.real.waiting or not self.real.blocked
         limit = self.model.policy.max_queue_size
         assert limit is None or self.real.waiting <= limit or len(self.model.queue) == 1
@@ -390,7 +390,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             {},
             [],
         )
-        assert (self.real.next_deadline(), self.real.next_expiry(), self.real.blocked) == (
+        assert (self.real.next_deadline(), self.real.next_expiry(), len(self.real.blocked)) == (
             NEVER,
             NEVER,
             0,

@@ -63,7 +63,7 @@ class Server:
 
     @property
     def waiting(self) -> int:
-        """Messages that nobody has received."""
+        """Number of messages not yet received."""
         return self._coming.statistics().current_buffer_used
 
     @property
@@ -143,6 +143,48 @@ async def test_a_refused_call_is_a_503_with_retry_after(error: Exception, senten
         b"retry-after": b"1",
         b"content-length": str(len(body)).encode(),
     }
+
+
+@pytest.mark.parametrize("raised_again", [True, False])
+async def test_a_500_sent_for_a_refused_call_becomes_a_503(raised_again: bool) -> None:
+    """Starlette sends a 500 and raises the exception again, Litestar only sends the 500."""
+
+    async def handler(receive: Receive, send: Send) -> None:
+        try:
+            raise batched.QueueFull("q")
+        except batched.QueueFull:
+            await send({"type": "http.response.start", "status": 500, "headers": []})
+            await send({"type": "http.response.body", "body": b"Internal Server Error"})
+            if raised_again:
+                raise
+
+    server = Server()
+    await server.serve(handler)
+    assert server.status == 503
+    assert [message["type"] for message in server.sent] == [
+        "http.response.start",
+        "http.response.body",
+    ]
+    assert b"busy" in server.sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(500, ValueError("of the handler")), (418, batched.QueueFull("q"))]
+)
+async def test_a_response_to_an_exception_passes_as_it_is(status: int, error: Exception) -> None:
+    async def handler(receive: Receive, send: Send) -> None:
+        try:
+            raise error
+        except (ValueError, batched.QueueFull):
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"as it is"})
+            raise
+
+    server = Server()
+    with pytest.raises(type(error)) as raised:
+        await server.serve(handler)
+    assert raised.value is error
+    assert (server.status, server.sent[1]["body"]) == (status, b"as it is")
 
 
 async def test_a_call_refused_in_the_middle_of_a_response_passes_as_it_is() -> None:
@@ -443,9 +485,7 @@ async def test_a_cancellation_that_is_asyncios_own_passes() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("status", [499, 503])
 async def test_a_thousand_requests_leave_nothing_behind(status: int) -> None:
-    """Whose clients leave, or whose calls are refused: no scope, without help of the garbage
-    collector, and no task.
-    """
+    """Clients leave, or calls are refused. No scope and no task stays, without a collection."""
 
     async def one() -> weakref.ref[Scope]:
         async def handler(receive: Receive, send: Send) -> None:

@@ -1,5 +1,6 @@
-"""FastAPI and Starlette with the middleware, under a uvicorn in this process: errors, bodies and
-responses are what they are without it.
+"""FastAPI and Starlette with the middleware, under a uvicorn in this process.
+
+Errors, bodies and responses are the same as without the middleware.
 """
 
 from __future__ import annotations
@@ -104,6 +105,18 @@ async def test_exceptions_reach_the_frameworks_own_handlers_as_themselves() -> N
     assert handled == [errors["missing"], errors["full"]]
 
 
+async def test_a_refused_call_is_a_503_with_the_middleware_around_the_whole_application() -> None:
+    app: Any = fastapi.FastAPI()
+
+    async def endpoint() -> None:
+        raise batched.QueueFull("q")
+
+    app.add_api_route("/", endpoint)
+    async with served(BatchedMiddleware(app)) as client:
+        answer = await client.get("/")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
 async def test_bodies_and_responses_of_many_parts_arrive_whole() -> None:
     async def double(request: Request) -> Any:
         parts = [part async for part in request.stream()]
@@ -189,7 +202,7 @@ async def test_a_background_task_is_finished_though_its_client_is_gone() -> None
 
 @pytest.mark.parametrize("place", ["around", "inside"])
 async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
-    """Starlette's, which runs what is inside it in a task, and fails where that answers nothing."""
+    """Starlette runs the inner application in a task, and fails if it sends no response."""
     began, ended = anyio.Event(), anyio.Event()
     errors: list[Exception] = []
 
