@@ -316,9 +316,7 @@ class Batcher:
         )
 
     def stats(self) -> Stats:
-        return self.recorder.snapshot(
-            self.runtime.queue_size, self.runtime.blocked, self.runtime.in_flight
-        )
+        return self.recorder.snapshot(*self.runtime.load())
 
 
 def _refuse_function_of_one(func: Callable[..., Any], name: str, kind: str) -> None:

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -569,30 +567,6 @@ def test_a_batcher_that_cannot_be_renewed_in_a_child_keeps_no_other_from_it() ->
 
 
 # ---------------------------------------------------------------- what stays
-
-
-def test_appointments_of_batchers_that_are_gone_are_not_kept() -> None:
-    ticking = timer_thread.TimerThread()
-    ticking.start()
-    kept = []
-
-    class Owner:
-        def ring(self) -> None: ...
-
-    for number in range(1000):
-        owner = Owner()
-        ticking.call_at(1e12, owner.ring)
-        if number % 100 == 0:
-            kept.append(owner)
-    del owner
-    wait_until(ticking._appointments.empty)
-    gc.collect()
-    methods = [
-        each
-        for each in gc.get_objects()
-        if type(each) is weakref.WeakMethod and each._func_ref() is Owner.ring  # type: ignore[attr-defined]
-    ]
-    assert len(kept) <= len(methods) <= 2 * timer_thread.MANY
 
 
 def test_a_caller_who_has_gone_meanwhile_does_not_keep_the_others_from_being_woken() -> None:

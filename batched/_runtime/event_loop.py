@@ -181,20 +181,10 @@ class EventLoops:
             runtime.close(cancel=False)
         return runtime
 
-    @property
-    def queue_size(self) -> int:
-        """Items that wait in the queues of all loops."""
-        return sum(runtime.queue_size for _, runtime in self._all())
-
-    @property
-    def blocked(self) -> int:
-        """Calls that wait for room in the queue, on all loops."""
-        return sum(runtime.blocked for _, runtime in self._all())
-
-    @property
-    def in_flight(self) -> int:
-        """Items in batches that are running, on all loops."""
-        return sum(runtime.in_flight for _, runtime in self._all())
+    def load(self) -> tuple[int, int, int]:
+        """Return the sums of `Reception.load` over all loops."""
+        waiting, blocked, in_flight = zip((0, 0, 0), *(each.load() for _, each in self._all()))
+        return sum(waiting), sum(blocked), sum(in_flight)
 
     def open(self) -> None:
         """Accept calls again."""
@@ -226,8 +216,7 @@ class EventLoops:
                     drained = blocking_waker()
                     runtime.when_drained(drained)
                     while not drained.acquire(timeout=POLL_INTERVAL):
-                        if is_over(loop):
-                            runtime.forsake("the event loop that was to run it has stopped")
+                        _forsake_if_over(loop, runtime)
 
     async def aclose(self, *, cancel: bool) -> None:
         """Close, and return once every accepted call has ended."""
@@ -237,8 +226,7 @@ class EventLoops:
                     drained = async_waker(current_loop())
                     runtime.when_drained(drained)
                     while not await glance(drained):
-                        if is_over(loop):
-                            runtime.forsake("the event loop that was to run it has stopped")
+                        _forsake_if_over(loop, runtime)
 
     def _close(self, cancel: bool) -> list[tuple[object, EventLoopRuntime]]:
         self._closed = True
@@ -254,8 +242,7 @@ class EventLoops:
 
         If its loop has stopped, its calls are ended first.
         """
-        if is_over(loop):
-            runtime.forsake("the event loop that was to run it has stopped")
+        _forsake_if_over(loop, runtime)
         return runtime.waiting_for(None) if runtime.busy else None
 
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
@@ -264,3 +251,9 @@ class EventLoops:
         return [
             (loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None
         ]
+
+
+def _forsake_if_over(loop: object, runtime: EventLoopRuntime) -> None:
+    """End the calls of a loop that has stopped."""
+    if is_over(loop):
+        runtime.forsake("the event loop that was to run it has stopped")

@@ -58,20 +58,10 @@ class Reception(Guard, ABC):
         self._torn = False
         self._until_drained: list[Waker] = []  # wakers to wake once all calls have ended
 
-    @property
-    def queue_size(self) -> int:
-        """Items that wait in the queue."""
-        return self._scheduler.waiting
-
-    @property
-    def blocked(self) -> int:
-        """Calls that wait for room in the queue."""
-        return len(self._scheduler.blocked)
-
-    @property
-    def in_flight(self) -> int:
-        """Items in batches that are running."""
-        return self._scheduler.in_flight
+    def load(self) -> tuple[int, int, int]:
+        """Return the items that wait, the calls that wait for room, and the items that run."""
+        scheduler = self._scheduler
+        return scheduler.waiting, len(scheduler.blocked), scheduler.in_flight
 
     @property
     def busy(self) -> bool:

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Final
 
 from .shift import daemon_thread
 from .wakers import log_failure
@@ -19,10 +18,6 @@ _Appointment = tuple[float, int, Callable[[], Callable[[], object] | None]]
 """Moment (s), a unique number, and a function that returns the method to call, or None if it is
 gone.
 """
-
-
-MANY: Final = 64
-"""Appointments that the thread keeps without checking whether their methods still exist."""
 
 
 class TimerThread:
@@ -66,7 +61,6 @@ class TimerThread:
 
 def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
     pending: list[_Appointment] = []
-    most = MANY
     while True:
         now = time.perf_counter()
         while pending and pending[0][0] <= now:
@@ -78,11 +72,6 @@ def _run(appointments: queue.SimpleQueue[_Appointment]) -> None:
             heapq.heappush(pending, appointments.get(timeout=seconds))
         except queue.Empty:
             continue
-        # appointments of batchers that are gone are dropped once the list has doubled
-        if len(pending) > most:
-            pending = [appointment for appointment in pending if appointment[2]() is not None]
-            heapq.heapify(pending)
-            most = max(MANY, 2 * len(pending))
 
 
 def _call(ref: Callable[[], Callable[[], object] | None]) -> None:

@@ -16,14 +16,14 @@ import sys
 import threading
 import time
 from asyncio import _get_running_loop
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from .._core.exceptions import SharedError
 from .._core.scheduler import Request
 from .async_backend import current_loop, is_gone, post
-from .shift import Wait, between_runs
+from .shift import between_runs
 
 if TYPE_CHECKING:
     import trio
@@ -44,18 +44,6 @@ def log_failure(message: str, *args: object) -> None:
 
 POLL_INTERVAL = 0.1
 """Interval at which a thread that waits for an event loop checks that the loop exists (s)."""
-
-
-class Server(Protocol):
-    """The part of a runtime that its futures use."""
-
-    def cancel(self, request: Request) -> bool: ...
-
-    def count_wait(self, request: Request, counts: bool) -> None: ...
-
-    def forsake(self, why: str) -> None: ...
-
-    def wait_for(self, request: Request, *, done: Callable[[], bool]) -> Wait | None: ...
 
 
 class AsyncWaker(Protocol):
@@ -97,11 +85,11 @@ class Future(concurrent.futures.Future[U]):
     _shared: SharedError | None = None  # an error that several futures have
     _loop: object = None  # the loop that runs the batch: must not be blocked
     _request: Request | None = None  # while unanswered
-    _server: Server | None = None  # while unanswered
+    _server: Any = None  # while unanswered
     _notified = False  # whether `concurrent.futures.wait` has been notified of a cancellation
     _room: Lock | None = None  # wakes the submitting thread when the queue has room
 
-    def bind(self, request: Request, server: Server, loop: object, room: Lock | None) -> None:
+    def bind(self, request: Request, server: Any, loop: object, room: Lock | None) -> None:
         """Make this the future of `request`, answered by `server`, on `loop` if one is given."""
         self._request, self._server = request, server
         if loop is not None:
@@ -162,56 +150,47 @@ class Future(concurrent.futures.Future[U]):
 
     def result(self, timeout: float | None = None) -> U:
         """Return the result, or raise the exception, once it is there."""
-        if self._state == "FINISHED" and self._exception is None:  # the most frequent case
-            return self._result  # type: ignore[return-value]  # is set
-        wait = self._begins_to_wait(timeout)
+        if self._state == "FINISHED" and self._exception is None:  # as most are by then
+            return self._result  # type: ignore[return-value]  # there is one
+        error = self.exception(timeout)
         try:
-            error = super().exception(self._waited(timeout))
             if error is not None:
-                raise error if self._shared is None else self._shared.restored()
-            return self._result  # type: ignore[return-value]  # is set
+                raise error
+            return self._result  # type: ignore[return-value]  # there is one
         finally:
-            if wait is not None:
-                wait.ends()
             error = None
-            del self  # the traceback holds this frame
+            del self  # the raised exception holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        wait = self._begins_to_wait(timeout)
-        try:
+        """Return the exception, or None for a result, once either is there."""
+        with self._begins_to_wait(timeout) or nullcontext():
             error = super().exception(self._waited(timeout))
-        finally:
-            if wait is not None:
-                wait.ends()
         return error if self._shared is None else self._shared.restored()
 
     def __await__(self) -> Generator[Any, None, U]:
         return self._outcome().__await__()
 
     async def _outcome(self) -> U:
-        wait = self._begins_to_wait(None)
-        loop = current_loop()
-        try:
-            if not self.done():
-                waker = async_waker(loop)
-                self.add_done_callback(lambda _: wake_all([waker]))
-                if self._loop in (None, loop):
-                    await waker
-                else:
-                    while not await glance(waker):
-                        self._look_at_loop()
-        except BaseException:  # the awaiting task has given up
-            self.cancel()
-            raise
-        finally:
-            if wait is not None:
-                wait.ends()
+        with self._begins_to_wait(None) or nullcontext():
+            loop = current_loop()
+            try:
+                if not self.done():
+                    waker = async_waker(loop)
+                    self.add_done_callback(lambda _: wake_all([waker]))
+                    if self._loop in (None, loop):
+                        await waker
+                    else:
+                        while not await glance(waker):
+                            self._look_at_loop()
+            except BaseException:  # the awaiting task has given up
+                self.cancel()
+                raise
         try:
             return self.result()
         finally:
             del self  # the traceback holds this frame
 
-    def _begins_to_wait(self, timeout: float | None) -> Wait | None:
+    def _begins_to_wait(self, timeout: float | None) -> Any:
         """Note the wait. Raise RuntimeError if the wait would never end."""
         request, server = self._request, self._server
         if timeout is not None or request is None or server is None or self.done():
