@@ -232,7 +232,7 @@ class Scheduler:
             self._early -= early
             ended -= len(early)
         outstanding = self.waiting + self.in_flight
-        self._rule.finished(batch.size, seconds, now, outstanding, outstanding - ended)
+        self._rule.finished(batch.size, seconds, outstanding, outstanding - ended)
         self._news = True
         if not self._free:
             self._free_since = now
