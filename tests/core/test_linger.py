@@ -239,8 +239,8 @@ def test_a_full_batch_is_awaited_if_the_gain_exceeds_the_loss_of_the_last_call(
 ) -> None:
     """Four items fit a batch, which takes F = 1 s. The other N - 4 items of a worker take R.
 
-    The rule requires 4 (F + R) / (N F) >= 1.05 * 2 F / (F + R): R >= 0.620 s for N = 5, R >= 0.775 s
-    for N = 6, and R >= 1.049 s for N = 8.
+    The rule requires 4 (F + R) / (N F) >= 1.05 * 2 F / (F + R). That is R >= 0.620 s for N = 5,
+    R >= 0.775 s for N = 6, and R >= 1.049 s for N = 8.
     """
     rule = Hindsight(timeout=1.0, batch_size=4, workers=workers)
     outstanding = expected * workers
