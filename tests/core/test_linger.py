@@ -255,6 +255,16 @@ def test_a_full_batch_is_awaited_if_the_gain_exceeds_the_loss_of_the_last_call(
     assert rule.is_here(outstanding, 3), "all items wait or run"
 
 
+def test_before_the_first_batch_has_ended_no_gain_is_known() -> None:
+    rule = Hindsight(timeout=1.0, batch_size=4)
+    rule.decide("g", 1, 1, 1.0)
+    rule.arrived("g", 1, 1.001)
+    rule.decide("g", 1, 1, 2.0)
+    rule.evaluate()
+    assert not any(rule._gains)
+    assert rule.until(2.0, 2.0) == AT_ONCE
+
+
 def test_lone_calls_are_not_evaluated() -> None:
     scheduler = Scheduler(BatchPolicy())
     closed_loop(scheduler, 1, 100, fixed=0.005)
