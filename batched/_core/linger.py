@@ -15,8 +15,7 @@ tried on live calls:
     e   the part of d until the last item that could be expected has arrived (s)
     s   mean time of a batch (s)
     g   T(n + k) - T(n), growth of the batch's time (s), where T is the time by size
-    p   (T(k) - g - f) * k / m, time that each joining item saves (s); negative if joining costs
-    f   s minus the time until another worker is free (s); 0 if no other worker is running
+    p   (T(k) - g) * k / m, time that each joining item saves (s); negative if joining costs
     i   share of time in which the worker is idle
 
 Each joining item saves p, less the delay of the batch, and loses the part of the wait beyond p.
@@ -66,7 +65,7 @@ after each sleep.
 """
 EPOCHS: Final = 8
 """Batches over which the number of expected items is remembered."""
-LEAST_GAIN: Final = 1.15
+LEAST_GAIN: Final = 1.05
 """Least growth of throughput, as a multiple of the growth of the longest latency, for which a full
 batch is awaited while items are left behind.
 """
@@ -98,7 +97,7 @@ class Eager:
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         """Record a decision point: a batch of `items` of `group` could leave although not full."""
 
-    def finished(self, size: int, seconds: float, now: float, outstanding: int, left: int) -> None:
+    def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
         """Record the end of a batch of `size` items that took `seconds`. Of `outstanding` items
         that waited or ran, `left` items still do.
         """
@@ -125,7 +124,7 @@ class Window(Eager):
 class DecisionPoint:
     """Moment at which a batch could leave although it was not full, and the arrivals after it."""
 
-    __slots__ = ("arrived", "freed", "group", "moments", "n", "outstanding", "seconds", "since")
+    __slots__ = ("arrived", "group", "moments", "n", "outstanding", "seconds", "since")
 
     def __init__(self, group: Hashable, n: int, outstanding: int, now: float) -> None:
         self.group = hash(group)  # the hash only: a rule keeps no group key alive
@@ -135,7 +134,6 @@ class DecisionPoint:
         self.moments: list[float] = []  # of each later arrival in the group, from `since` on (s)
         self.arrived: list[int] = []  # items that had arrived by each of these moments
         self.seconds = 0.0  # until the next decision point (s)
-        self.freed = NEVER  # until a worker that was busy at the point became free (s)
 
 
 class Hindsight(Eager):
@@ -209,14 +207,11 @@ class Hindsight(Eager):
         self._latest = DecisionPoint(group, items, outstanding, now)
         self._room = self._batch_size
 
-    def finished(self, size: int, seconds: float, now: float, outstanding: int, left: int) -> None:
+    def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
         if outstanding > self._peaks[-1]:  # as `note_outstanding`, without a call
             self._peaks[-1] = outstanding
         self._peaks.append(left)
         self._ended.append((size, seconds))
-        point = self._latest
-        if point is not None and now - seconds < point.since:
-            point.freed = min(point.freed, now - point.since)
 
     def evaluate(self) -> None:
         if len(self._past) < (1 if self._early else EVALUATE_EVERY):
@@ -239,7 +234,7 @@ class Hindsight(Eager):
     def _evaluate(self, point: DecisionPoint, s: float) -> None:
         """Add the gain of each wait at `point` to the means. The module explains the letters."""
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
-        seen = min(point.seconds, point.freed, s)
+        seen = min(point.seconds, s)
         n, moments, arrived = point.n, point.moments, point.arrived
         room = self._batch_size - n
         hoped = min(room, max(self.expected - point.outstanding, 0))  # items that could be expected
@@ -247,20 +242,25 @@ class Hindsight(Eager):
         if hoped:
             place = bisect_left(arrived, hoped)
             there = moments[place] if place < len(moments) else NEVER
+        last = max(there, moments[-1]) if moments else there
+        within = bisect_right(moments, seen)
+        m = min(arrived[within - 1], self._batch_size) if within else 0
         waits, gains, time = self._waits, self._gains, self._cost.time
-        f = max(0.0, s - point.freed)
+        gain, changes = 0.0, True
+        alone = time(n)
         for number, d in enumerate(waits):
             if d > seen:
                 break
-            e = min(d, there)
-            gain = -WAIT_WEIGHT * n * e
-            joined = bisect_right(moments, d)
-            if joined:
-                k = min(arrived[joined - 1], room)
-                m = min(arrived[bisect_right(moments, seen) - 1], self._batch_size)
-                g = time(n + k) - time(n)
-                p = (time(k) - g - f) * k / m
-                gain += k * (p * (1 - e / s) - max(0.0, e - p)) - i * n * g
+            if changes:
+                e = min(d, there)
+                gain = -WAIT_WEIGHT * n * e
+                joined = bisect_right(moments, d)
+                if joined:
+                    k = min(arrived[joined - 1], room)
+                    g = time(n + k) - alone
+                    p = (time(k) - g) * k / m
+                    gain += k * (p * (1 - e / s) - max(0.0, e - p)) - i * n * g
+                changes = d < last
             gains[number] += WEIGHT * (gain - gains[number])
         best = max(gains[: bisect_right(waits, s)], default=0.0)
         self._linger = waits[gains.index(best)] if best > 0 else 0.0

@@ -271,7 +271,7 @@ class Scheduler:
         size, longest, capacity = batch.size, batch.longest, self.capacity
         seconds, ended = now - batch.started, size - batch.early
         outstanding = self.waiting + self.in_flight
-        self._rule.finished(size, seconds, now, outstanding, outstanding - ended)
+        self._rule.finished(size, seconds, outstanding, outstanding - ended)
         self._news = True
         if not self._free:
             self._free_since = now

@@ -183,8 +183,9 @@ class EventLoops:
 
     def load(self) -> tuple[int, int, int]:
         """Return the sums of `Reception.load` over all loops."""
-        waiting, blocked, in_flight = zip((0, 0, 0), *(each.load() for _, each in self._all()))
-        return sum(waiting), sum(blocked), sum(in_flight)
+        loads = [runtime.load() for _, runtime in self._all()]
+        waiting, blocked, in_flight = (sum(load[place] for load in loads) for place in range(3))
+        return waiting, blocked, in_flight
 
     def open(self) -> None:
         """Accept calls again."""

@@ -142,7 +142,7 @@ def test_the_gains_are_those_of_the_formula() -> None:
     one of them.
     """
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.010, 0.010, 1, 0)  # s = a = 10 ms: no other size is known
+    rule.finished(1, 0.010, 1, 0)  # s = a = 10 ms: no other size is known
     rule.note_outstanding(4)  # four items are expected
     rule.decide(0, 2, 2, 1.0)
     rule.arrived(0, 1, 1.0005)
@@ -175,7 +175,7 @@ def test_the_gains_are_those_of_the_formula() -> None:
 def test_only_what_was_seen_is_counted() -> None:
     """The next decision point came after 0.1 ms, so longer waits were not observed."""
     rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.010, 0.010, 1, 0)
+    rule.finished(1, 0.010, 1, 0)
     rule.note_outstanding(4)
     rule.decide(0, 1, 1, 1.0)
     rule.decide(0, 1, 1, 1.0001)
@@ -187,7 +187,7 @@ def test_only_what_was_seen_is_counted() -> None:
 def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     """A second item came 0.05 ms after the first."""
     rule = Hindsight(timeout=0.005, batch_size=8, tick=tick)
-    rule.finished(1, 0.010, 0.010, 1, 0)
+    rule.finished(1, 0.010, 1, 0)
     rule.decide(0, 1, 2, 1.0)
     rule.arrived(0, 1, 1.00005)
     rule.decide(0, 1, 2, 1.02)
@@ -210,27 +210,37 @@ def test_each_worker_is_held_for_its_share_of_the_expected_items(
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("expected", "small_takes", "held"),
-    [(5, 0.69, False), (5, 0.70, True), (6, 0.85, False), (6, 0.86, True), (8, 1.0, False)],
+    [(5, 0.62, False), (5, 0.63, True), (6, 0.77, False), (6, 0.78, True), (8, 1.0, False)],
 )
 def test_a_full_batch_is_awaited_if_the_gain_exceeds_the_loss_of_the_last_call(
     workers: int, expected: int, small_takes: float, held: bool
 ) -> None:
     """Four items fit a batch, which takes F = 1 s. The other N - 4 items of a worker take R.
 
-    The rule requires 4 (F + R) / (N F) >= 1.15 * 2 F / (F + R): R >= 0.696 s for N = 5, R >= 0.858
-    s for N = 6, and R >= 1.145 s for N = 8.
+    The rule requires 4 (F + R) / (N F) >= 1.05 * 2 F / (F + R). That is R >= 0.620 s for N = 5,
+    R >= 0.775 s for N = 6, and R >= 1.049 s for N = 8.
     """
     rule = Hindsight(timeout=1.0, batch_size=4, workers=workers)
     outstanding = expected * workers
     rule.note_outstanding(outstanding)
-    rule.finished(4, 1.0, 1.0, outstanding, outstanding)
-    rule.finished(expected - 4, small_takes, 2.0, outstanding, outstanding)
+    rule.finished(4, 1.0, outstanding, outstanding)
+    rule.finished(expected - 4, small_takes, outstanding, outstanding)
     rule.decide("g", 1, 1, 3.0)
     rule.arrived("g", 3, 3.00001)
     rule.decide("g", 1, 1, 3.0 + (1.0 + small_takes) / 2)  # the worker is never idle
     rule.evaluate()
     assert rule.is_here(1, 1) is not held
     assert rule.is_here(outstanding, 3), "all items wait or run"
+
+
+def test_before_the_first_batch_has_ended_no_gain_is_known() -> None:
+    rule = Hindsight(timeout=1.0, batch_size=4)
+    rule.decide("g", 1, 1, 1.0)
+    rule.arrived("g", 1, 1.001)
+    rule.decide("g", 1, 1, 2.0)
+    rule.evaluate()
+    assert not any(rule._gains)
+    assert rule.until(2.0, 2.0) == AT_ONCE
 
 
 def test_lone_calls_are_not_evaluated() -> None:

@@ -97,7 +97,7 @@ def test_think_times_count_between_a_batch_and_the_next_call() -> None:
     ],
 )
 def test_neither_fixed_rule_is_good_enough(flush: Flush, callers: int, share: float) -> None:
-    """Compare with full merging. The window is 1 ms; another simulation gave the figures."""
+    """Compare with full merging, at a window of 1 ms. The figures come from another simulation."""
     found = closed_loop(rule(flush, 1.0), Model(5.0, 0.05), callers, Way(0.015), 1, 200 * callers)
     assert found / (callers / (5 + 0.05 * callers)) == pytest.approx(share, abs=0.01)
 
