@@ -254,6 +254,8 @@ class Reception(Guard, ABC):
         """
         key = object()
         with self._lock:
+            if self._torn:
+                self._repair()
             ended = self._scheduler.expire(time.perf_counter())
             expiry = self._expiry = self._scheduler.next_expiry()
             for request in ended:

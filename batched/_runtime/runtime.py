@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Final
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
@@ -26,6 +26,12 @@ from .reception import AWAKE, Reception
 from .settling import complete, settle
 from .timer_thread import timer
 from .wakers import Waker, log_failure, wake_all
+
+LACKS: Final = (RuntimeError, MemoryError)
+"""Errors for which no thread can start. A signal handler is taken to raise another type."""
+
+Look = tuple[Batch | float | None, bool, list[Waker]]
+"""Result of a look for a batch: see `Runtime._look`."""
 
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
@@ -84,14 +90,12 @@ class Runtime(Reception):
                     bell.ring(self)
                 if not self._workers:
                     self._start_later(error)
-            elif bell is not None:
-                bell.ring(self)
-            if not starting or not _is_lack_of_threads(error):
+            if not starting or not isinstance(error, LACKS):
                 raise
 
     def _start_later(self, error: BaseException) -> None:
         """Start a worker in a thread that no signal interrupts, or end all calls if this fails."""
-        if not _is_lack_of_threads(error):
+        if not isinstance(error, LACKS):
             try:
                 self._soon(self._call_worker)
                 return
@@ -114,7 +118,7 @@ class Runtime(Reception):
             self._hand_on(more, drained)
         return found
 
-    def _look(self, bell: Any, now: float) -> tuple[Batch | float | None, bool, list[Waker]]:
+    def _look(self, bell: Any, now: float) -> Look:
         """Look for a batch, under the lock.
 
         Return the next step of the worker (see `_take`), and whether another worker must be called.
@@ -154,9 +158,7 @@ class Runtime(Reception):
         """Free the worker of `batch`, then answer the callers: one that comes straight back finds
         it free. With `bell`, return the next step of the worker (see `_take`).
         """
-        looked = more = False
-        found: Batch | float | None = None
-        drained: list[Waker] = []
+        look: Look | None = None
         ended: list[Request] = []
         try:
             with self._lock:
@@ -172,8 +174,7 @@ class Runtime(Reception):
                     # last: an exception that interrupts must not lose the callers
                     scheduler.finished(batch, now)
                     if bell is not None and not ended and self.observer is None:
-                        looked = True
-                        found, more, drained = self._look(bell, now)
+                        look = self._look(bell, now)
             if scheduler.admitted:
                 self._admit()
             if ended:
@@ -185,8 +186,9 @@ class Runtime(Reception):
             raise
         if self.observer is not None and not forsaken:
             self.observer.observe(batch, outcomes)
-        if not looked:
+        if look is None:
             return None if bell is None else self._take(bell)
+        found, more, drained = look
         if more or drained:
             self._hand_on(more, drained)
         return found
@@ -226,11 +228,6 @@ class Runtime(Reception):
     @abstractmethod
     def _start_worker(self, bell: Any) -> None:
         """Start a worker that calls `_take` with `bell` until the next step is None."""
-
-
-def _is_lack_of_threads(error: BaseException) -> bool:
-    """Return whether `error` means that no thread can start, and is not from a signal handler."""
-    return isinstance(error, (RuntimeError, MemoryError))
 
 
 def _after_fork() -> None:

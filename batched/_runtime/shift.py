@@ -164,16 +164,15 @@ def enter_worker(badge: Badge, *, thread: bool) -> Shift:
 @contextmanager
 def between_runs() -> Iterator[None]:
     """Run callbacks: in a worker between two runs they belong to neither."""
-    shift = _shift.get()
-    if shift is None or shift.batch is not None or shift.callbacks:
-        yield
-        return
-    thread = shift.thread
-    token = _shift.set(None if thread is None else Shift(shift.badge, thread, callbacks=True))
+    shift = before = _shift.get()
+    if shift is not None and shift.batch is None and not shift.callbacks:
+        thread = shift.thread
+        shift = None if thread is None else Shift(shift.badge, thread, callbacks=True)
+    _shift.set(shift)
     try:
         yield
     finally:
-        _shift.reset(token)
+        _shift.set(before)
 
 
 def is_running() -> bool:

@@ -18,7 +18,7 @@ import time
 from asyncio import _get_running_loop
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .._core.exceptions import SharedError
 from .._core.scheduler import Request
@@ -44,23 +44,6 @@ def log_failure(message: str, *args: object) -> None:
 
 POLL_INTERVAL = 0.1
 """Interval at which a thread that waits for an event loop checks that the loop exists (s)."""
-
-
-class AsyncWaker(Protocol):
-    """A waker that a coroutine awaits on its own loop: the used part of `asyncio.Future`."""
-
-    def get_loop(self) -> object:
-        """Return the event loop on which `set_result` must be called."""
-        ...
-
-    def done(self) -> bool:
-        """Return whether awaiting this returns at once."""
-        ...
-
-    def set_result(self, result: None, /) -> None:
-        """Wake the coroutine that awaits this; to be called once."""
-
-    def __await__(self) -> Generator[Any, None, None]: ...
 
 
 def blocking_waker() -> Lock:
@@ -237,10 +220,6 @@ class Future(concurrent.futures.Future[U]):
             server.forsake("the event loop that was to run it was closed")
 
 
-Waker = Lock | Future[Any] | AsyncWaker
-"""Notifies one caller that its request was answered; may be woken more than once."""
-
-
 class TrioWaker:
     """Waker of a task on a trio loop."""
 
@@ -277,6 +256,13 @@ class TrioWaker:
         self._task = None
         abort: trio.lowlevel.Abort = self._trio.Abort.SUCCEEDED
         return abort
+
+
+AsyncWaker = asyncio.Future[None] | TrioWaker
+"""A waker that a coroutine awaits on its own loop. It is woken there, once."""
+
+Waker = Lock | Future[Any] | AsyncWaker
+"""Waker of one caller. It is woken when the request ends, and may be woken again."""
 
 
 def async_waker(loop: object) -> AsyncWaker:
