@@ -163,6 +163,39 @@ def bare_threads() -> float:
         return from_threads(call)
 
 
+def python_calls(make: Callable[[], Any], run: Callable[[Any, int], object], times: int) -> float:
+    """Return how many Python functions are called in all threads, for each of so many runs."""
+    count = 0
+
+    def note(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    threading.setprofile(note)  # before the worker starts
+    fn = make()
+    run(fn, 100)
+    sys.setprofile(note)
+    before = count
+    run(fn, times)
+    sys.setprofile(None)
+    threading.setprofile(None)
+    return (count - before) / times
+
+
+def calls_of_a_list() -> float:
+    return python_calls(
+        lambda: batched.dynamically(batch_size=32)(nothing),
+        lambda fn, batches: fn(list(range(32 * batches))),
+        2000,
+    )
+
+
+def calls_of_a_lone_call() -> float:
+    return python_calls(
+        lambda: batched.dynamically(nothing), lambda fn, calls: [fn(i) for i in range(calls)], 2000
+    )
+
+
 def gathered(call: Callable[[int], Awaitable[Any]]) -> float:
     async def main() -> None:
         await asyncio.gather(*(call(i) for i in range(GATHERED)))
@@ -246,6 +279,14 @@ ROWS: dict[str, tuple[Measure, str, Measure, float]] = {
     ),
 }
 """What is measured, the name of its floor, the floor, and how many floors it may cost at most."""
+
+CALLS = {
+    "list call, batch_size=32": ("calls_of_a_list()", "Python calls a batch", 16.5),
+    "lone call": ("calls_of_a_lone_call()", "Python calls", 50.0),
+}
+"""Python calls of all threads, the batch function's included, and their bounds. Every 256th batch
+counts the statistics, too.
+"""
 
 SETTINGS: list[dict[str, Any]] = [
     {"timeout_ms": 0.0},
@@ -348,6 +389,15 @@ def measured(rounds: int) -> Result:
     figures += [
         Figure("import batched", ours, "ms", Figure(STDLIB, stdlib, "ms"), at_most=IMPORT),
         Figure(f"import batched, beyond {STDLIB}", [beyond], "modules", at_most=MODULES),
+    ]
+    figures += [
+        Figure(
+            name,
+            [in_new_interpreter(f"import overhead; print(overhead.{code})")],
+            unit,
+            at_most=bound,
+        )
+        for name, (code, unit, bound) in CALLS.items()
     ]
     figures += [
         Figure(name, [float(count)], "wake-ups", at_most=0) for name, count in wake_ups().items()

@@ -196,7 +196,8 @@ class Hindsight(Eager):
             self._peaks[-1] = items
 
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
-        self.note_outstanding(outstanding)
+        if outstanding > self._peaks[-1]:  # as `note_outstanding`, without a call
+            self._peaks[-1] = outstanding
         point = self._latest
         if point is not None:
             point.seconds = now - point.since
@@ -208,7 +209,7 @@ class Hindsight(Eager):
         self._room = self._batch_size
 
     def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
-        if outstanding > self._peaks[-1]:  # as `note_outstanding`, without a call
+        if outstanding > self._peaks[-1]:
             self._peaks[-1] = outstanding
         self._peaks.append(left)
         self._ended.append((size, seconds))

@@ -11,11 +11,13 @@ import anyio
 import pytest
 
 import batched
-from odd_errors import RAISING, keyword_only, uncopyable
+from odd_errors import RAISING, keyword_only, of_pydantic, uncopyable
 from stage import BOUND, Gate, Stage
 
 Raise = Callable[[], None]
 
+SHARED = (of_pydantic, uncopyable)
+"""Functions whose errors cannot be copied."""
 MANY = 256
 """Callers in one batch."""
 
@@ -97,7 +99,7 @@ def test_errors_of_many_coroutines_are_no_longer_than_those_of_lone_ones(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("raises", [each for each in RAISING if each is not uncopyable])
+@pytest.mark.parametrize("raises", [each for each in RAISING if each not in SHARED])
 async def test_what_a_caller_adds_to_its_exception_no_other_sees(
     stage: Stage, raises: Raise
 ) -> None:

@@ -240,7 +240,7 @@ def test_before_the_first_batch_has_ended_no_gain_is_known() -> None:
     rule.decide("g", 1, 1, 2.0)
     rule.evaluate()
     assert not any(rule._gains)
-    assert rule.until(2.0, 2.0) == AT_ONCE
+    assert not rule.holds
 
 
 def test_lone_calls_are_not_evaluated() -> None:
