@@ -305,7 +305,7 @@ class Batcher:
         # items of the running batches and of the next three
         self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches
         self.most_waiting = policy.max_queue_size or sys.maxsize  # items
-        self.may_expire = policy.queue_timeout is not None
+        self.may_expire = policy.queue_timeout_ms is not None
         # callers who only submit
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder

@@ -82,15 +82,22 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
     if base is BaseExceptionGroup:  # callers may raise its parts, too
         parts = _GROUP["exceptions"].__get__(error)
         args = _GROUP["message"].__get__(error), [copy_exception(part, copies) for part in parts]
-    twin: BaseException = make(kind, *args)  # fails for a compiled class with its own state
-    members = [
-        member
-        for each in kind.__mro__
-        if each is not BaseExceptionGroup
-        for member in vars(each).values()
-        if type(member) in (GetSetDescriptorType, MemberDescriptorType)
-        and member.__name__ not in ("__dict__", "__weakref__")
-    ]
+    members = [_STATE["args"]]
+    try:
+        twin: BaseException = make(kind, *args)
+    except TypeError:  # a compiled class with its own state, as in pydantic
+        if kind.__reduce__ is BaseException.__reduce__:
+            raise
+        twin = copy.copy(error)
+    else:
+        members = [
+            member
+            for each in kind.__mro__
+            if each is not BaseExceptionGroup
+            for member in vars(each).values()
+            if type(member) in (GetSetDescriptorType, MemberDescriptorType)
+            and member.__name__ not in ("__dict__", "__weakref__")
+        ]
     copies[id(error)] = twin
     for member in (*members, *_OF_A_RAISE):
         value = _read(member, error)

@@ -79,11 +79,6 @@ class BatchPolicy:
         """`timeout_ms` in seconds, the unit of every `now`."""
         return self.timeout_ms / 1e3
 
-    @property
-    def queue_timeout(self) -> float | None:
-        """`queue_timeout_ms` in seconds."""
-        return None if self.queue_timeout_ms is None else self.queue_timeout_ms / 1e3
-
 
 def _whole(name: str, value: object, least: int) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):

@@ -40,7 +40,7 @@ class Reception(Guard, ABC):
         self.policy = policy
         self.recorder = recorder
         self.name = name  # name of the batch function, for messages and thread names
-        self._may_expire = policy.queue_timeout is not None
+        self._may_expire = policy.queue_timeout_ms is not None
         self._raises = policy.on_full == "raise"
         self._closed = False  # whether calls are refused
         self._answers = Answers()  # ended calls with callers that are not yet woken

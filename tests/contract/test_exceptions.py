@@ -11,13 +11,11 @@ import anyio
 import pytest
 
 import batched
-from odd_errors import RAISING, keyword_only, of_pydantic, uncopyable
+from odd_errors import RAISING, keyword_only, uncopyable
 from stage import BOUND, Gate, Stage
 
 Raise = Callable[[], None]
 
-SHARED = (of_pydantic, uncopyable)
-"""Functions whose errors cannot be copied."""
 MANY = 256
 """Callers in one batch."""
 
@@ -50,7 +48,7 @@ async def seen(call: Callable[[], Any], number: int) -> str:
 
 @pytest.mark.parametrize("raises", RAISING)
 async def test_a_caller_in_company_sees_what_a_lone_one_sees(stage: Stage, raises: Raise) -> None:
-    if raises in SHARED and stage.kind == "threads":
+    if raises is uncopyable and stage.kind == "threads":
         pytest.skip("threads that raise one object at the same moment see frames of each other")
     stage.decorate(failing(raises), gated=True)
     texts: dict[int, str] = {}
@@ -99,7 +97,7 @@ def test_errors_of_many_coroutines_are_no_longer_than_those_of_lone_ones(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("raises", [each for each in RAISING if each not in SHARED])
+@pytest.mark.parametrize("raises", [each for each in RAISING if each is not uncopyable])
 async def test_what_a_caller_adds_to_its_exception_no_other_sees(
     stage: Stage, raises: Raise
 ) -> None:
@@ -138,7 +136,7 @@ def test_futures_of_one_batch_raise_no_frames_of_each_other(raises: Raise) -> No
 
     texts = [result(number) for number in range(4)]
     assert texts == [texts[0]] * 4
-    if raises in SHARED:  # the others are as futures are: each raise adds to them
+    if raises is uncopyable:  # the others are as futures are: each raise adds to them
         assert result(0) == texts[0]
     fn.shutdown()
 

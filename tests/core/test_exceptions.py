@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from batched._core.exceptions import SharedError, copy_exception
-from odd_errors import RAISING, Grouped, Slotted, Uncopyable, of_pydantic, uncopyable
+from odd_errors import RAISING, Grouped, Slotted, Uncopyable, uncopyable
 
-COPIED = [each for each in RAISING if each not in (of_pydantic, uncopyable)]
+COPIED = [each for each in RAISING if each is not uncopyable]
 
 OF_BUILTINS = {
     AttributeError: ("name", "obj"),
@@ -78,11 +78,15 @@ def test_the_parts_of_a_group_are_copied_too() -> None:
     assert twin.exceptions[1].exceptions[0] is not error.exceptions[1].exceptions[0]
 
 
-def test_a_compiled_class_with_a_state_of_its_own_is_not_copied() -> None:
+def test_a_compiled_class_with_a_state_of_its_own_says_itself_how_it_is_copied() -> None:
     pydantic = pytest.importorskip("pydantic")
     with pytest.raises(pydantic.ValidationError) as caught:
         pydantic.TypeAdapter(int).validate_python("a")
-    assert copy_exception(caught.value) is caught.value
+    caught.value.add_note("where")
+    twin: Any = copy_exception(caught.value)
+    assert twin is not caught.value
+    assert twin.errors() == caught.value.errors()
+    assert vars(twin) == {"__notes__": ["where"]}
 
 
 def test_what_cannot_be_copied_is_that_itself() -> None:

@@ -107,7 +107,7 @@ class Model:
     @property
     def expiry(self) -> float:
         return min(
-            (call.arrived + (self.policy.queue_timeout or 0.0) for call in self.hopeful),
+            (call.arrived + (self.policy.queue_timeout_ms or 0.0) / 1e3 for call in self.hopeful),
             default=NEVER,
         )
 
@@ -225,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         expired = [
             call
             for call in self.model.hopeful
-            if call.arrived + (self.model.policy.queue_timeout or 0.0) <= self.now
+            if call.arrived + (self.model.policy.queue_timeout_ms or 0.0) / 1e3 <= self.now
         ]
         assert self.real.expire(self.now) == [
             call.request for call in sorted(expired, key=lambda call: call.number)
