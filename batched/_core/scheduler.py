@@ -78,7 +78,7 @@ class Scheduler:
     def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
         self._most_waiting = policy.max_queue_size or math.inf  # most items in the queue
-        self._queue_timeout = (policy.queue_timeout_ms or NEVER) / 1e3  # longest wait in the queue (s)
+        self._queue_timeout = (policy.queue_timeout_ms or NEVER) / 1e3  # longest wait (s)
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of a batch
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
