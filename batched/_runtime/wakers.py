@@ -363,19 +363,20 @@ def wake_all(wakers: Iterable[Waker], here: object) -> None:
     """
     away: dict[object, list[AsyncWaker]] = {}
     futures: list[Future[Any]] = []
-    lock = _thread.LockType  # which gevent replaces, also after this module was imported
+    waker: Any  # type checkers do not follow the tests
     for waker in wakers:
-        if isinstance(waker, lock):
+        if type(waker) is Future:
+            futures.append(waker)
+        elif hasattr(waker, "get_loop"):
+            if (loop := waker.get_loop()) is not here:
+                away.setdefault(loop, []).append(waker)
+            elif not waker.done():
+                waker.set_result(None)
+        else:  # a lock; its class differs where gevent or a test replaces it
             try:
                 waker.release()
-            except RuntimeError:  # woken already
+            except RuntimeError:  # already woken
                 pass
-        elif isinstance(waker, Future):
-            futures.append(waker)
-        elif (loop := waker.get_loop()) is not here:
-            away.setdefault(loop, []).append(waker)
-        elif not waker.done():
-            waker.set_result(None)
     for loop, sleepers in away.items():
         try:
             post(loop, _wake_each, loop, sleepers)
