@@ -1,8 +1,8 @@
-"""How callers wait: the only place that knows a lock from a future from a task.
+"""Wakers of callers: the only module that distinguishes a lock, a future and a task.
 
-A waker is woken when its request has been answered. Those that live on an event loop are asyncio's
-own futures, or like them; they are woken there, all of one batch by one message to the loop. The
-others can be woken from anywhere.
+A waker is woken when its request has been answered. The waker of a coroutine is a future of its
+event loop and is woken on that loop; one message wakes all of a batch. Any thread can wake a lock
+or a `Future`.
 """
 
 from __future__ import annotations
@@ -30,27 +30,23 @@ if TYPE_CHECKING:
 U = TypeVar("U")
 
 Lock = _thread.LockType
-"""What `threading.Lock()` makes."""
+"""Type of `threading.Lock()`."""
 
 logger = logging.getLogger("batched")
 
 
 def log_failure(message: str, *args: object) -> None:
-    """Logs the exception that is being handled. Never raises, whatever the user's filters and
-    handlers do.
-    """
+    """Log the exception that is being handled. Never raise, even if a filter or handler does."""
     with suppress(BaseException):
         logger.exception(message, *args)
 
 
 POLL_INTERVAL = 0.1
-"""How often a thread that waits for an event loop looks whether there still is one (s): nothing
-tells it.
-"""
+"""Interval at which a thread that waits for an event loop checks that the loop exists (s)."""
 
 
 class Server(Protocol):
-    """What a future needs of the runtime that answers it."""
+    """The part of a runtime that its futures use."""
 
     def cancel(self, request: Request) -> bool: ...
 
@@ -62,27 +58,26 @@ class Server(Protocol):
 
 
 class AsyncWaker(Protocol):
-    """A waker that a coroutine awaits, on its own loop: as much of `asyncio.Future` as is used
-    here.
-    """
+    """A waker that a coroutine awaits on its own loop: the used part of `asyncio.Future`."""
 
     def get_loop(self) -> object:
-        """The event loop on which `set_result` must be called."""
+        """Return the event loop on which `set_result` must be called."""
         ...
 
     def done(self) -> bool:
-        """Whether awaiting it returns at once."""
+        """Return whether awaiting this returns at once."""
         ...
 
     def set_result(self, result: None, /) -> None:
-        """Wakes whoever awaits it; to be called once."""
+        """Wake the coroutine that awaits this; to be called once."""
 
     def __await__(self) -> Generator[Any, None, None]: ...
 
 
 def blocking_waker() -> Lock:
-    """For a thread that waits for its own call: a lock that is taken, for it to take again. Signal
-    handlers may raise from there.
+    """Return a locked lock, which the calling thread waits for by locking it again.
+
+    Signal handlers may raise while the thread waits.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -90,32 +85,31 @@ def blocking_waker() -> Lock:
 
 
 class Future(concurrent.futures.Future[U]):
-    """The answer to a submitted item: a `concurrent.futures.Future` whose `cancel` takes a waiting
-    item out of the queue.
+    """The answer to a submitted item; `cancel` takes a waiting item out of the queue.
 
     `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over;
-    the item still runs. On any event loop, `await future` is its result; a task that is cancelled
-    there cancels it.
+    the item still runs. On any event loop, `await future` returns the result. A task that is
+    cancelled there cancels the future.
     """
 
-    _shared: SharedError | None = None  # if others were answered with the same error
+    _shared: SharedError | None = None  # an error that several futures have
 
     def __init__(self, *, loop: object = None, room: Lock | None = None) -> None:
         super().__init__()
-        self._loop = loop  # the loop that must run the batch; blocking that one would wait for ever
+        self._loop = loop  # the loop that runs the batch: must not be blocked
         self._request: Request | None = None  # while unanswered
         self._server: Server | None = None  # while unanswered
-        # whether those who wait for several futures know that it was cancelled
+        # whether `concurrent.futures.wait` has been told of the cancellation
         self._notified = False
-        self._room = room  # tells whoever submitted it that there is room in the queue
+        self._room = room  # opened when the queue has room for the item
 
     def bind(self, request: Request, server: Server) -> None:
-        """Makes this the future of `request`, which `server` has in its queue."""
+        """Make this the future of `request`, which is in the queue of `server`."""
         self._request = request
         self._server = server
 
     def enters(self) -> None:
-        """Tells that its request has got room in the queue, or needs none any more."""
+        """Wake the submitting thread: the request has room in the queue, or needs no room."""
         if self._room is not None:
             wake_all([self._room], None)
 
@@ -137,7 +131,7 @@ class Future(concurrent.futures.Future[U]):
             else:
                 self.set_exception(error)
         except BaseException:
-            if not self._settled:  # a signal or a full stack broke in; it will be told again
+            if not self._settled:  # interrupted by a signal or a full stack; called again later
                 request.error = error
                 raise
             log_failure("a callback of a future raised")
@@ -146,22 +140,20 @@ class Future(concurrent.futures.Future[U]):
         self._release()
 
     def cancel(self) -> bool:
-        """Takes the item out of the queue; False if it is running or answered already."""
+        """Take the item out of the queue. Return False if the item is running or answered."""
         request, server = self._request, self._server
         if request is not None and server is not None:
-            server.cancel(request)  # which wakes this
+            server.cancel(request)  # wakes this future
         return self.cancelled()
 
     def count_wait(self, counts: bool) -> None:
-        """Has the time that the item waits count for `queue_timeout_ms`, from now on, or not at
-        all.
-        """
+        """Start or stop counting the time that the item waits for `queue_timeout_ms`."""
         request, server = self._request, self._server
         if request is not None and server is not None:
             server.count_wait(request, counts)
 
     def running(self) -> bool:
-        """Whether a batch with the item is running."""
+        """Return whether a batch with the item is running."""
         request = self._request
         return request is not None and request.dispatched > 0
 
@@ -171,12 +163,12 @@ class Future(concurrent.futures.Future[U]):
             error = super().exception(self._waited(timeout))
             if error is not None:
                 raise error if self._shared is None else self._shared.restored()
-            return self._result  # type: ignore[return-value]  # there is one
+            return self._result  # type: ignore[return-value]  # is set
         finally:
             if wait is not None:
                 wait.ends()
             error = None
-            del self  # what it raises holds this frame
+            del self  # the traceback holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         wait = self._begins_to_wait(timeout)
@@ -202,7 +194,7 @@ class Future(concurrent.futures.Future[U]):
                 else:
                     while not await glance(waker):
                         self._look_at_loop()
-        except BaseException:  # nobody waits for it any more
+        except BaseException:  # the awaiting task has given up
             self.cancel()
             raise
         finally:
@@ -211,22 +203,22 @@ class Future(concurrent.futures.Future[U]):
         try:
             return self.result()
         finally:
-            del self  # what it raises holds this frame
+            del self  # the traceback holds this frame
 
     def _begins_to_wait(self, timeout: float | None) -> Wait | None:
-        """Refuses what would never end."""
+        """Note the wait. Raise RuntimeError if the wait would never end."""
         request, server = self._request, self._server
         if timeout is not None or request is None or server is None or self.done():
             return None
         return server.wait_for(request, done=self.done)
 
     def renew_lock(self) -> None:
-        """Makes this usable in a forked process, where whoever held its lock is gone."""
+        """Replace the lock in a forked process, where the thread that held it does not exist."""
         self._condition = threading.Condition()
 
     @property
     def _settled(self) -> bool:
-        """Whether everyone who waits for it has been told."""
+        """True once every waiting thread has been notified."""
         return self.done() and (self._notified or not self.cancelled())
 
     def _set_cancelled(self) -> None:
@@ -241,9 +233,7 @@ class Future(concurrent.futures.Future[U]):
         self._request = self._server = None
 
     def _waited(self, timeout: float | None) -> float | None:
-        """What is left of `timeout` after waiting for a loop to answer, as long as there is that
-        loop.
-        """
+        """Wait for the loop that answers, while it exists. Return the time left of `timeout`."""
         if self._loop is None or self.done():
             return timeout
         if current_loop() is self._loop:
@@ -258,18 +248,18 @@ class Future(concurrent.futures.Future[U]):
         return 0
 
     def _look_at_loop(self) -> None:
-        """Ends the wait for a loop that is gone."""
+        """End the call if its loop was closed."""
         server = self._server
         if server is not None and is_gone(self._loop):
             server.forsake("the event loop that was to run it was closed")
 
 
 Waker = Lock | Future[Any] | AsyncWaker
-"""Tells one caller that its request was answered, once or more often."""
+"""Notifies one caller that its request was answered; may be woken more than once."""
 
 
 class TrioWaker:
-    """For a task on a trio loop."""
+    """Waker of a task on a trio loop."""
 
     __slots__ = ("_done", "_task", "_token", "_trio")
 
@@ -307,10 +297,10 @@ class TrioWaker:
 
 
 def async_waker(loop: object) -> AsyncWaker:
-    """A waker for a task on `loop`, which runs this code.
+    """Return a waker for the current task on `loop`, the running event loop.
 
     Raises:
-        RuntimeError: there is no such loop.
+        RuntimeError: no event loop is running.
     """
     if isinstance(loop, asyncio.AbstractEventLoop):
         return loop.create_future()
@@ -320,7 +310,7 @@ def async_waker(loop: object) -> AsyncWaker:
 
 
 async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
-    """Waits until `waker` is woken, or for `seconds`; False if they are over."""
+    """Wait until `waker` is woken, for at most `seconds`. Return False after a timeout."""
     if seconds is None:
         await waker
         return True
@@ -346,9 +336,7 @@ async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
 
 
 async def glance(waker: AsyncWaker) -> bool:
-    """Waits until `waker` is woken, but not long; False if it was not, and may be waited for
-    again.
-    """
+    """Wait for `waker` for a short time. Return False if it was not woken."""
     if asyncio.isfuture(waker):
         await asyncio.wait([waker], timeout=POLL_INTERVAL)
     else:
@@ -358,8 +346,9 @@ async def glance(waker: AsyncWaker) -> bool:
 
 
 def wake_all(wakers: Iterable[Waker], here: object) -> None:
-    """Wakes each of `wakers`, with one message per event loop; those of the loop `here`, which runs
-    this code, at once.
+    """Wake each of `wakers`, with one message per event loop.
+
+    Wakers of the loop `here`, which runs this code, are woken at once.
     """
     away: dict[object, list[AsyncWaker]] = {}
     futures: list[Future[Any]] = []
@@ -380,18 +369,18 @@ def wake_all(wakers: Iterable[Waker], here: object) -> None:
     for loop, sleepers in away.items():
         try:
             post(loop, _wake_each, loop, sleepers)
-        except RuntimeError:  # the loop is closed, and with it everyone who waited there is gone
+        except RuntimeError:  # the loop is closed, and its tasks are gone
             pass
-    for future in futures:  # last, because their callbacks take as long as they take
+    for future in futures:  # last: their callbacks may be slow
         future.wake()
 
 
 def _wake_each(loop: object, wakers: Sequence[AsyncWaker]) -> None:
-    """Wakes `wakers` on their `loop`, which runs this."""
+    """Wake `wakers` on their `loop`, which runs this code."""
     try:
         for waker in wakers:
             if not waker.done():
                 waker.set_result(None)
-    except BaseException:  # a signal handler raised: the others are woken if the loop goes on
+    except BaseException:  # a signal handler raised: wake the rest if the loop goes on
         post(loop, _wake_each, loop, wakers)
         raise
