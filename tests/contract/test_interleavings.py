@@ -118,7 +118,7 @@ class World:
 
     def __init__(self, callers: int, **settings: Any) -> None:
         self.computed: list[str] = []  # items, as the function got them
-        self.outcomes: dict[str, Any] = {}  # what each call returned or raised
+        self.outcomes: dict[str, Any] = {}  # result or error of each call
         self.ended: list[str] = []  # items of futures, once for each time that they were done
         self.jobs: queue.Queue[Job | None] = queue.Queue()
         self.appointments: queue.Queue[tuple[float, Callable[[], object]] | None] = queue.Queue()
@@ -134,12 +134,12 @@ class World:
         self.waiting: Future[str]  # a call that was made before
 
     def work(self) -> None:
-        """Runs what the library starts a thread for."""
+        """Run the jobs for which the library starts threads."""
         while (job := self.jobs.get()) is not None:
             job.run()
 
     def tell_time(self) -> None:
-        """Keeps the appointments of the library."""
+        """Keep the appointments of the library."""
         while (appointment := self.appointments.get()) is not None:
             when, method = appointment
             time.sleep(max(when - time.perf_counter(), 0.0))
@@ -157,7 +157,7 @@ class World:
             self.outcomes[item] = error
 
     def leave(self) -> None:
-        """Notes that a caller is done. The last one ends the threads."""
+        """Note that a caller is done. The last caller ends the threads."""
         with self._leaving:
             self._callers -= 1
             last = not self._callers
@@ -167,13 +167,13 @@ class World:
             self.appointments.put(None)
 
     def answered(self, *items: str) -> bool:
-        """Whether the calls of these items ended with their results."""
+        """Return whether the calls of these items ended with their results."""
         return all(self.outcomes[item] == f"result of {item}" for item in items)
 
     def is_whole(self, *items: str) -> bool:
-        """Whether each call ended once, and was computed once or else never.
+        """Return whether each call ended once, and was computed at most once.
 
-        A call that was computed has its result; another one has an error.
+        A computed call has its result; any other call has an error.
         """
         stats = self.fn.stats
         return (
@@ -261,7 +261,7 @@ def at_random(
 
 @pytest.fixture(autouse=True)
 def scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the threads and locks of the library under the control of `frontrun`."""
+    """Put the threads and locks of the library under the control of `frontrun`."""
     monkeypatch.setenv("FRONTRUN_ACTIVE", "1")
     for module in (thread, wakers):
         names = types.SimpleNamespace(
