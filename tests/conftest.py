@@ -1,9 +1,8 @@
-"""Stages: a test that asks for one runs for threads, `acall`, both event-loop variants, and
-asyncio, uvloop and trio.
+"""Fixtures of the contract suite.
 
-One that asks for `numbers` runs for plain items and, in four of these scenarios, for features
-besides, and so for all four decorators. One that asks for `together` makes calls of features that
-share batches.
+A test with the fixture `stage` runs in five scenarios, and with `-m matrix` in the remaining five.
+A test with `numbers` runs for plain items and, in four scenarios, for features: for all four
+decorators. The fixture `together` makes calls of features that share batches.
 """
 
 from __future__ import annotations
@@ -19,30 +18,45 @@ from feature_stage import Make, Together, unchanged
 from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
 
+USUAL = (
+    Scenario("threads", "asyncio"),
+    Scenario("acall", "asyncio"),
+    Scenario("aio-sync", "asyncio"),
+    Scenario("aio-coroutine", "asyncio"),
+    Scenario("aio-coroutine", "trio"),
+)
+"""Scenarios that run each time. The remaining five differ only in how a loop is posted to."""
+
 WITH_FEATURES = (
     Scenario("threads", "asyncio"),
-    Scenario("acall", "uvloop"),
+    Scenario("acall", "asyncio"),
     Scenario("aio-sync", "asyncio"),
     Scenario("aio-coroutine", "trio"),
 )
-"""Each kind of caller and of function, and each loop: no code knows both loops and features."""
+"""Scenarios with features: each kind of caller and of function. No code depends on both a loop and
+features.
+"""
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = [
-        item
-        for item in items
-        if not isinstance(item, pytest.Function)
-        or not hasattr(item, "callspec")
-        or item.callspec.params.get("numbers") is not FeatureNumberStage
-        or item.callspec.params["scenario"] in WITH_FEATURES
-    ]
+    kept = []
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        scenario = params.get("scenario", USUAL[0])
+        if params.get("numbers") is FeatureNumberStage and scenario not in WITH_FEATURES:
+            continue
+        if scenario not in USUAL:
+            item.add_marker("matrix")
+        kept.append(item)
+    items[:] = kept
 
 
 @pytest.fixture
 def unmeasured() -> Iterator[None]:
-    """No coverage of this test, which takes a third of the time without. (The mark `no_cover` would
-    end coverage in the threads that go on, for good.)
+    """Stop the coverage of this test, which then takes a third of the time.
+
+    The mark `no_cover` would also end the coverage of threads that go on, for good.
     """
     tracer = sys.gettrace()
     sys.settrace(None)

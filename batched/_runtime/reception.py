@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import _thread
 import math
 import time
 from abc import ABC, abstractmethod
@@ -86,7 +85,7 @@ class Reception(Guard, ABC):
             QueueFull: the queue has no room, and `on_full` is "raise".
         """
         if self._lock._is_owned():
-            if isinstance(request.waker, _thread.LockType):
+            if not isinstance(request.waker, Future) and not hasattr(request.waker, "get_loop"):
                 self.wait_for(request)  # raises
             return self._later(self._submit_late, request, from_event_loop)
         call = False

@@ -18,7 +18,7 @@ import time
 from asyncio import _get_running_loop
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core.exceptions import SharedError
 from .._core.scheduler import Request
@@ -333,26 +333,25 @@ def wake_all(wakers: Iterable[Waker]) -> None:
     Wakers of the loop that runs this code are woken at once. Callbacks of futures come last, and
     may take long.
     """
-    here: object = _UNKNOWN
+    here: object = ...  # the loop that runs this code, once it is needed
     away: dict[object, list[AsyncWaker]] = {}
     futures: list[Future[Any]] = []
-    lock = _thread.LockType  # which gevent replaces, also after this module was imported
+    waker: Any  # type checkers do not follow the tests
     for waker in wakers:
-        if isinstance(waker, lock):
+        if type(waker) is Future:
+            futures.append(waker)
+        elif hasattr(waker, "get_loop"):
+            if here is ...:
+                here = current_loop()
+            if (loop := waker.get_loop()) is not here:
+                away.setdefault(loop, []).append(waker)
+            elif not waker.done():
+                waker.set_result(None)
+        else:  # a lock; its class differs where gevent or a test replaces it
             try:
                 waker.release()
             except RuntimeError:  # already woken
                 pass
-            continue
-        if isinstance(waker, Future):
-            futures.append(waker)
-            continue
-        if here is _UNKNOWN:
-            here = current_loop()
-        if (loop := waker.get_loop()) is not here:
-            away.setdefault(loop, []).append(waker)
-        elif not waker.done():
-            waker.set_result(None)
     for loop, sleepers in away.items():
         try:
             post(loop, _wake_each, loop, sleepers)
@@ -362,9 +361,6 @@ def wake_all(wakers: Iterable[Waker]) -> None:
         with between_runs():
             for future in futures:
                 future.wake()
-
-
-_UNKNOWN: Final = object()
 
 
 def _wake_each(loop: object, wakers: Sequence[AsyncWaker]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import batched
 from stage import Stage
 
 pytestmark = pytest.mark.anyio
@@ -59,54 +58,6 @@ async def test_a_window_lets_a_lone_call_go_after_its_timeout(stage: Stage) -> N
     stage.decorate(batch_size=4, timeout_ms=1.0, flush="window")
     assert await stage.call("alone") == ("done", "alone")
     assert stage.fn.stats.flush_reasons == {"timeout": 1}
-
-
-async def test_a_small_call_during_a_large_one_is_in_the_next_batch(stage: Stage) -> None:
-    stage.decorate(gated=True, batch_size=4)
-    async with stage.callers() as callers:
-        large = await callers.call(list(range(80)))
-        await stage.running(1)
-        stage.let_through(3)
-        await stage.running(4)
-        small = await callers.call("small")
-        stage.let_through(2)
-        await stage.until(lambda: small in callers.answers)
-        assert len(stage.batches) <= 6  # the running one, its own, and the one formed since
-        assert "small" in stage.batches[4]
-        stage.let_through(80)
-    assert callers.answers[large] == [("done", i) for i in range(80)]
-
-
-async def test_a_large_call_finishes_within_its_bound_under_endless_small_traffic(
-    stage: Stage,
-) -> None:
-    stage.decorate(gated=True, batch_size=4, small_batch_threshold=8)
-    async with stage.callers() as callers:
-        for i in range(8):
-            await callers.call(f"small {i}")
-        await stage.running(1)
-        large = await callers.call(list(range(9)))
-        for batches in range(1, 12):
-            if large in callers.answers:
-                break
-            for i in range(4):  # more small ones than a batch takes
-                await callers.call(f"small {batches} {i}")
-            stage.let_through(1)
-            await stage.running(batches + 1)
-        else:
-            stage.let_through(1)
-            await stage.until(lambda: large in callers.answers)
-        stage.let_through(1000)
-    assert callers.answers[large] == [("done", i) for i in range(9)]
-    last = max(
-        number
-        for number, batch in enumerate(stage.batches)
-        if any(isinstance(item, int) for item in batch)
-    )
-    assert last <= 9 + 1  # ceil(4 * 9 / 4) + 1 batches after the one that ran when it came
-    assert any(isinstance(item, str) for batch in stage.batches[last + 1 :] for item in batch), (
-        "small calls were still waiting"
-    )
 
 
 async def test_calls_with_different_arguments_never_share_a_batch(stage: Stage) -> None:
@@ -230,22 +181,3 @@ async def test_the_undecorated_function_is_there(stage: Stage) -> None:
 async def test_the_output_may_be_a_tuple(stage: Stage) -> None:
     stage.decorate(tuple)
     assert await stage.call([1, 2]) == [1, 2]
-
-
-async def test_one_result_too_few_is_told_to_every_caller_and_the_next_batch_runs(
-    stage: Stage,
-) -> None:
-    stage.decorate(lambda items: items[1:] if "short" in items else items, gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
-        await callers.call("short")
-        await callers.call(["x", "y"])
-        stage.let_through(2)
-    for number in (1, 2):
-        error = callers.answers[number]
-        assert isinstance(error, batched.BatchSizeMismatch)
-        assert (error.expected, error.actual) == (3, 2)
-    stage.let_through(1)
-    assert await stage.call("next") == "next"
-    assert stage.fn.stats.errors == 2

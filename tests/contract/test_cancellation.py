@@ -19,24 +19,6 @@ def only_calls_that_can_be_cancelled(stage: Stage) -> None:
         pytest.skip("a thread that waits in a plain call cannot be cancelled")
 
 
-async def test_a_cancelled_call_is_never_computed(stage: Stage) -> None:
-    fn = stage.decorate(gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                for i in range(100):
-                    group.start_soon(stage.call, i)
-                await stage.queued(100)
-                scope.cancel()
-        assert scope.cancelled_caught
-        assert fn.stats.queue_size == 0
-        stage.let_through(1)
-    assert stage.batches == [["busy"]]
-    assert fn.stats.cancelled == 100
-
-
 async def test_the_rest_of_a_cancelled_list_call_is_never_computed(stage: Stage) -> None:
     stage.decorate(gated=True, batch_size=2)
     async with anyio.create_task_group() as group:

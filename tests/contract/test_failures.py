@@ -40,23 +40,6 @@ async def test_a_lone_caller_gets_an_exception_of_its_own(stage: Stage) -> None:
     assert await stage.call("good") == "good"
 
 
-async def test_several_callers_get_an_exception_each(stage: Stage) -> None:
-    error = Refused("no", 7)
-    stage.decorate(failing(error), gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
-        numbers = [await callers.call(item) for item in ("bad", "innocent", ["in", "a", "list"])]
-        stage.let_through(2)
-    errors = [callers.answers[number] for number in numbers]
-    assert len({id(each) for each in [*errors, error]}) == 4
-    for each in errors:
-        assert type(each) is Refused
-        assert each.args == ("no", 7)
-        assert each.__cause__ is None
-    assert stage.fn.stats.errors == 3
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -114,27 +114,6 @@ async def test_features_that_make_no_batch_are_refused_to_their_caller_alone(
     assert first_of(stage) == [[1, 2]]
 
 
-async def test_a_cancelled_call_is_never_computed(stage: FeatureStage) -> None:
-    if stage.kind == "threads":
-        pytest.skip("a thread that waits in a plain call cannot be cancelled")
-    fn = stage.decorate(hidden)
-    async with stage.callers() as callers:
-        await callers.call(decoy())
-        await stage.running(1)
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                for i in range(10):
-                    group.start_soon(stage.call, tokens(i, rows=2))
-                await stage.queued(20)
-                scope.cancel()
-        assert fn.stats.queue_size == 0
-        kept = await callers.call(tokens(7))
-        stage.let_through(1)
-    assert callers.answers[kept]["first"].tolist() == [7]
-    assert first_of(stage) == [[7]]
-    assert fn.stats.cancelled == 10
-
-
 async def test_a_failure_reaches_all_callers_of_its_batch_and_no_other(stage: FeatureStage) -> None:
     def compute(features: dict[str, Any]) -> Any:
         if (features["ids"] == 13).any():

@@ -116,6 +116,7 @@ async def test_each_caller_of_a_failed_batch_gets_an_exception_of_its_own(
         assert type(error) is ValueError
         assert error.args == original.args
         assert error.__cause__ is None
+    assert stage.fn.stats.errors == 8
 
 
 async def test_one_result_too_few_is_told_to_every_caller_of_the_batch(stage: NumberStage) -> None:
@@ -128,6 +129,7 @@ async def test_one_result_too_few_is_told_to_every_caller_of_the_batch(stage: Nu
         error = callers.answers[number]
         assert isinstance(error, batched.BatchSizeMismatch)
         assert (error.expected, error.actual) == (3, 2)
+    assert stage.fn.stats.errors == 2
     stage.let_through()
     assert stage.values(await stage.call(stage.one(3))) == [3]
 
@@ -360,6 +362,7 @@ async def test_cancelled_calls_are_never_computed(stage: NumberStage) -> None:
             await stage.queued(100)
             group.cancel_scope.cancel()
         assert stage.fn.stats.queue_size == 0
+        assert stage.fn.stats.cancelled == 100
         await callers.call(stage.one(200))
         stage.let_through(2)
     assert stage.given == [[BUSY], [200]]

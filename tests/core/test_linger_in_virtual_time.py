@@ -139,6 +139,7 @@ def test_a_free_worker_waits_no_longer_than_the_timeout(model: Model, load: floa
         free = batch.ended
 
 
+@pytest.mark.slow  # `benchmarks/policy.py --check` looks at all rows
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.family}, {bound.measure}")
 def test_the_bounds_between_pairs_of_policies_are_kept(bound: Bound) -> None:
     rows = [row for row in BESIDE_ROWS if row.family == bound.family]

@@ -219,6 +219,7 @@ run(steps, rows(5000), pathlib.Path(dest), engine=engine, batch_size=16, workers
 """
 
 
+@pytest.mark.slow  # tests/offline/test_kills.py kills drivers of threads
 def test_killed_drivers_of_engines_in_turn_compute_nothing_twice(
     cluster: Any, tmp_path: Path
 ) -> None:

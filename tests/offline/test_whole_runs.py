@@ -45,6 +45,7 @@ ENDS = ["hang", "exit", "segfault", "killed", "raise"]
 
 
 @pytest.mark.once
+@pytest.mark.slow  # tests/offline/test_processes.py has each way for a batch
 def test_each_way_to_die_costs_one_row(tmp_path: Path) -> None:
     rows = [{"text": f"text {number}"} for number in range(64)]
     for place, text in enumerate(ENDS):

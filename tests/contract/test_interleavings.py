@@ -1,0 +1,382 @@
+"""Schedules of threads: every accepted call ends exactly once, with its own result.
+
+`frontrun` decides after each bytecode which thread runs next. It schedules the callers, the worker
+and the timer of the unmodified library. The clock is virtual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import selectors
+import threading
+import time
+import types
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+import batched
+from batched._runtime import guard, reception, thread, wakers
+from stage import BOUND
+
+frontrun: Any = pytest.importorskip("frontrun")
+pytest.importorskip("frontrun.bytecode")
+
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(3600)]
+
+SCHEDULES = 2_000
+"""Orders of conflicting steps that are explored for each scenario."""
+
+RANDOM_SCHEDULES = 400
+"""Random schedules of each scenario. They also switch where no conflict is seen."""
+
+STEPS = 4_000
+"""Bytecodes that a random schedule decides; after them every thread takes its turn."""
+
+
+class Latch:
+    """A lock that one thread closes twice and another one opens.
+
+    A thread that locks a `threading.Lock` twice is a deadlock to `frontrun`.
+    """
+
+    def __init__(self) -> None:
+        self._semaphore = threading.BoundedSemaphore(1)
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return self._semaphore.acquire(blocking, None if timeout < 0 else timeout)
+
+    def release(self) -> None:
+        try:
+            self._semaphore.release()
+        except ValueError:
+            raise RuntimeError("release unlocked lock") from None
+
+
+class Job:
+    """Stands in for a thread of the library: a thread of the scenario runs its target."""
+
+    def __init__(self, jobs: queue.Queue[Job | None], act: Callable[[], object]) -> None:
+        self._jobs = jobs
+        self._act = act
+        self._done = threading.Event()
+
+    def start(self) -> None:
+        self._jobs.put(self)
+
+    def run(self) -> None:
+        try:
+            self._act()
+        finally:
+            self._done.set()
+
+    def join(self) -> None:
+        self._done.wait()
+
+
+class Timer:
+    """Stands in for the timer thread of the library: a thread of the scenario calls back."""
+
+    def start(self) -> None: ...
+
+    def call_at(self, when: float, method: Callable[[], object]) -> None:
+        World.latest.appointments.put((when, method))
+
+
+class Selector(selectors.SelectSelector):
+    """Waits for other threads only, in a way that `frontrun` can schedule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rung = threading.Event()
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None or timeout > 0:
+            self.rung.wait(timeout)
+        self.rung.clear()
+        return []
+
+
+class Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._rings = Selector()
+        super().__init__(self._rings)
+
+    def _write_to_self(self) -> None:
+        self._rings.rung.set()
+
+
+class World:
+    """A batched function, calls of it, and the threads that run it."""
+
+    latest: World
+
+    def __init__(self, callers: int, **settings: Any) -> None:
+        self.computed: list[str] = []  # items, as the function got them
+        self.outcomes: dict[str, Any] = {}  # result or error of each call
+        self.ended: list[str] = []  # items of futures, once for each time that they were done
+        self.jobs: queue.Queue[Job | None] = queue.Queue()
+        self.appointments: queue.Queue[tuple[float, Callable[[], object]] | None] = queue.Queue()
+        self._callers = callers  # that have not left
+        self._leaving = threading.Lock()
+        World.latest = self
+
+        def compute(items: list[str]) -> list[str]:
+            self.computed += items
+            return [f"result of {item}" for item in items]
+
+        self.fn: Any = batched.dynamically(**settings)(compute)
+        self.waiting: Future[str]  # a call that was made before
+
+    def work(self) -> None:
+        """Run the jobs for which the library starts threads."""
+        while (job := self.jobs.get()) is not None:
+            job.run()
+
+    def tell_time(self) -> None:
+        """Keep the appointments of the library."""
+        while (appointment := self.appointments.get()) is not None:
+            when, method = appointment
+            time.sleep(max(when - time.perf_counter(), 0.0))
+            method()
+
+    def submit(self, item: str) -> Future[str]:
+        future: Future[str] = self.fn.submit(item)
+        future.add_done_callback(lambda _: self.ended.append(item))
+        return future
+
+    def note(self, item: str, answer: Callable[[], str]) -> None:
+        try:
+            self.outcomes[item] = answer()
+        except (batched.BatcherClosed, batched.QueueTimeout, CancelledError) as error:
+            self.outcomes[item] = error
+
+    def leave(self) -> None:
+        """Note that a caller is done. The last caller ends the threads."""
+        with self._leaving:
+            self._callers -= 1
+            last = not self._callers
+        if last:
+            self.fn.shutdown(wait=False)
+            self.jobs.put(None)
+            self.appointments.put(None)
+
+    def answered(self, *items: str) -> bool:
+        """Return whether the calls of these items ended with their results."""
+        return all(self.outcomes[item] == f"result of {item}" for item in items)
+
+    def is_whole(self, *items: str) -> bool:
+        """Return whether each call ended once, and was computed at most once.
+
+        A computed call has its result; any other call has an error.
+        """
+        stats = self.fn.stats
+        return (
+            sorted(self.outcomes) == sorted(items)
+            and all(
+                self.computed.count(item) == (1 if self.answered(item) else 0)
+                and self.ended.count(item) <= 1
+                for item in items
+            )
+            and len(self.computed) == stats.total_processed
+            and (stats.queue_size, stats.in_flight) == (0, 0)
+        )
+
+
+Act = Callable[[World], None]
+
+
+def submits(item: str) -> Act:
+    def act(world: World) -> None:
+        world.note(item, lambda: world.submit(item).result())
+        world.leave()
+
+    return act
+
+
+def calls(item: str) -> Act:
+    def act(world: World) -> None:
+        world.note(item, lambda: world.fn(item))
+        world.leave()
+
+    return act
+
+
+def awaits(item: str) -> Act:
+    def act(world: World) -> None:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            world.note(item, lambda: runner.run(world.fn.acall(item)))
+        world.leave()
+
+    return act
+
+
+Promise = Callable[[World], bool]
+Explore = Callable[..., None]
+
+
+def systematically(
+    set_up: Callable[[], World], acts: list[Act], promise: Promise, clock: str = "virtual"
+) -> Any:
+    """Explore the orders of conflicting steps, with at most two preemptions."""
+    return frontrun.explore(
+        setup=set_up,
+        workers=[*acts, World.work],
+        invariant=promise,
+        clock=clock,
+        max_executions=SCHEDULES,
+        search="bit-reversal",
+        detect_io=False,
+        reproduce_on_failure=0,
+        timeout_per_run=BOUND,
+        deadlock_timeout=BOUND,
+    )
+
+
+def at_random(
+    set_up: Callable[[], World], acts: list[Act], promise: Promise, clock: str = "virtual"
+) -> None:
+    threads = [*acts, World.work]
+    for seed in range(RANDOM_SCHEDULES):
+        draw = random.Random(seed)
+        schedule: list[int] = []
+        while len(schedule) < STEPS:  # most threads run for a few steps, some for hundreds
+            schedule += [draw.randrange(len(threads))] * int(draw.paretovariate(0.7))
+        world = frontrun.bytecode.run_with_schedule(
+            schedule[:STEPS],
+            set_up,
+            threads,
+            clock=clock,
+            detect_io=False,
+            timeout=BOUND,
+            deadlock_timeout=BOUND,
+        )
+        assert promise(world), (seed, world.outcomes, world.computed)
+
+
+@pytest.fixture(autouse=True)
+def scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the threads and locks of the library under the control of `frontrun`."""
+    monkeypatch.setenv("FRONTRUN_ACTIVE", "1")
+    for module in (thread, wakers):
+        names = types.SimpleNamespace(
+            Lock=Latch,
+            Condition=lambda: threading.Condition(),
+            Thread=threading.Thread,
+            TIMEOUT_MAX=threading.TIMEOUT_MAX,
+        )
+        monkeypatch.setattr(module, "threading", names)
+    monkeypatch.setattr(
+        thread,
+        "daemon_thread",
+        lambda _, target, *args: Job(World.latest.jobs, lambda: target(*args)),
+    )
+    monkeypatch.setattr(reception, "timer", Timer())
+    monkeypatch.setattr(reception, "daemon_thread", no_thread)  # the timer calls back itself
+
+
+def no_thread(*_: object) -> threading.Thread:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.fixture(params=["systematic", "random"])
+def explore(request: pytest.FixtureRequest) -> Explore:
+    if request.param == "random":
+        return at_random
+    return lambda *args, **options: systematically(*args, **options).assert_holds()
+
+
+def test_a_submit_beside_a_submit(explore: Explore) -> None:
+    explore(
+        lambda: World(2),
+        [submits("a"), submits("b")],
+        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
+    )
+
+
+def test_a_submit_beside_a_cancel(explore: Explore) -> None:
+    def set_up() -> World:
+        world = World(2)
+        world.waiting = world.submit("waits")
+        return world
+
+    def cancels(world: World) -> None:
+        cancelled = world.waiting.cancel()
+        world.note("waits", world.waiting.result)
+        assert cancelled == world.waiting.cancelled()
+        world.leave()
+
+    explore(
+        set_up,
+        [submits("a"), cancels],
+        lambda world: world.is_whole("a", "waits") and world.answered("a"),
+    )
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_submit_beside_a_shutdown(explore: Explore, cancel: bool) -> None:
+    def set_up() -> World:
+        world = World(2)
+        world.waiting = world.submit("waits")
+        return world
+
+    def shuts_down(world: World) -> None:
+        world.fn.shutdown(cancel_futures=cancel)
+        assert world.waiting.done()
+        world.note("waits", world.waiting.result)
+        world.leave()
+
+    def promise(world: World) -> bool:
+        refused = isinstance(world.outcomes["a"], batched.BatcherClosed)
+        return world.is_whole("a", "waits") and (
+            cancel or (world.answered("waits") and refused != world.answered("a"))
+        )
+
+    explore(set_up, [submits("a"), shuts_down], promise)
+
+
+def test_a_full_queue(explore: Explore) -> None:
+    explore(
+        lambda: World(2, batch_size=1, max_queue_size=1),
+        [calls("a"), submits("b")],
+        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
+    )
+
+
+def test_a_time_limit(explore: Explore) -> None:
+    def promise(world: World) -> bool:
+        late = sum(isinstance(each, batched.QueueTimeout) for each in world.outcomes.values())
+        return world.is_whole("a", "b") and world.fn.stats.timed_out == late
+
+    explore(
+        lambda: World(2, queue_timeout_ms=1.0),
+        [submits("a"), calls("b"), World.tell_time],
+        promise,
+        clock="explored",
+    )
+
+
+def test_two_event_loops(explore: Explore) -> None:
+    explore(
+        lambda: World(2),
+        [awaits("a"), awaits("b")],
+        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
+    )
+
+
+def test_without_its_lock_the_library_breaks_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unlocked(nullcontext[None]):
+        def _is_owned(self) -> bool:
+            return False
+
+    monkeypatch.setattr(guard.Guard, "_renew_lock", lambda self: setattr(self, "_lock", Unlocked()))
+    assert not systematically(
+        lambda: World(2),
+        [submits("a"), submits("b")],
+        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
+    ).property_holds
