@@ -91,7 +91,7 @@ class _BatchedBase(Generic[T, U, P]):
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
         self.__doc__ = func.__doc__
         self.__module__ = getattr(func, "__module__", __name__)
-        # inspect recognizes a coroutine function only by its name
+        # inspect recognizes no coroutine function without a name
         self.__name__ = getattr(func, "__name__", function.name)
         self.__qualname__ = getattr(func, "__qualname__", function.name)
         # deferred annotations may name objects that do not exist yet

@@ -1,10 +1,12 @@
-"""What does batching itself cost? Calls of an empty function, compared with a bare loop, bare
-threads and bare asyncio; the import; and idle batchers.
+"""What does batching itself cost?
+
+Calls of an empty function are compared with a bare loop, bare threads and bare asyncio. The import
+and idle batchers are measured, too.
 
 Run: python benchmarks/overhead.py [--check] [--quick] [--save]
 
-Times are CPU times on one core, because other processes and the placement of threads affect these
-little. `closed_loop.py` measures the waits of callers.
+Times are CPU times on one core, which depend little on other processes and on the placement of
+threads. `closed_loop.py` measures the waits of callers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Exceptions within the library itself, from signals and full stacks; forks; threads that cannot be
-started. Every caller is answered.
+"""Exceptions within the library itself, forks, and threads that cannot be started.
+
+The exceptions come from signals and full stacks. Every caller is answered.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ PLACES: list[tuple[Any, str]] = [
 def test_a_signal_within_the_library_leaves_no_caller_waiting(
     way: str, where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interrupted call is answered or cancelled. Every other call is answered, and the next
-    call is served.
+    """The interrupted call is answered or cancelled.
+
+    Every other call is answered, and the next call is served.
     """
 
     async def submitted() -> list[Any]:
@@ -245,8 +247,9 @@ def test_a_worker_that_fails_when_a_batch_has_ended_leaves_no_caller_waiting(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Signals are not handled in a worker, but memory may run out. Callers with an answer at that
-    moment get it.
+    """Signals are not handled in a worker, but memory may run out.
+
+    Callers with an answer at that moment get it.
     """
     gate, fn, running = held()
     waiting = fn.submit("waiting")

@@ -1,5 +1,6 @@
-"""Similar lengths together: contents and sizes of batches when more items wait than fit, by
-arithmetic.
+"""Batches of similar lengths: contents and sizes, by arithmetic.
+
+More items wait than fit one batch.
 """
 
 from __future__ import annotations
@@ -113,8 +114,9 @@ def test_all_of_the_leader_goes_first_even_if_its_lengths_differ() -> None:
 
 
 def test_items_of_a_run_that_are_too_long_for_all_of_the_leader_stay_behind() -> None:
-    """The leader's longest item allows four items in 40 tokens. An item longer than 10 would push
-    an item of the leader out.
+    """The leader's longest item allows four items in 40 tokens.
+
+    An item longer than 10 would push an item of the leader out.
     """
     busy = scheduler(batch_size=8, max_batch_tokens=40)
     first = call(10, 2, 2)
@@ -175,9 +177,7 @@ def test_calls_that_come_later_join_the_order() -> None:
 
 
 def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
-    """Calls that came earlier are nearer in line, even if a later call has the length of the
-    leader.
-    """
+    """Earlier calls are nearer in line, even if a later call has the length of the leader."""
     busy = scheduler(batch_size=2)
     near = [call(50), *(call(100 + number) for number in range(2 * LOOK_AHEAD - 1))]
     far = [call(50), call(50), call(99)]
@@ -380,8 +380,9 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
 def test_a_small_call_begins_in_time_behind_later_calls_of_any_length(
     length: int, budget: int | None, threshold: int
 ) -> None:
-    """Each batch led by a small call takes the oldest small call. Behind k small calls, a call is in
-    one of the next k + 1 batches led by small calls.
+    """Each batch that a small call leads takes the oldest small call.
+
+    Behind k small calls, a call is in one of the next k + 1 batches that small calls lead.
     """
     busy = scheduler(batch_size=4, small_batch_threshold=threshold, max_batch_tokens=budget)
     submitted(busy, *(call(*[120] * 9) for _ in range(3)))

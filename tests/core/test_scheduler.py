@@ -434,9 +434,7 @@ def steady(*groups: str) -> Traffic:
 
 
 def with_gaps(period: int, places: int) -> Traffic:
-    """Fill every batch with small calls, but leave `places` free in one batch of every `period`
-    batches.
-    """
+    """Fill every batch with small calls, but leave `places` free in one of every `period`."""
 
     def arrive(busy: Scheduler, number: int) -> None:
         waiting = sum(request.size == 1 for request in busy)
@@ -447,8 +445,9 @@ def with_gaps(period: int, places: int) -> Traffic:
 
 
 def batches_per_large_call(busy: Scheduler, larges: list[Request], arrive: Traffic) -> list[int]:
-    """Return the number of batches until each of `larges` was finished, counted from the batch at
-    which it was the oldest large call.
+    """Return the number of batches until each of `larges` was finished.
+
+    The count begins when the call is the oldest large call.
     """
     submitted(busy, *larges)
     counts: list[int] = []
@@ -931,8 +930,9 @@ def test_the_outcome_of_a_failed_request_is_its_error() -> None:
 
 
 def test_a_raised_error_is_freed_with_its_caller() -> None:
-    """Neither the request nor its own traceback keeps the error alive: no garbage collection is
-    needed.
+    """Neither the request nor its own traceback keeps the error alive.
+
+    The error is freed without garbage collection.
     """
 
     class BadItem(Exception):

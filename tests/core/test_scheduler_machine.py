@@ -1,8 +1,8 @@
-"""Random histories of the real scheduler, compared step by step with a model that is simple enough
-to be obviously right.
+"""Random histories of the real scheduler, compared step by step with a model.
 
-The model is a list of calls in the order of their arrival. Each answer of the scheduler is compared
-with a scan of that list, and the counts are compared after every step.
+The model is a list of calls in the order of arrival, simple enough to be obviously right. Each
+answer of the scheduler is compared with a scan of that list. The counts are compared after every
+step.
 """
 
 from __future__ import annotations
@@ -138,8 +138,9 @@ class Model:
         )
 
     def filled(self, leader: Call) -> list[tuple[Request, int, int]]:
-        """Return the slices of a batch behind `leader`: the small calls of its group follow, then the
-        large calls, in the order of arrival.
+        """Return the slices of a batch behind `leader`.
+
+        The small calls of its group follow, then the large calls, in the order of arrival.
         """
         others = [
             call
