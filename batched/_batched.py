@@ -1,4 +1,4 @@
-"""Decorated functions: the ways of calling them, and how they bind to instances."""
+"""Decorated functions, their calls, and their binding to instances."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ U = TypeVar("U")
 
 
 class _BatchedBase(Generic[T, U, P]):
-    """A batched function: everything except the ways of calling it."""
+    """A batched function, without the calls that differ between threads and coroutines."""
 
-    # not in `__dict__`, which functools.wraps copies
+    # slots, because functools.wraps copies `__dict__`
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -72,9 +72,9 @@ class _BatchedBase(Generic[T, U, P]):
         self, function: BatchFunction | BatchedMethod[Any, Any], owner: object = None
     ) -> None:
         self._function: BatchFunction
-        self._method: BatchedMethod[Any, Any] | None  # of a bound method
-        self._held_as: str  # class and attribute of a function in a class body
-        if isinstance(function, BatchedMethod):  # bind, with the arguments of `types.MethodType`
+        self._method: BatchedMethod[Any, Any] | None  # unbound, if this is bound
+        self._held_as: str  # "Class.attribute" of a function in a class body
+        if isinstance(function, BatchedMethod):  # bind; arguments as of `types.MethodType`
             unbound: _BatchedBase[Any, Any, Any] = function.function
             self.__dict__ = unbound.__dict__.copy()
             self._function, self._held_as = unbound._function, unbound._held_as
@@ -87,14 +87,14 @@ class _BatchedBase(Generic[T, U, P]):
         self._batcher = Batcher(function.parts(bound=owner is not None))
         self._method = None
         self._held_as = ""
-        # by identity; a weak reference removes each entry
+        # batchers of instances, by id; a weak reference removes each entry
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
         self.__doc__ = func.__doc__
         self.__module__ = getattr(func, "__module__", __name__)
-        # without a name, inspect does not recognize a coroutine function
+        # inspect recognizes no coroutine function without a name
         self.__name__ = getattr(func, "__name__", function.name)
         self.__qualname__ = getattr(func, "__qualname__", function.name)
-        # annotations that are evaluated late may not exist yet
+        # deferred annotations may name objects that do not exist yet
         with contextlib.suppress(Exception):
             self.__annotations__ = func.__annotations__
 
@@ -103,19 +103,18 @@ class _BatchedBase(Generic[T, U, P]):
     @overload
     async def acall(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
     async def acall(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-        """The result for an item, or the list of results for a list of items, from any event loop
-        (asyncio, uvloop, trio).
+        """Return the result for an item, or the list of results for a list of items.
 
-        The loop is free meanwhile. Cancelling the call takes what still waits of it out of the
-        queue.
+        The call may come from any event loop (asyncio, uvloop, trio) and does not block the loop.
+        Cancelling the call removes its waiting items from the queue.
 
         Raises:
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the call, with `on_full="raise"`.
-            QueueTimeout: nothing of the call has begun to run within `queue_timeout_ms`.
-            RuntimeError: the batch function called itself, directly or through others, which would
-                wait for ever.
-            Exception: whatever the batch function raised.
+            QueueTimeout: no item of the call began to run within `queue_timeout_ms`.
+            RuntimeError: the batch function called itself, directly or through another function,
+                and would wait forever.
+            Exception: the exception that the batch function raised.
         """
         batcher = self._batcher
         loop, waker = waker_here()
@@ -142,11 +141,11 @@ class _BatchedBase(Generic[T, U, P]):
     def submit(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Future[U]:
         """Return a future of the result for `item`, which is always one item, even if it is a list.
 
-        The future can be awaited on an event loop. `future.cancel()` takes an item that still waits
-        out of the queue. A coroutine function needs a running loop, and `future.result()` raises if
-        it would block that loop forever. While the queue is full (`max_queue_size`), `submit` waits
-        for room. If that would block an event loop or a batch function forever, the item waits in
-        line instead.
+        The future can be awaited on an event loop. `future.cancel()` removes an item that still
+        waits from the queue. A coroutine function needs a running loop, and `future.result()`
+        raises if it would block that loop forever. While the queue is full (`max_queue_size`),
+        `submit` waits for room. If the wait would block an event loop or a batch function forever,
+        `submit` returns at once and the item waits in line.
 
         Raises:
             BatcherClosed: the batcher was shut down.
@@ -173,7 +172,7 @@ class _BatchedBase(Generic[T, U, P]):
             ):
                 with waiting:
                     room.acquire()
-        except BaseException:  # no caller will ever have this future
+        except BaseException:  # no caller gets this future
             runtime.abandon(request)
             raise
         return future
@@ -185,7 +184,7 @@ class _BatchedBase(Generic[T, U, P]):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The settings of this function by name, defaults too; read-only.
+        """Settings of this function by name, defaults included, as a read-only mapping.
 
         `fn.with_options(**fn.options)` is the same function with a batcher of its own.
         """
@@ -196,11 +195,11 @@ class _BatchedBase(Generic[T, U, P]):
         self._batcher.recorder.reset()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuse new calls and finish accepted ones; with `cancel_futures`, cancel waiting ones.
+        """Refuse new calls and finish accepted calls; `cancel_futures` cancels waiting calls.
 
         With `wait`, return when all accepted calls are finished; within the batch function itself,
-        return at once. May be called again, from any thread. Calls raise `BatcherClosed`
-        afterwards, until `with fn:` opens the batcher again.
+        return at once. The method may be called again, from any thread. Later calls of the function
+        raise `BatcherClosed`, until `with fn:` opens the batcher again.
         """
         self._batcher.runtime.shutdown(wait=wait, cancel=cancel_futures)
 
@@ -239,7 +238,7 @@ class _BatchedBase(Generic[T, U, P]):
         if self._function.kind == "class":
             instance = type(instance) if owner is None else owner
         elif instance is None:
-            # checkers know a method as BatchedMethod from its decoration on
+            # type checkers take a decorated method for a BatchedMethod
             return cast("Self", self.of_class)
         return type(self)(self.of_class, instance)
 
@@ -249,7 +248,7 @@ class _BatchedBase(Generic[T, U, P]):
 
     @functools.cached_property
     def _carriers(self) -> Carriers:
-        # of several threads that pickle at once, all get the carriers of one
+        # setdefault: threads that pickle at the same time get the same carriers
         made = Carriers(self, dataclasses.replace(self._function))
         return cast("Carriers", self.__dict__.setdefault("_carriers", made))
 
@@ -283,13 +282,13 @@ class _BatchedBase(Generic[T, U, P]):
                     f"as its instance{do} or, if this is no method, wrap the function in "
                     "staticmethod"
                 ) from None
-            # of several threads that arrive at once one wins; a new batcher has no threads yet
+            # setdefault: concurrent threads get the same batcher; a new one has no worker yet
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
         return entry[1]
 
     @property
     def _is_a_function(self) -> bool:
-        """True if the decorated function has a name of its own, and no instance."""
+        """Whether the decorated function has a name of its own and is not a bound method."""
         func = self._function.func
         return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
 
@@ -310,23 +309,23 @@ class _BatchedBase(Generic[T, U, P]):
         return self._carriers.name if old and reduced[0] is self._carriers.locate else reduced
 
     def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:
-        if not hasattr(self, "_batcher"):  # sent by value, and not found by its name
+        if not hasattr(self, "_batcher"):  # pickled by value: the name leads to no function
             _BatchedBase.__init__(self, describe())
 
     def __copy__(self) -> Self:
-        return self  # as of a plain function
+        return self  # as copies of a plain function do
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._owner is None and self._is_a_function:
             return self
         kind, parts = self.__reduce__()
-        return kind(*copy.deepcopy(parts, memo))  # bound to the copied instance
+        return kind(*copy.deepcopy(parts, memo))  # a method of the copied instance
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the decorated function."""
         if name == "_function":  # not initialised yet
             raise AttributeError(name)
-        if name in ("__self__", "__func__"):  # not those of a decorated bound method
+        if name in ("__self__", "__func__"):  # never from a decorated bound method
             if self._method is None:
                 raise AttributeError(f"{self!r} is not bound to an instance")
             return self._owner if name == "__self__" else self._method
@@ -355,7 +354,7 @@ for _value in vars(_BatchedBase).values():
 
 
 def parts_of(decorated: _BatchedBase[Any, Any, Any]) -> Parts:
-    """Return the parts of a decorated function or bound method: all that running batches needs."""
+    """Return all that running batches of a decorated function or bound method needs."""
     return decorated._batcher.parts._replace(owner=decorated._owner)
 
 
@@ -367,16 +366,17 @@ class Batched(_BatchedBase[T, U, P]):
     @overload
     def __call__(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> U: ...
     def __call__(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-        """The result for an item, or the list of results for a list of items; blocks the calling
-        thread meanwhile.
+        """Return the result for an item, or the list of results for a list of items.
+
+        The call blocks its thread until then.
 
         Raises:
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the call, with `on_full="raise"`.
-            QueueTimeout: nothing of the call has begun to run within `queue_timeout_ms`.
-            RuntimeError: the batch function called itself, directly or through others, which would
-                wait for ever.
-            Exception: whatever the batch function raised.
+            QueueTimeout: no item of the call began to run within `queue_timeout_ms`.
+            RuntimeError: the batch function called itself, directly or through another function,
+                and would wait forever.
+            Exception: the exception that the batch function raised.
         """
         batcher = self._batcher
         waker = blocking_waker()
@@ -391,7 +391,7 @@ class Batched(_BatchedBase[T, U, P]):
         try:
             runtime.submit(request, from_event_loop=False)
             waker.acquire()
-        except BaseException:  # a signal handler raised, wherever the call was just then
+        except BaseException:  # a signal handler raised at any point of the call
             runtime.abandon(request)
             raise
         finally:
@@ -427,16 +427,16 @@ class Batched(_BatchedBase[T, U, P]):
     ) -> Generator[Any, None, None]:
         """Yield the results for `items` in order, computed a bounded number of items ahead.
 
-        At most `buffersize` items are taken from `items` and not yet answered: by default four
-        batches for each that may run at once, and never more than `max_queue_size`. Closing the
-        generator cancels waiting items. The time of an item for `queue_timeout_ms` counts from the
-        moment when all items before it are answered.
+        At most `buffersize` items are taken from `items` and not yet answered. The default is the
+        items of four batches for each batch that may run at once; `max_queue_size` is the limit.
+        Closing the generator cancels waiting items. For `queue_timeout_ms`, the wait of an item
+        begins once all items before it are answered.
 
         Raises:
             TimeoutError: a result is not ready `timeout` seconds after the call of `map`.
             Exception: the exception that the batch function raised for the item, unless
-                `return_exceptions` puts it in the place of the result; or the exception that
-                `items` raised, after the results for earlier items.
+                `return_exceptions` puts it in place of the result. An exception that `items` raises
+                follows the results for earlier items.
         """
         return mapped(
             lambda item: self._submit(item, (), {}),
@@ -484,7 +484,7 @@ class AsyncBatched(_BatchedBase[T, U, P]):
         timeout: float | None = None,
         return_exceptions: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        """Yield the results as `Batched.map` does, asynchronously; `items` may be asynchronous too.
+        """Yield the results asynchronously, as `Batched.map` does; `items` may be asynchronous too.
 
         To stop early, call `aclose()` of the generator.
         """

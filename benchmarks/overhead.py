@@ -1,10 +1,12 @@
-"""What does batching itself cost? Calls of a function that does nothing, beside what a loop,
-threads and asyncio cost without any library; the import, and batchers that nobody calls.
+"""What does batching itself cost?
+
+Calls of an empty function are compared with a bare loop, bare threads and bare asyncio. The import
+and idle batchers are measured, too.
 
 Run: python benchmarks/overhead.py [--check] [--quick] [--save]
 
-Times are of the CPU, on one core, so that busy neighbours and where threads are put decide little;
-whether callers wait in vain is asked by `closed_loop.py`.
+Times are CPU times on one core, which depend little on other processes and on the placement of
+threads. `closed_loop.py` measures the waits of callers.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ from report import Figure, Result, conclude, options
 GATHERED = 20_000
 LISTED = 100_000
 LOOPS = 8
-"""Runs of the bare loop, which is short, in one of a list call."""
+"""Runs of the bare loop, which is short, for one run of a list call."""
 LONE_CALLS = 1000
 THREADS, CALLS_OF_THREAD = 64, 100
 BATCHERS = 50
 BUSY = [1, 2, 3, 4, 5, 6, 7, 8]
-"""Items that idle batchers are called with once, in batches of one, so that all workers start."""
+"""Items of one call of each idle batcher, in batches of one item, so that all workers start."""
 SETTLING = 1.0
-"""Time that workers get to come to rest (s)."""
+"""Time after which all workers are at rest (s)."""
 QUIET = 4.0
-"""Time in which idle batchers are watched (s)."""
+"""Time for which wake-ups of idle batchers are counted (s)."""
 
 Step = Callable[[], object]
 Sleep = Callable[[float], Awaitable[object]]
@@ -57,7 +59,7 @@ async def nothing_async(items: list[int]) -> list[int]:
 
 
 def timed(step: Step, times: int) -> float:
-    """CPU time of all threads in a step that does something so many times (us for each)."""
+    """Return the CPU time of all threads in a step, divided by `times` (us)."""
     start = time.process_time()
     step()
     return (time.process_time() - start) / times * 1e6
@@ -65,7 +67,7 @@ def timed(step: Step, times: int) -> float:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keeps this process on one core, where the system lets it."""
+    """Keep this process on one core, if the system allows it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -85,7 +87,7 @@ def list_call(batch_size: int) -> float:
 
 
 def bare_loop(batch_size: int) -> float:
-    """Batches cut, called, timed and joined, with a lock before and after each."""
+    """Cut, call, time and join batches, with a lock before and after each."""
     items, lock, spent = list(range(LISTED)), threading.Lock(), 0.0
 
     def run() -> None:
@@ -114,8 +116,9 @@ def lone_caller() -> float:
 
 
 def hand_off() -> float:
-    """From one thread to another and back, through two locks: what any design pays whose function
-    has a thread of its own.
+    """Hand control to another thread and back, through two locks.
+
+    A library that calls the function on a thread of its own cannot cost less.
     """
     there, back = threading.Lock(), threading.Lock()
     there.acquire()
@@ -164,7 +167,7 @@ def bare_threads() -> float:
 
 
 def python_calls(make: Callable[[], Any], run: Callable[[Any, int], object], times: int) -> float:
-    """Return how many Python functions are called in all threads, for each of so many runs."""
+    """Return the number of calls of Python functions in all threads, divided by `times`."""
     count = 0
 
     def note(_: object, event: str, __: object) -> None:
@@ -204,8 +207,9 @@ def gathered(call: Callable[[int], Awaitable[Any]]) -> float:
 
 
 def bare_gather() -> float:
-    """A coroutine per item that queues a bare future and awaits it, and a task that resolves them:
-    what any design pays on asyncio.
+    """Await a bare future in a coroutine per item; one task resolves all futures.
+
+    A library on asyncio cannot cost less.
     """
     queue: deque[asyncio.Future[int]] = deque()
 
@@ -229,7 +233,7 @@ def bare_gather() -> float:
 
 
 def in_new_interpreter(code: str) -> float:
-    """The number it prints."""
+    """Return the number that `code` prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parent,
@@ -241,7 +245,7 @@ def in_new_interpreter(code: str) -> float:
 
 
 def import_time(modules: str) -> float:
-    """CPU time (ms)."""
+    """Return the CPU time of the import of `modules` (ms)."""
     return 1e3 * in_new_interpreter(
         f"import time; t = time.process_time(); import {modules}; print(time.process_time() - t)"
     )
@@ -252,11 +256,11 @@ def modules_loaded(modules: str) -> float:
 
 
 STDLIB = "asyncio, concurrent.futures.thread, inspect"
-"""What any library imports that serves threads and coroutines through decorators."""
+"""Modules that every library with decorators for threads and coroutines imports."""
 MODULES = 64
-"""Modules that `batched` may load beyond those, its own among them."""
+"""Modules that `batched` may load beyond `STDLIB`, its own included."""
 IMPORT = 3.4
-"""Times the import of those that the import of `batched` may take."""
+"""Largest ratio of the import time of `batched` to the import time of `STDLIB`."""
 
 ACALL = batched.dynamically(batch_size=256)(nothing).acall
 AIO = batched.aio.dynamically(batch_size=256)(nothing_async)
@@ -278,14 +282,14 @@ ROWS: dict[str, tuple[Measure, str, Measure, float]] = {
         *(lambda: gathered(ACALL), "coroutine and future", bare_gather, 1.9),
     ),
 }
-"""What is measured, the name of its floor, the floor, and how many floors it may cost at most."""
+"""Measurement, name of its floor, the floor, and the largest ratio to the floor."""
 
 CALLS = {
     "list call, batch_size=32": ("calls_of_a_list()", "Python calls a batch", 16.5),
     "lone call": ("calls_of_a_lone_call()", "Python calls", 50.0),
 }
-"""Python calls of all threads, the batch function's included, and their bounds. Every 256th batch
-counts the statistics, too.
+"""Python calls of all threads, calls of the batch function included, and their bounds. Every 256th
+batch also counts the statistics.
 """
 
 SETTINGS: list[dict[str, Any]] = [
@@ -295,7 +299,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"max_concurrent_batches": 4},
     {"max_queue_size": 1, "queue_timeout_ms": 500.0},
 ]
-"""Settings of idle batchers, in turn; every timeout is over before they are watched."""
+"""Settings of idle batchers, in turn. Every timeout ends before wake-ups are counted."""
 PREFETCHING: list[dict[str, Any]] = [
     {"prefetch": 1},
     {"prefetch": 1, "max_concurrent_batches": 4, "timeout_ms": 0.0},
@@ -309,7 +313,7 @@ def idle(decorator: Any, function: Any, settings: list[dict[str, Any]]) -> list[
 
 
 def sleeps() -> int:
-    """How often any thread of this process has gone to sleep by itself."""
+    """Return how often a thread of this process has gone to sleep voluntarily."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
@@ -346,8 +350,9 @@ RUNNERS: dict[str, Callable[[list[Any]], int]] = {
 
 
 def wake_ups() -> dict[str, float]:
-    """Wake-ups of each kind of idle batchers, beyond those of a process with none, side by side in
-    processes of their own.
+    """Return the wake-ups of each kind of idle batchers, beyond a process without batchers.
+
+    Each kind has a process of its own; all processes run at the same time.
     """
     kinds = {
         runner: ["none", "batched"] if runner == "threads" else ["none", *list(IDLE)[2:]]

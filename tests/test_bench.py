@@ -1,4 +1,4 @@
-"""`python -m batched bench`, on functions of a user."""
+"""The command `python -m batched bench` on functions of a user."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from batched._bench.target import load_target
 from batched._core.cost import TimeBySize
 
 PACKAGES = ("numpy", "rich", "matplotlib")
-"""What the command needs."""
+"""Packages that the command needs."""
 
 RAGGED = '{"x": [1]}\n{"x": [1]}\n{"x": [1, 2, 3, 4, 5]}\n'
-"""A sample of features of different length."""
+"""Sample of features of different lengths."""
 
 FUNCTIONS = """
 import asyncio, signal, threading
@@ -124,7 +124,7 @@ FEATURES = '{"x": [1.5, 2, 3], "mask": [1, 1, 1]}\n{"mask": [1], "x": [4]}\n'
 
 @pytest.fixture
 def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder to be in, with modules and samples, and short measurements."""
+    """Change to a folder with modules and samples, and shorten measurements."""
     for package in PACKAGES:
         pytest.importorskip(package)
     (tmp_path / "functions.py").write_text(FUNCTIONS)
@@ -138,7 +138,7 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(measuring, "TURN", 0.001)
     monkeypatch.setattr(measuring, "ROUNDS_SECONDS", 0.0)
-    monkeypatch.setitem(sys.modules, "torch", None)  # of which features would be made
+    monkeypatch.setitem(sys.modules, "torch", None)  # else features become tensors
     yield
     sys.modules.pop("functions", None)
 
@@ -162,7 +162,7 @@ def bench(target: str, sample: str = "items", *more: str) -> int:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    # the folder is another one
+    # the command runs in a folder without the package
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parent.parent)}
     return subprocess.run(
         [sys.executable, *command],
@@ -214,7 +214,7 @@ def test_every_kind_of_function_is_measured(
     assert "Picture: batched-bench.png" in out
 
 
-def test_the_command_draws_what_it_finds(functions: None) -> None:
+def test_the_command_draws_its_results(functions: None) -> None:
     import matplotlib.image
 
     command = (
@@ -233,7 +233,7 @@ def test_the_command_draws_what_it_finds(functions: None) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "batch_size=2\n" in ended.stdout.replace(" ", "")
     assert ended.stdout.splitlines()[-2] == "Picture: picture.png"
-    pixels = matplotlib.image.imread("picture.png")  # fails for anything but a whole picture
+    pixels = matplotlib.image.imread("picture.png")  # fails unless the picture is complete
     assert pixels.shape[0] > 500
     assert pixels.shape[1] > 1000
     assert pixels.std() > 0.05
@@ -252,7 +252,7 @@ def test_the_function_gets_lists_of_items_of_each_size(functions: None) -> None:
 def test_direct_batches_are_never_cut_short(
     target: str, sample: str, functions: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though any padding would pay for another batch."""
+    """The patched cost model lets any padding pay for another batch."""
     made = TimeBySize.__init__
 
     def costless(self: TimeBySize) -> None:
@@ -291,7 +291,7 @@ def test_a_coroutine_function_runs_on_one_loop(functions: None) -> None:
 
 @pytest.fixture
 def torch() -> Any:
-    return pytest.importorskip("torch")  # before `functions` hides it: it cannot be imported twice
+    return pytest.importorskip("torch")  # before `functions` hides torch: no second import works
 
 
 @pytest.mark.model
@@ -303,7 +303,7 @@ def test_features_are_tensors_if_torch_is_there(
     assert all(isinstance(row, torch.Tensor) for item in items for row in item.values())
 
 
-def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[bool] = []
     cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: waits.append(True))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
@@ -311,7 +311,7 @@ def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits == [True]
 
 
-def test_an_interrupted_command_ends_with_status_130_and_leaves_nothing_behind(
+def test_an_interrupted_command_ends_with_status_130_and_leaves_no_thread_behind(
     functions: None,
 ) -> None:
     before = set(threading.enumerate())
@@ -321,7 +321,7 @@ def test_an_interrupted_command_ends_with_status_130_and_leaves_nothing_behind(
     assert set(threading.enumerate()) <= before
 
 
-def test_an_interrupt_under_load_ends_it(functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_load(functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from batched import _closed_loop
 
     run_threads = _closed_loop.run_threads
@@ -400,7 +400,7 @@ def test_an_interrupt_under_load_ends_it(functions: None, monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(
+def test_an_error_is_reported_in_one_sentence(
     arguments: list[str], sentence: str, functions: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:
@@ -430,7 +430,7 @@ def test_what_is_wrong_is_told_in_one_sentence(
         ),
     ],
 )
-def test_a_sample_that_cannot_be_used_is_told_with_its_line(
+def test_an_unusable_sample_is_reported_with_its_line(
     target: str, text: str, sentence: str, functions: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("sample").write_text(text)
@@ -441,7 +441,7 @@ def test_a_sample_that_cannot_be_used_is_told_with_its_line(
 
 
 @pytest.mark.parametrize("name", ["failing", "failing_coroutine"])
-def test_what_is_raised_under_load_is_told_with_the_callers(name: str, functions: None) -> None:
+def test_an_exception_under_load_is_reported_with_the_callers(name: str, functions: None) -> None:
     with pytest.raises(ArgumentError, match=f"{name} raised ValueError: no, called by 2 callers"):
         asyncio.run(
             measuring.measure_load(load_target(f"functions:{name}", Path("items")), 2, 4, 0.1)
@@ -463,7 +463,7 @@ def test_a_missing_package_is_named_with_the_extra(package: str, functions: None
     )
 
 
-def test_the_help_tells_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_states_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "--help"])
     assert ended.value.code == 0
@@ -487,14 +487,14 @@ def test_the_help_tells_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
         ("functions:plain", 1, "It needs no decorator."),
     ],
 )
-def test_the_line_to_paste_is_that_of_the_function(
+def test_the_suggested_decorator_fits_the_function(
     target: str, batch_size: int, line: str, functions: None
 ) -> None:
     assert load_target(target, Path("items")).suggestion(batch_size) == line
 
 
 def loaded(callers: int, calls: int) -> measuring.Load:
-    """What callers got who made that many calls in a second."""
+    """Return the load of `callers` that made `calls` calls in one second."""
     made = measuring.Load([None], callers, 0.0)
     made.seconds = 1.0
     for _ in range(calls):
@@ -525,7 +525,7 @@ NEVER_FASTER = (
         ({1: 90, 2: 80}, "LINEAR", False, f"{NO_GAIN}\n{NEVER_FASTER}"),
     ],
 )
-def test_what_batching_is_worth_is_told(
+def test_the_summary_states_the_gain(
     calls: dict[int, int], batches: str, coroutine: bool, sentence: str, functions: None
 ) -> None:
     from batched._bench.command import Findings, summarize
@@ -538,7 +538,7 @@ def test_what_batching_is_worth_is_told(
 
 
 def times(**milliseconds: float) -> list[BatchTime]:
-    """What batches take, by size: `of_1=5.0`."""
+    """Return times of batches by size: `of_1=5.0` is 5 ms for a batch of one item."""
     return [
         BatchTime(int(size.removeprefix("of_")), value / 1e3)
         for size, value in milliseconds.items()
@@ -557,7 +557,7 @@ NOISY = times(of_1=10, of_2=11.4, of_4=12.8, of_8=19, of_16=28, of_32=57)
     ("measured", "fixed", "per_item"),
     [(FIXED, 5.0, 0.1), (FLAT, 4.0, 1.0), (LINEAR, 0.0, 2.0), (times(of_1=3, of_64=3), 3.0, 0.0)],
 )
-def test_times_that_lie_on_a_line_are_fitted_by_it(
+def test_a_fit_finds_the_line_on_which_times_lie(
     measured: list[BatchTime], fixed: float, per_item: float
 ) -> None:
     found = fit(measured)
@@ -572,12 +572,12 @@ def test_no_part_of_a_fit_is_below_zero() -> None:
     falling = fit(times(of_1=4, of_2=2))
     assert falling.per_item == 0
     assert falling.fixed * 1e3 == pytest.approx((1 / 4 + 1 / 2) / (1 / 16 + 1 / 4))
-    assert falling.off == pytest.approx(0.4)  # 2.4 instead of 4
+    assert falling.off == pytest.approx(0.4)  # 2.4 ms instead of 4 ms
 
 
-def test_a_fit_weighs_deviations_by_the_time_they_are_of() -> None:
+def test_a_fit_weighs_deviations_relative_to_the_times() -> None:
     assert fit(NOISY).off < 0.2
-    # which the deviation of 57 would outweigh if it counted in milliseconds
+    # measured in milliseconds, the deviation at 57 ms would outweigh this time
     assert abs(fit(NOISY).at(1) * 1e3 - 10) < 1
 
 
@@ -597,7 +597,7 @@ def test_a_fit_weighs_deviations_by_the_time_they_are_of() -> None:
         ),
     ],
 )
-def test_a_fit_says_how_good_it_is(off: float, sentence: str) -> None:
+def test_a_fit_states_its_largest_deviation(off: float, sentence: str) -> None:
     assert str(Fit(5e-3, 1e-4, off)) == sentence
 
 

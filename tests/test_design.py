@@ -1,4 +1,4 @@
-"""The pages of docs/design/ are true: words, files, tests and letters are those of the code."""
+"""Agreement of docs/design/ with the code: words, files, tests and letters of the flush rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DESIGN = ROOT / "docs/design"
 PACKAGES = ("_core", "_collate", "_execution", "_runtime", "_generation", "_chat", "offline")
 
 Word = tuple[str, str]
-"""Path of a file, from `batched/` on, and a name in it."""
+"""Path of a file, relative to `batched/`, and a name in the file."""
 
 
 def page(name: str) -> str:
@@ -27,7 +27,7 @@ def page(name: str) -> str:
 
 
 def table(package: str) -> set[Word]:
-    """Every name in the table of a package in words.md, beside every file of its row."""
+    """Return each name in the table of a package in words.md, with each file of its row."""
     section = page("words.md").split(f"\n## `{package}`\n")[1].split("\n## ")[0]
     return {
         (f"{package}/{file}", name)
@@ -43,7 +43,7 @@ def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
 
 
 def bound(body: list[ast.stmt]) -> set[str]:
-    """Names that functions, classes and assignments bind on the level of a module."""
+    """Return the names that functions, classes and assignments bind at module level."""
     names: set[str] = set()
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -97,7 +97,7 @@ def test_every_guarantee_has_its_tests() -> None:
 
 @functools.cache
 def code_words() -> set[str]:
-    """Words of all code, its comments too, and the names of modules."""
+    """Return the words of all code, comments included, and the names of modules."""
     paths = [
         path for name in ("batched", "benchmarks", "tests") for path in (ROOT / name).rglob("*.py")
     ]
@@ -106,7 +106,7 @@ def code_words() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DESIGN.glob("*.md")))
-def test_names_on_the_pages_are_those_of_the_code(name: str) -> None:
+def test_names_on_the_pages_exist_in_the_code(name: str) -> None:
     prose = re.sub(r"^```.*?^```$", "", page(name), flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([A-Za-z_][\w.]*)`", prose):
         assert set(code.split(".")) <= code_words(), code
@@ -116,7 +116,7 @@ def test_names_on_the_pages_are_those_of_the_code(name: str) -> None:
         assert (CODE / path).exists(), path
 
 
-def test_the_letters_of_the_flush_rule_are_those_of_the_code() -> None:
+def test_the_letters_of_the_flush_rule_match_the_code() -> None:
     section = page("flush-rule.md").split("\n## Hindsight\n")[1]
     shown = section.split("```text\n")[1].split("```")[0]
     said = textwrap.dedent(linger.__doc__ or "")

@@ -1,5 +1,6 @@
-"""Exceptions that break in on the library itself, from signals and full stacks; forks; and threads
-that cannot be started. No caller is forgotten.
+"""Exceptions within the library itself, forks, and threads that cannot be started.
+
+The exceptions come from signals and full stacks. Every caller is answered.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no for
 
 
 class Interrupt(BaseException):
-    """What a signal handler raises."""
+    """Exception that a signal handler raises."""
 
 
 def held(**settings: Any) -> tuple[Gate, Any, Any]:
-    """A function that is busy with one item."""
+    """Return a gate, a batched function that is busy with one item, and the future of that item."""
     gate = Gate()
     fn: Any = batched.dynamically(**{"batch_size": 1, **settings})(gate)
     running = fn.submit("running")
@@ -42,7 +43,7 @@ def held(**settings: Any) -> tuple[Gate, Any, Any]:
 def interrupting(
     monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, before: bool, on: int = 1
 ) -> None:
-    """Has a signal break in before or after the `on`th call of that function, once."""
+    """Raise `Interrupt` once, before or after the `on`th call of the function."""
     function, calls = getattr(where, name), 0
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -75,15 +76,16 @@ PLACES: list[tuple[Any, str]] = [
     ("where", "name"), PLACES, ids=lambda place: getattr(place, "__name__", place)
 )
 @pytest.mark.parametrize("way", ["cancel", "shutdown"])
-def test_a_signal_that_breaks_in_leaves_nobody_waiting(
+def test_a_signal_within_the_library_leaves_no_caller_waiting(
     way: str, where: Any, name: str, before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interrupted call is answered or cancelled, any other call is answered, and the next call
-    is served.
+    """The interrupted call is answered or cancelled.
+
+    Every other call is answered, and the next call is served.
     """
 
     async def submitted() -> list[Any]:
-        return [fn.submit(i) for i in range(5)]  # on a loop, where that waits for no room
+        return [fn.submit(i) for i in range(5)]  # on a loop, `submit` does not wait for room
 
     gate, fn, running = held(max_queue_size=2)
     futures = asyncio.run(submitted())
@@ -109,7 +111,7 @@ def test_a_signal_that_breaks_in_leaves_nobody_waiting(
     assert (fn.stats.queue_size, fn.stats.blocked, fn.stats.in_flight) == (0, 0, 0)
 
 
-def test_a_full_stack_in_a_cancellation_leaves_nobody_waiting() -> None:
+def test_a_full_stack_in_a_cancellation_leaves_no_caller_waiting() -> None:
     def deep(frames: int, function: Callable[[], Any]) -> Any:
         return deep(frames - 1, function) if frames else function()
 
@@ -132,7 +134,7 @@ def test_a_full_stack_in_a_cancellation_leaves_nobody_waiting() -> None:
     asyncio.run(main())
 
 
-def test_a_signal_before_the_clock_was_set_is_made_good_by_the_next_call(
+def test_the_next_call_sets_a_timer_that_a_signal_has_prevented(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=20)
@@ -149,7 +151,7 @@ def test_a_signal_before_the_clock_was_set_is_made_good_by_the_next_call(
     fn.shutdown()
 
 
-def test_a_thread_that_was_started_and_given_up_is_counted_once(
+def test_a_worker_is_counted_once_if_a_signal_interrupts_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate, fn, running = held(max_concurrent_batches=2)
@@ -167,7 +169,7 @@ def test_a_thread_that_was_started_and_given_up_is_counted_once(
     assert fn._batcher.runtime._workers == 0
 
 
-def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(
+def test_a_call_that_fails_without_a_timer_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @batched.dynamically(queue_timeout_ms=1e6)
@@ -184,7 +186,7 @@ def test_a_call_that_was_refused_for_want_of_a_clock_is_not_counted(
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
-def test_a_worker_that_was_given_up_while_it_rested_ends(
+def test_a_resting_worker_ends_if_a_signal_interrupts_its_start(
     coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plain(items: list[int]) -> list[int]:
@@ -213,7 +215,7 @@ def test_a_worker_that_was_given_up_while_it_rested_ends(
                 fn.submit(1)
         names = {f"batched-{fn.__qualname__}-1"}
         with anyio.fail_after(BOUND):
-            # a thread that ends rings no bell
+            # the end of a thread rings no bell
             while any(thread.name in names for thread in threading.enumerate()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         eager = asyncio.wrap_future(fn.submit(2))
@@ -237,7 +239,7 @@ def test_a_worker_that_was_given_up_while_it_rested_ends(
         (concurrent.futures.Future, "set_result", True, True),
     ],
 )
-def test_a_worker_that_fails_when_a_batch_has_ended_leaves_nobody_waiting(
+def test_a_worker_that_fails_when_a_batch_has_ended_leaves_no_caller_waiting(
     where: Any,
     name: str,
     before: bool,
@@ -245,8 +247,9 @@ def test_a_worker_that_fails_when_a_batch_has_ended_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In a worker no signal is handled, but memory may run out. Callers that had their answers by
-    then get them.
+    """Signals are not handled in a worker, but memory may run out.
+
+    Callers with an answer at that moment get it.
     """
     gate, fn, running = held()
     waiting = fn.submit("waiting")
@@ -263,7 +266,7 @@ def test_a_worker_that_fails_when_a_batch_has_ended_leaves_nobody_waiting(
     fn.shutdown()
 
 
-def test_shutdown_waits_for_a_worker_that_tells_its_callers_while_another_one_fails(
+def test_shutdown_waits_for_a_worker_that_answers_callers_while_another_worker_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told, go_on = threading.Event(), threading.Event()
@@ -288,14 +291,14 @@ def test_shutdown_waits_for_a_worker_that_tells_its_callers_while_another_one_fa
     assert not closing.is_alive()
 
 
-def test_a_worker_that_fails_when_its_function_is_gone_has_nobody_to_tell(
+def test_a_worker_that_fails_when_its_function_is_gone_logs_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     thread._fail(None, Interrupt())
     assert not caplog.records
 
 
-def test_a_worker_whose_task_is_cancelled_before_it_begins_leaves_nobody_waiting() -> None:
+def test_a_worker_task_cancelled_before_it_begins_leaves_no_caller_waiting() -> None:
     @batched.aio.dynamically
     async def fn(items: list[int]) -> list[int]:
         return items
@@ -313,7 +316,7 @@ def test_a_worker_whose_task_is_cancelled_before_it_begins_leaves_nobody_waiting
     asyncio.run(main())
 
 
-def test_a_signal_that_breaks_in_on_waking_tasks_leaves_none_asleep() -> None:
+def test_a_signal_while_tasks_are_woken_leaves_no_task_asleep() -> None:
     loop = asyncio.new_event_loop()
     broken = True
 
@@ -334,10 +337,10 @@ def test_a_signal_that_breaks_in_on_waking_tasks_leaves_none_asleep() -> None:
 
 
 @pytest.mark.parametrize(("name", "on"), [("cancel", 1), ("cancelled", 1), ("cancelled", 2)])
-def test_a_cancellation_that_was_broken_in_on_is_made_good(
+def test_an_interrupted_cancellation_is_completed(
     name: str, on: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For those too who wait for several futures."""
+    """`concurrent.futures.wait` sees the cancellation, too."""
     gate, fn, running = held()
     waiting = fn.submit("waiting")
     with monkeypatch.context() as patch:
@@ -367,8 +370,8 @@ def test_an_interrupted_withdrawal_of_a_call_ends_no_other_call(
     fn.shutdown()
 
 
-def test_a_queue_that_was_left_half_changed_is_repaired_by_the_next_call() -> None:
-    """The stack was too full to repair it at once."""
+def test_the_next_call_repairs_a_queue_that_was_left_half_changed() -> None:
+    """The stack was too full for an immediate repair."""
     gate, fn, running = held()
     waiting = fn.submit("waiting")
     runtime = fn._batcher.runtime
@@ -388,7 +391,7 @@ def test_a_queue_that_was_left_half_changed_is_repaired_by_the_next_call() -> No
 # ---------------------------------------------------------------- callbacks
 
 
-def test_a_callback_of_a_call_that_was_late_may_block_and_delays_no_other_batcher() -> None:
+def test_a_blocking_callback_of_an_expired_call_delays_no_other_batcher() -> None:
     @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
     def fn(items: list[str]) -> list[str]:
         return items
@@ -410,7 +413,7 @@ def test_a_callback_of_a_call_that_was_late_may_block_and_delays_no_other_batche
     other.shutdown()
 
 
-def test_callbacks_of_late_calls_are_made_even_where_no_thread_can_be_started(
+def test_callbacks_of_expired_calls_run_even_if_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
@@ -430,7 +433,7 @@ def test_callbacks_of_late_calls_are_made_even_where_no_thread_can_be_started(
     fn.shutdown()
 
 
-def test_who_gets_room_is_told_before_callbacks_are_called() -> None:
+def test_a_caller_that_gets_room_is_woken_before_callbacks_run() -> None:
     gate, fn, running = held(max_queue_size=1)
     waiting, got_room, in_time = fn.submit("waiting"), threading.Event(), []
     waiting.add_done_callback(lambda _: in_time.append(got_room.wait(BOUND)))
@@ -450,7 +453,7 @@ def test_who_gets_room_is_told_before_callbacks_are_called() -> None:
 
 
 @pytest.mark.parametrize("closing", ["shutdown", "aclose"])
-def test_with_prefetch_closing_waits_until_all_callers_have_been_told(closing: str) -> None:
+def test_closing_with_prefetch_waits_until_all_callers_are_answered(closing: str) -> None:
     called, release = threading.Event(), threading.Event()
 
     @batched.dynamically(prefetch=1, batch_size=2, flush="window", timeout_ms=1e9)
@@ -487,10 +490,10 @@ def test_with_prefetch_closing_waits_until_all_callers_have_been_told(closing: s
 
 @needs_fork
 @pytest.mark.parametrize("ending", ["expiry", "shutdown", "cancel"])
-def test_calls_that_were_about_to_be_told_when_the_process_forked_end_in_the_child(
+def test_calls_end_in_a_child_that_is_forked_before_they_are_answered(
     ending: str,
 ) -> None:
-    """Another thread is busy with the callback of the first of them."""
+    """During the fork, another thread runs the callback of the first call."""
     done = python(
         f"""
         import concurrent.futures, os, threading, batched
@@ -540,7 +543,7 @@ def test_calls_that_were_about_to_be_told_when_the_process_forked_end_in_the_chi
 
 
 @needs_fork
-def test_a_batcher_that_cannot_be_renewed_in_a_child_keeps_no_other_from_it() -> None:
+def test_a_batcher_that_cannot_be_renewed_in_a_child_affects_no_other_batcher() -> None:
     done = python(
         """
         import os, batched
@@ -566,10 +569,10 @@ def test_a_batcher_that_cannot_be_renewed_in_a_child_keeps_no_other_from_it() ->
     assert "broken may not work in the forked process" in done.stderr
 
 
-# ---------------------------------------------------------------- what stays
+# ---------------------------------------------------------------- wake-ups
 
 
-def test_a_caller_who_has_gone_meanwhile_does_not_keep_the_others_from_being_woken() -> None:
+def test_a_cancelled_waiter_does_not_prevent_the_next_waiter_from_waking() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         gone, there = loop.create_future(), loop.create_future()

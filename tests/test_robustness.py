@@ -1,4 +1,4 @@
-"""What hostile but plausible code did to earlier versions, and must not do again."""
+"""Hostile but plausible user code that broke earlier versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def echo(items: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     "module", [None, types.ModuleType("trio")], ids=["blocked", "half imported"]
 )
-def test_a_trio_that_is_not_there_yet_harms_nobody(
+def test_calls_succeed_while_trio_is_blocked_or_half_imported(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "trio", module)
@@ -44,7 +44,7 @@ def test_a_trio_that_is_not_there_yet_harms_nobody(
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 @pytest.mark.parametrize("attribute", [None, object()], ids=["half imported", "mocked"])
-def test_a_library_of_arrays_that_is_not_there_yet_harms_nobody(
+def test_calls_succeed_while_an_array_library_is_half_imported_or_mocked(
     name: str, attribute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = types.ModuleType(name)
@@ -73,7 +73,7 @@ def test_an_exception_that_cannot_be_printed_reaches_its_callers() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError])
-def test_a_ring_that_is_interrupted_leaves_a_batcher_that_serves(
+def test_a_batcher_serves_calls_after_an_interrupted_ring_of_a_bell(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fn: Any = batched.dynamically(echo)
@@ -93,7 +93,7 @@ def _raising(error: type[BaseException]) -> Any:
     return fail
 
 
-def test_an_interrupt_in_the_middle_of_queuing_ends_no_other_call(
+def test_an_interrupt_while_a_call_is_queued_ends_no_other_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = Gate()
@@ -111,7 +111,7 @@ def test_an_interrupt_in_the_middle_of_queuing_ends_no_other_call(
     fn.shutdown()
 
 
-def test_calls_at_the_end_of_the_stack_leave_a_batcher_that_serves() -> None:
+def test_a_batcher_serves_calls_after_calls_at_the_end_of_the_stack() -> None:
     fn: Any = batched.dynamically(echo)
     assert fn(1) == 1
 
@@ -203,7 +203,7 @@ def test_an_argument_whose_comparison_fails_is_answered_in_a_batch_of_its_own() 
     assert [future.result(BOUND) for future in futures] == [1, 2, 3]
 
 
-def test_a_function_that_changes_its_arguments_changes_them_for_nobody_else() -> None:
+def test_a_function_that_changes_its_arguments_changes_no_argument_of_another_batch() -> None:
     @batched.dynamically(batch_size=1)
     def fn(items: list[int], options: dict[str, list[int]]) -> list[int]:
         return [item + options.pop("plus").pop() for item in items]
@@ -248,7 +248,7 @@ def test_a_part_that_fails_harms_no_call_that_shares_a_batch_with_another_part()
     fn.shutdown()
 
 
-def test_a_list_whose_length_lies_is_the_items_it_holds() -> None:
+def test_a_list_with_a_false_length_counts_as_the_items_it_holds() -> None:
     class Liar(list[int]):
         def __len__(self) -> int:
             return 7
@@ -322,8 +322,8 @@ def test_a_failed_call_leaves_no_garbage(way: str) -> None:
         gc.enable()
 
 
-def test_results_may_have_classes_of_their_own_making() -> None:
-    """Such as lazy objects, whose `__class__` is that of what they load when it is asked for."""
+def test_a_result_may_raise_on_every_access_to_an_attribute() -> None:
+    """Lazy objects load their target on access to `__class__`, and fail if the target is gone."""
 
     class Lazy:
         def __getattribute__(self, name: str) -> Any:
@@ -342,7 +342,7 @@ def test_results_may_have_classes_of_their_own_making() -> None:
     fn.shutdown()
 
 
-def test_type_hints_are_those_of_the_function() -> None:
+def test_type_hints_equal_the_type_hints_of_the_function() -> None:
     @batched.dynamically
     def fn(texts: list[str], prompt: str = "") -> list[int]:
         return [len(prompt + text) for text in texts]
@@ -357,7 +357,7 @@ def test_type_hints_are_those_of_the_function() -> None:
         assert typing.get_type_hints(method) == {"texts": list[str], "return": list[int]}
 
 
-def test_map_tells_of_a_shutdown_as_a_shutdown() -> None:
+def test_map_reports_a_shutdown_as_batcher_closed() -> None:
     gate = Gate()
     fn: Any = batched.dynamically(batch_size=1)(gate)
     results: Iterator[Any] = fn.map(range(3), return_exceptions=True)
@@ -372,7 +372,7 @@ def test_map_tells_of_a_shutdown_as_a_shutdown() -> None:
     assert [type(each) for each in seen[1:]] == [batched.BatcherClosed] * 2
 
 
-def test_a_callback_that_raises_at_cancellation_leaves_a_future_that_is_done() -> None:
+def test_a_cancelled_future_is_done_even_if_its_callback_raises() -> None:
     import concurrent.futures
 
     gate = Gate()
@@ -389,7 +389,7 @@ def test_a_callback_that_raises_at_cancellation_leaves_a_future_that_is_done() -
     assert running.result(BOUND) == 1
 
 
-def test_shutdown_and_futures_see_a_loop_that_stops_while_they_wait() -> None:
+def test_shutdown_and_futures_end_when_the_loop_stops() -> None:
     started = threading.Event()
 
     @batched.aio.dynamically
@@ -422,7 +422,7 @@ def test_shutdown_and_futures_see_a_loop_that_stops_while_they_wait() -> None:
     loop.close()
 
 
-def test_a_future_sees_a_loop_that_is_closed_while_it_waits() -> None:
+def test_a_future_ends_when_the_loop_is_closed() -> None:
     started = threading.Event()
 
     @batched.aio.dynamically
@@ -447,11 +447,11 @@ def test_a_future_sees_a_loop_that_is_closed_while_it_waits() -> None:
     loop.close()
     assert isinstance(future.exception(BOUND), batched.BatcherClosed)
     for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is, on purpose
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # left pending on purpose
     del tasks
 
 
-def test_a_loop_whose_calls_are_answered_may_be_left_with_a_plain_with() -> None:
+def test_a_plain_with_closes_a_batcher_on_a_loop_once_its_calls_are_answered() -> None:
     @batched.aio.dynamically
     async def fn(items: list[int]) -> list[int]:
         return items
@@ -483,7 +483,7 @@ def test_a_function_on_a_thread_may_close_its_batcher_as_a_coroutine() -> None:
         fn(2)
 
 
-def test_results_that_are_lost_to_a_failure_within_the_library_end_their_calls(
+def test_calls_end_if_a_failure_within_the_library_loses_their_results(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fn: Any = batched.dynamically(echo)
@@ -511,13 +511,13 @@ def test_an_interrupt_in_a_worker_on_a_loop_reaches_the_loop(
     assert asyncio.run(fn.acall(2)) == 2
 
 
-def test_an_interrupt_before_any_worker_was_chosen_leaves_a_batcher_that_serves() -> None:
+def test_a_batcher_serves_calls_after_an_interrupt_before_a_worker_is_chosen() -> None:
     fn: Any = batched.dynamically(echo)
     runtime = fn._batcher.runtime
     lock = runtime._lock
 
     class Second:
-        """A lock that a signal handler interrupts the second time."""
+        """Lock that a signal handler interrupts at the second entry."""
 
         entered = 0
         _is_owned = staticmethod(lock._is_owned)
@@ -541,7 +541,7 @@ def test_an_interrupt_before_any_worker_was_chosen_leaves_a_batcher_that_serves(
     fn.shutdown()
 
 
-def test_a_bell_that_is_rung_by_nobody_is_waited_for_again() -> None:
+def test_a_bell_waits_again_after_a_ring_without_a_runtime() -> None:
     runtime = batched.dynamically(sorted)._batcher.runtime
     assert isinstance(runtime, ThreadRuntime)
     bell = _Bell(runtime, runtime._scheduler)
@@ -573,7 +573,7 @@ def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch)
 
         future = fn.submit(7)
         closing = asyncio.ensure_future(asyncio.to_thread(fn.shutdown))
-        while glances < 3:  # noqa: ASYNC110  # counted in another thread
+        while glances < 3:  # noqa: ASYNC110  # another thread counts
             await asyncio.sleep(0.001)
         assert not closing.done()
         gate.set()

@@ -9,29 +9,28 @@ from typing import Final
 LAST: Final = 50
 """Batches that count in the means."""
 ENOUGH: Final = 4
-"""Batches of an octave before its mean is trusted, and between two looks at the fixed size."""
+"""Batches of an octave before its mean is trusted, and between updates of the fixed size."""
 LEAST_FIXED: Final = 0.05
-"""Least share of a batch's time that is taken to be independent of its size."""
+"""Least share of a batch's time that is assumed to be independent of its size."""
 
 
 class TimeBySize:
-    """Time of a batch by its size: means over octaves of sizes, and lines from one octave to the
-    next.
+    """Time of a batch by its size: means over octaves of sizes, and lines between octaves.
 
-    Functions on GPUs take a constant time up to some size, and more from there on. No single line
-    describes that.
+    On a GPU, a function takes a constant time up to some size, and more time beyond it. No single
+    line describes this shape.
     """
 
     __slots__ = ("_batches", "_octaves", "_points", "fixed_size", "mean")
 
     def __init__(self) -> None:
         self._batches = 0
-        # size that adds as much time as a batch takes whatever its size; infinite if unknown
+        # size that takes as long as the fixed part of a batch; infinite if unknown
         self.fixed_size = math.inf
         self.mean = 0.0  # time of a batch of any size (s)
         # by octave (bits of a size): batches, at most LAST, their mean size and mean time (s)
         self._octaves: dict[int, tuple[int, float, float]] = {}
-        # mean size and mean time of each octave (s), the smallest first; None: to be collected
+        # mean size and mean time of each octave (s), the smallest first; None: outdated
         self._points: list[tuple[float, float]] | None = None
 
     def add(self, n: int, s: float) -> None:
@@ -48,7 +47,7 @@ class TimeBySize:
             self._find_fixed_size()
 
     def _find_fixed_size(self) -> None:
-        """Draw the line through the means of the smallest and of the largest octave."""
+        """Compute the fixed size from the line through the smallest and the largest octave."""
         octaves = self._octaves
         known = [octave for octave in octaves if octaves[octave][0] >= ENOUGH]
         (_, low, time), (_, high, longer) = (octaves[of(known or octaves)] for of in (min, max))
@@ -60,8 +59,8 @@ class TimeBySize:
     def time(self, n: float) -> float:
         """Return the time of a batch of n items (s); 0 before the first batch.
 
-        Sizes between the means of two octaves lie on the line between them. Beyond the means the
-        last line continues if it rises, and never falls below 0.
+        Between the means of two octaves, the time lies on the line through both. Beyond all means,
+        the nearest line continues if it rises. The time is never below 0.
         """
         if self._points is None:
             self._points = sorted([(size, time) for _, size, time in self._octaves.values()])

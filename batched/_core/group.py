@@ -1,4 +1,4 @@
-"""Group: the requests that wait and may share a batch."""
+"""Group: the waiting requests that may share a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Group:
     )
 
     def __init__(self) -> None:
-        # requests, first come, first served. The first one waits; later ones may have left
+        # requests, first come, first served. The first request waits; later requests may have left
         # (`queued_in` is None)
         self.small: deque[Request] = deque()
         self.large: deque[Request] = deque()
@@ -38,10 +38,10 @@ class Group:
         self.large.clear()
         self.key: Hashable = None  # the `group_key` of all its requests
         self.waiting = 0  # items not yet handed out
-        self.begun = 0  # requests of which some items were handed out
-        self.held_since = NEVER  # moment at which it was first held with a worker free (s)
-        self._length_index: LengthIndex | None = None  # None until it is needed
-        self._longest: int | None = 0  # see `longest`; None: to be computed
+        self.begun = 0  # requests with some items handed out
+        self.held_since = NEVER  # moment when the group was first held despite a free worker (s)
+        self._length_index: LengthIndex | None = None  # None until needed
+        self._longest: int | None = 0  # see `longest`; None: unknown
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over waiting requests: small before large, the oldest of each class first."""
@@ -49,12 +49,12 @@ class Group:
 
     @property
     def oldest(self) -> float:
-        """Moment at which the oldest of its requests arrived (s)."""
+        """Moment at which the oldest request arrived (s)."""
         return min([queue[0].arrived for queue in (self.small, self.large) if queue])
 
     @property
     def longest(self) -> int:
-        """Length of the longest item that waits, computed once after each batch."""
+        """Length of the longest waiting item, computed once after each batch."""
         if self._longest is None:
             self._longest = max([request.longest for request in self])
         return self._longest
@@ -77,7 +77,7 @@ class Group:
         request.queued_in = None
 
     def length_index(self, batch_size: int) -> LengthIndex:
-        """Return the small requests next in line, by length."""
+        """Return the index of the small requests next in line, by length."""
         if self._length_index is None:
             small = [request for request in self.small if request.queued_in is not None]
             self._length_index = LengthIndex(small, batch_size)

@@ -20,7 +20,7 @@ _LEAST: Final = {
     "max_batch_tokens": 1,
     "max_queue_size": 1,
 }
-"""Least values of whole numbers. A setting whose default is None may be None."""
+"""Least values of integer settings. A setting with the default None may be None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class BatchPolicy:
     batch_size: int = 32
     """Most items in one batch; at least 1."""
     timeout_ms: float = 5.0
-    """Longest time for which an item is held so that more can join it; finite, at least 0 (ms)."""
+    """Longest time for which an item is held so that more can join; finite, at least 0 (ms)."""
     small_batch_threshold: int = 8
-    """Most items of a small call, which goes first; at least 0."""
+    """Most items of a small call; small calls go first. At least 0."""
     flush: Flush = "auto"
-    """Rule that says when a batch that is not full may leave."""
+    """Rule for the moment when a batch that is not full may leave."""
     max_batch_tokens: int | None = None
-    """Most items times the length of the longest in one batch; at least 1. None: no limit."""
+    """Most items times the longest length in one batch; at least 1. None: no limit."""
     max_concurrent_batches: int = 1
     """Most batches that run at once; at least 1."""
     prefetch: int = 0
@@ -53,14 +53,14 @@ class BatchPolicy:
     None: no limit.
     """
     on_full: OnFull = "wait"
-    """Fate of a call for which the queue has no room: it waits for room, or is refused."""
+    """Treatment of a call for which the queue has no room: the call waits, or is refused."""
     queue_timeout_ms: float | None = None
     """Longest time that a call waits before any of its items runs; finite, above 0 (ms). None: no
     limit.
     """
 
     def __post_init__(self) -> None:
-        checked = vars(self)  # in place: the instance is frozen
+        checked = vars(self)  # changed in place, because the instance is frozen
         for name, least in _LEAST.items():
             if checked[name] is not None or getattr(BatchPolicy, name) is not None:
                 checked[name] = _whole(name, checked[name], least)

@@ -1,19 +1,18 @@
-"""Stage: a step in a run. Its rows wait in a scheduler, as calls do online, and leave it as batches
-for the workers.
+"""Stage: one step of a run. Rows wait in a scheduler, as online calls do, and leave in batches.
 
-1. A batch is formed when a worker has room, one ahead of the one that it runs, and a full one
-   waits, or nothing more is to come.
-2. A row that failed with an error of the service goes to the end of the queue, `ROUNDS` times.
-3. What failed in a batch of which nothing succeeded is held until the step has succeeded since: it
-   may be the model that is broken, or the service.
-4. After `MOST_FAILURES` such batches in a row, or once nothing more is to come and many rows are
-   held, a row that is known to be good is tried alone, the sample, and its result thrown away. If
-   it succeeds, the rows are at fault, and the run goes on; if it fails, the run ends, and nothing
-   of what is held is committed. The sample is the first row that succeeded, in this run or in one
-   before it.
-5. Few rows that are held at the end, and all where there is no sample, are tried once more, row by
-   row. What fails then is a dead letter if the step has worked, or if it failed in an earlier run,
-   too; anything else ends the run.
+1. A batch is formed when a worker has room: one batch runs and one waits. The batch must be full,
+   unless no more rows will come.
+2. A row that failed with a service error returns to the end of the queue, up to `ROUNDS` times.
+3. If no row of a batch succeeds, its rows are held until the step succeeds again, because the model
+   or the service may be broken.
+4. After `MOST_FAILURES` batches in a row without a success, a worker runs the sample alone. The
+   same happens at the end of the source if many rows are held. The sample is the first row that
+   succeeded, in this run or an earlier one; its new result is discarded. If the sample succeeds,
+   the held rows are at fault and the run goes on. If it fails, the run ends and no held row is
+   committed.
+5. At the end of the source, held rows are retried once, row by row, if they are few or there is no
+   sample. A row that fails again is a dead letter if the step has succeeded, or if the row also
+   failed in an earlier run. Otherwise the run ends.
 """
 
 from __future__ import annotations
@@ -34,17 +33,15 @@ from ._step import Auto, Step
 from ._worker import Workers
 
 AHEAD: Final = 33
-"""Batches of each step that may be read and not yet done: enough that those of like length go
-together.
-"""
+"""Batches of each step that may be read and not yet done; enough to group similar lengths."""
 ROUNDS: Final = 3
-"""Times that a row goes to the end of the queue after errors of the service."""
+"""Times that a row returns to the end of the queue after service errors."""
 MOST_FAILURES: Final = 8
-"""Batches in a row of which nothing succeeded, after which the function is in doubt."""
+"""Batches in a row without a success, after which the function is in doubt."""
 ENOUGH: Final = 3
-"""Full batches of one size that tell what a row costs in such."""
+"""Full batches of one size that are measured to know the cost of a row."""
 WORTHWHILE: Final = 0.95
-"""Cost of a row in a batch twice as large beside one as it is, from which on size is left alone."""
+"""Ratio of a row's cost after doubling the batch to the cost before; above it, growth stops."""
 
 
 class Row:
@@ -65,43 +62,43 @@ class Row:
         self, key: Key, inputs: tuple[int, ...], values: dict[str, Any], failed_before: bool
     ) -> None:
         self.key = key
-        self.inputs = inputs  # hash, for each step, of the columns of the source that it depends on
-        self.values = values  # of the columns that steps read
-        self.failed_before = failed_before  # it is a dead letter of an earlier run
-        self.attempts = 0  # calls of the function of this step that it was in
-        self.failed_at = 0  # batches of which some had succeeded when it failed first
-        self.rounds = 0  # times that it went to the end of the queue of this step
-        self.thorough = False  # it is to be tried alone whatever happens
+        self.inputs = inputs  # for each step, hash of the source columns that it depends on
+        self.values = values  # by name of a column that steps read
+        self.failed_before = failed_before  # the row is a dead letter of an earlier run
+        self.attempts = 0  # calls of this step's function with the row
+        self.failed_at = 0  # the stage's `successes` when the row failed first
+        self.rounds = 0  # times that the row returned to the end of this step's queue
+        self.thorough = False  # a failing batch of the row must be isolated to the end
 
     def copy(self) -> Row:
-        """The row as it comes to a step, with values of its own."""
+        """Return a copy for another step, with its own dict of values."""
         return Row(self.key, self.inputs, dict(self.values), self.failed_before)
 
 
 Prepared = tuple[list[Request], list[tuple[Row, BaseException]]]
-"""Requests for rows, and the rows for which none could be made, each with the error."""
+"""Requests for rows, and the rows that failed to become requests, with their errors."""
 
 
 class Stage:
-    """A step in a run; all but the work itself happens in the coordinator's thread."""
+    """One step of a run. Only the work itself happens outside the coordinator's thread."""
 
     def __init__(self, number: int, step: Step, workers: Workers, columns: Columns) -> None:
         self.number = number
         self.step = step
-        self.began = False  # its workers
+        self.began = False  # whether the workers were started
         self.name = step.name
         self.workers = workers
         self.columns = columns
-        self._state = columns.state()  # as it is in the progress file
+        self._state = columns.state()  # as saved in the progress file
         parts = step.parts
         self._parse = parts.requests.parse
         self._features = parts.function.options.features is not None
         policy = parts.function.options.policy
-        count = step.workers or 1  # workers
+        count = step.workers or 1  # number of workers
         self.scheduler = Scheduler(
             replace(
                 policy,
-                flush="window",  # which holds a batch until it is full
+                flush="window",  # hold a batch until it is full
                 timeout_ms=1e15,
                 max_concurrent_batches=2 * count,
                 prefetch=0,
@@ -109,33 +106,33 @@ class Stage:
                 queue_timeout_ms=None,
             )
         )
-        # rows that may be read and not yet done
+        # most rows that are read and not yet done
         self.limit = max(AHEAD, 2 * count + 1) * policy.batch_size
-        # those, however large they are, that keep the workers busy
+        # rows that keep the workers busy; read even if they are large
         self.least = (1 + count) * policy.batch_size
-        # Batches of items that may be prepared and not yet run: what `preprocess` makes is often
-        # far larger than the row, as images are than their paths. For lengths, all are looked at.
+        # Batches of items that may be prepared and not yet run. The output of `preprocess` is often
+        # far larger than the row: an image and its path. Items with a length are all prepared.
         varies = parts.function.options.length is not None or self._features
         self._prepared = self.limit // policy.batch_size if varies else 2 * count + 1
         self._auto = None if not isinstance(step.batch_size, Auto) else _AutoSize(step.batch_size)
         if self._auto:
             self.scheduler.capacity.batch_size = self._auto.size
         self.prepares = step.preprocess is not None
-        self.open = 0  # rows that have come and neither gone on nor failed
-        self.unprepared: deque[Row] = deque()  # of them, those that wait to be prepared
-        self.preparing = 0  # those that are prepared beside the batches
-        # those that are finished beside the batches, wait to be committed, or are tried as a sample
+        self.open = 0  # rows that have arrived, and have neither succeeded nor failed
+        self.unprepared: deque[Row] = deque()  # open rows that wait to be prepared
+        self.preparing = 0  # rows that are being prepared
+        # rows that are being postprocessed, that wait for a commit, or that run as the sample
         self.elsewhere = 0
-        self.done: list[Row] = []  # those that wait to be committed
-        self.results: list[Any] = []  # of them
+        self.done: list[Row] = []  # rows that wait for the next commit
+        self.results: list[Any] = []  # of the rows in `done`
         self.committed = -math.inf  # moment of the last commit (s)
-        self.held: list[tuple[Row, BaseException]] = []  # failures of batches without a success
-        self.failures = 0  # such batches in a row
-        self.successes = 0  # batches of which some succeeded
-        self.sample: Row | None = None  # one that has succeeded
-        self.probe: Batch | None = None  # under way, to try the sample
-        self.doubt = ""  # why
-        # dead letters in a row, after the last of which the function is in doubt, too
+        self.held: list[tuple[Row, BaseException]] = []  # failed rows of batches without a success
+        self.failures = 0  # batches in a row without a success
+        self.successes = 0  # batches with a success
+        self.sample: Row | None = None  # row that has succeeded
+        self.probe: Batch | None = None  # batch under way that runs the sample
+        self.doubt = ""  # reason for the probe
+        # dead letters in a row, and their number after which the function is in doubt
         self.useless, self.most_useless = 0, MOST_FAILURES * policy.batch_size
         self.ok = self.failed = self.batches = 0
         self.seconds = 0.0  # time of the function (s)
@@ -144,25 +141,26 @@ class Stage:
 
     @property
     def may_prepare(self) -> bool:
-        """Whether more items are to be made."""
+        """Whether more rows may be prepared now."""
         made = self.scheduler.waiting + self.preparing
         return bool(self.unprepared) and made < self._prepared * self.scheduler.capacity.batch_size
 
     @property
     def expects(self) -> bool:
-        """Whether rows of it are still to come to its queue."""
+        """Whether more rows will enter the queue."""
         return bool(self.preparing or self.unprepared)
 
     def item_of(self, row: Row) -> Any:
-        """What the columns hold for `row`: a value, or a dict of several."""
+        """Return the item for `row`: the value of one column, or a dict of columns."""
         inputs = self.step.inputs
         if len(inputs) == 1 and not self._features:
             return row.values[inputs[0]]
         return {name: row.values[name] for name in inputs}
 
     def prepare(self, rows: Sequence[Row], caught: type[BaseException] = Exception) -> Prepared:
-        """Requests for `rows`, whose wakers are the rows; errors of the others. Runs code of the
-        user's.
+        """Return requests for `rows`, and the failed rows with their errors.
+
+        The waker of a request is its row. The method calls the user's code.
         """
         requests: list[Request] = []
         failed: list[tuple[Row, BaseException]] = []
@@ -176,7 +174,7 @@ class Stage:
     def _prepare(self, row: Row) -> Request:
         step = self.step
         value = self.item_of(row)
-        # further ones, the same for all rows, are given where the function is called
+        # arguments that are the same for all rows are added when the function is called
         args = () if step.route is None else (step.route(value),)
         if step.preprocess is not None:
             value = step.preprocess(value)
@@ -187,7 +185,7 @@ class Stage:
         return self._parse(value, args, {}, None, row, True)
 
     def take(self, now: float, *, drain: bool) -> Batch | None:
-        """The next batch; None: not yet. `drain`: what waits is all there is."""
+        """Return the next batch, or None if none may leave yet. `drain`: no more rows will come."""
         scheduler = self.scheduler
         if self.probe is not None or not scheduler.has_room or not scheduler.waiting:
             return None
@@ -195,21 +193,21 @@ class Stage:
         return scheduler.take(now)
 
     def submit(self, batch: Batch) -> None:
-        if not self.began:  # until then a model need not be built
+        if not self.began:  # workers start late, because they may build a model
             self.began = True
             self.workers.start()
         thorough = any(request.waker.thorough for request, _, _ in batch.slices)
         self.workers.submit(batch, thoroughly=thorough)
 
     def try_sample(self, request: Request, doubt: str) -> None:
-        """Has a worker run the sample alone; until that has ended, no batch is formed."""
+        """Run the sample alone on a worker. No batch is formed until the sample has ended."""
         self.doubt = doubt
         self.probe = Batch([(request, 0, 1)], 1, "drain", request.arrived, request.longest)
         self.elsewhere += 1
         self.submit(self.probe)
 
     def end_probe(self) -> list[tuple[Row, BaseException]]:
-        """Failures that are to be judged, as the sample has succeeded."""
+        """Return the held failures to be judged, after the sample has succeeded."""
         self.failures = self.useless = 0
         held, self.held = self.held, []
         return held
@@ -217,7 +215,7 @@ class Stage:
     # after the function
 
     def note_end(self, done: Done, now: float) -> None:
-        """Counts a batch that has ended, and gives its worker to the next one."""
+        """Count a batch that has ended, and release its worker."""
         batch = done.batch
         assert batch is not None
         batch.started = now - done.seconds
@@ -233,53 +231,53 @@ class Stage:
             self.failures += 1
 
     def result_of(self, output: Any) -> Any:
-        """The result for one row, of what the collator split off for it."""
+        """Return the result for one row from its part of the output."""
         if self._features:
             arrays = [array[0] for _, array in tree_flatten(output)]
             output = tree_unflatten(output, iter(arrays))
         return output
 
     def results_of(self, outputs: list[Any]) -> list[Any]:
-        """Results for several rows."""
+        """Return the results for several rows."""
         return list(map(self.result_of, outputs)) if self._features else outputs
 
     def finish(self, output: Any) -> Any:
-        """The result to keep. Runs code of the user's."""
+        """Return the result to keep for one row. The method calls the user's code."""
         result = self.result_of(output)
         return result if self.step.postprocess is None else self.step.postprocess(result)
 
     def new_notes(self) -> dict[str, Any]:
-        """State of the columns, to be committed with the rows for which it has changed."""
+        """Return the state of the columns, if changed, to be committed with the rows."""
         state = self.columns.state()
         return {} if state == self._state else {f"columns {self.number}": state}
 
     def note_queued(self, notes: Mapping[str, Any]) -> None:
-        """Counts notes as saved, which are to be committed."""
+        """Treat notes that will be committed as saved."""
         self._state = notes.get(f"columns {self.number}", self._state)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is under way; rows may be held."""
+        """Whether no row is under way. Held rows do not count."""
         return not (self.expects or self.scheduler.waiting or self.busy)
 
     @property
     def busy(self) -> bool:
-        """Whether an end of something under way will be told."""
+        """Whether a batch, a preparation or a row elsewhere is still to end."""
         return bool(self.scheduler.in_flight or self.preparing or self.elsewhere)
 
 
 class _AutoSize:
-    """Batch size that grows for as long as that makes a row cheaper."""
+    """Batch size that doubles for as long as the cost of a row falls."""
 
     def __init__(self, limits: Auto) -> None:
-        self.size = self._least = limits.least  # of a full batch
+        self.size = self._least = limits.least  # items of a full batch
         self._most = limits.most
         self._times = TimeBySize()
-        self._full = 0  # batches of this size so far; -1: the size is found
-        self._before = math.inf  # what a row cost in batches of half the size (s)
+        self._full = 0  # full batches of this size so far; -1: the size is final
+        self._before = math.inf  # cost of a row in batches of half the size (s)
 
     def next(self, size: int, seconds: float) -> int:
-        """Size of a full batch after one of `size` that took `seconds`."""
+        """Return the size of a full batch, after a batch of `size` took `seconds`."""
         if size != self.size or self._full < 0:
             return self.size
         self._times.add(size, seconds)
@@ -288,7 +286,7 @@ class _AutoSize:
             return self.size
         cost = self._times.time(size) / size
         if cost > WORTHWHILE * self._before or size == self._most:
-            self._full = -1  # found
+            self._full = -1  # the size is final
             if cost > self._before:
                 self.size = max(size // 2, self._least)
         else:

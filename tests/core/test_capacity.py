@@ -1,4 +1,4 @@
-"""How many items fit one batch: what settings say, and what memory errors teach, by arithmetic."""
+"""Number of items that fit one batch, from settings and from memory errors, by arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from batched._core.capacity import PATIENCE, Capacity
 
-Memory = Callable[[int, int], bool]  # whether so many items fit, the longest of that length
+Memory = Callable[[int, int], bool]  # whether (items, longest length) fit
 
 
 def fitted(capacity: Capacity, batches: int, items: int, longest: int = 0) -> None:
@@ -18,8 +18,9 @@ def fitted(capacity: Capacity, batches: int, items: int, longest: int = 0) -> No
 
 
 def run(capacity: Capacity, lengths: list[int], memory: Memory) -> int:
-    """Runs a batch of items of these lengths as far as memory goes, in halves if it must, and
-    returns how often it did not fit.
+    """Run a batch of items of these lengths, in halves wherever memory is short.
+
+    Return the number of failures.
     """
     failed: list[tuple[int, int]] = []
 
@@ -48,7 +49,7 @@ def cells(most: int) -> Memory:
     return lambda items, longest: items * longest <= most
 
 
-# ---------------------------------------------------------------- what settings say
+# ---------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize("longest", [0, 1, 7, 10**9])
@@ -84,7 +85,7 @@ def test_a_token_budget_below_the_batch_size_holds_for_items_without_length() ->
     assert Capacity(32, 5).most(0) == 5
 
 
-# ---------------------------------------------------------------- what a memory error teaches
+# ---------------------------------------------------------------- memory errors
 
 
 @pytest.mark.parametrize(("items", "most"), [(32, 16), (31, 16), (5, 3), (3, 2), (2, 1)])
@@ -110,7 +111,7 @@ def test_a_single_item_that_is_too_big_teaches_nothing() -> None:
     assert capacity.most(50) == 1
 
 
-def test_what_was_too_big_is_so_many_cells_so_that_shorter_items_keep_larger_batches() -> None:
+def test_a_ceiling_counts_cells_so_that_shorter_items_keep_larger_batches() -> None:
     capacity = Capacity(32)
     capacity.too_big(32, 50)
     assert [capacity.most(longest) for longest in (0, 25, 26, 50, 100, 10**6)] == [
@@ -123,7 +124,7 @@ def test_what_was_too_big_is_so_many_cells_so_that_shorter_items_keep_larger_bat
     ]
 
 
-def test_where_as_many_cells_have_fitted_the_number_of_items_is_to_blame() -> None:
+def test_a_ceiling_counts_items_if_as_many_cells_have_fitted() -> None:
     capacity = Capacity(64)
     capacity.fitted(16, 100)
     capacity.too_big(64, 10)
@@ -150,14 +151,14 @@ def test_a_batch_from_before_the_ceiling_fell_teaches_nothing_new() -> None:
 @pytest.mark.parametrize(
     ("known", "most"), [((24, 100), 24), ((24, 120), 28), ((10, 100), 16), ((31, 100), 31)]
 )
-def test_a_ceiling_is_not_below_what_has_fitted(known: tuple[int, int], most: int) -> None:
+def test_a_ceiling_is_not_below_a_batch_that_has_fitted(known: tuple[int, int], most: int) -> None:
     capacity = Capacity(32)
     capacity.fitted(*known)
     capacity.too_big(32, 100)
     assert capacity.most(100) == most
 
 
-def test_all_that_has_fitted_counts_not_only_the_last() -> None:
+def test_all_batches_that_have_fitted_count_and_not_only_the_last() -> None:
     capacity = Capacity(32)
     for known in ((20, 90), (24, 40), (22, 100), (5, 200), (24, 39)):
         capacity.fitted(*known)
@@ -165,7 +166,7 @@ def test_all_that_has_fitted_counts_not_only_the_last() -> None:
     assert capacity.most(100) == 22
 
 
-def test_a_failure_of_what_has_fitted_before_forgets_that_it_has() -> None:
+def test_a_batch_that_fails_no_longer_counts_as_fitted() -> None:
     capacity = Capacity(32)
     capacity.fitted(24, 100)
     capacity.too_big(24, 100)
@@ -203,8 +204,8 @@ def test_a_low_ceiling_is_raised_by_one_item(longest: int) -> None:
 def test_only_batches_that_reach_the_ceiling_count() -> None:
     capacity = Capacity(64, 3000)
     capacity.too_big(64, 40)
-    fitted(capacity, PATIENCE, 31, 40)  # smaller
-    fitted(capacity, PATIENCE, 64, 19)  # shorter
+    fitted(capacity, PATIENCE, 31, 40)  # a smaller batch
+    fitted(capacity, PATIENCE, 64, 19)  # shorter items
     fitted(capacity, PATIENCE - 1, 25, 50)
     assert capacity.most(40) == 32
     fitted(capacity, 1, 12, 100)
@@ -221,7 +222,7 @@ def test_a_batch_that_was_too_big_does_not_count() -> None:
     assert capacity.most(0) == 36
 
 
-def test_a_ceiling_rises_as_far_as_what_has_failed_and_vanishes_there() -> None:
+def test_a_ceiling_rises_to_the_size_that_failed_and_vanishes_there() -> None:
     capacity = Capacity(64)
     capacity.too_big(64, 0)
     seen = []
@@ -245,7 +246,7 @@ def test_a_token_budget_still_matters_when_the_last_ceiling_has_vanished() -> No
 def test_a_raise_that_fails_is_undone_and_tried_again_after_as_many_full_batches(
     most: int, at_first: int
 ) -> None:
-    """64 -> 32 -> 16 -> 8 at first; then 9 is tried after each 512 full batches."""
+    """Sizes fall from 64 to 32, 16 and 8; then 9 is tried after each 512 full batches."""
     capacity, memory = Capacity(64), rows(most)
     assert run(capacity, [0] * 64, memory) == at_first
     between: list[int] = []
@@ -260,7 +261,7 @@ def test_a_raise_that_fails_is_undone_and_tried_again_after_as_many_full_batches
     assert between == [PATIENCE] * 4
 
 
-def test_a_raise_that_fails_costs_the_raise_and_not_half() -> None:
+def test_a_raise_that_fails_is_undone_and_not_halved() -> None:
     capacity = Capacity(64)
     capacity.too_big(64, 0)
     fitted(capacity, PATIENCE, 32)
@@ -269,7 +270,7 @@ def test_a_raise_that_fails_costs_the_raise_and_not_half() -> None:
 
 
 @pytest.mark.parametrize(("items", "most"), [(20, 10), (32, 16)])
-def test_what_failed_below_the_raise_is_halved(items: int, most: int) -> None:
+def test_a_batch_that_fails_below_the_raise_is_halved(items: int, most: int) -> None:
     capacity = Capacity(64)
     capacity.too_big(64, 0)
     fitted(capacity, PATIENCE, 32)
@@ -281,7 +282,7 @@ def test_what_failed_below_the_raise_is_halved(items: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [8, 9, 20])
-def test_where_only_items_count_errors_are_rare(most: int) -> None:
+def test_errors_are_rare_if_memory_depends_on_items_alone(most: int) -> None:
     capacity, memory, rng = Capacity(64), rows(most), random.Random(0)
     errors = []
     for batch in range(20_000):
@@ -293,7 +294,7 @@ def test_where_only_items_count_errors_are_rare(most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1000, 3000])
-def test_where_memory_goes_with_length_short_items_keep_their_large_batches_and_errors_are_rare(
+def test_short_items_keep_large_batches_and_errors_are_rare_if_memory_depends_on_length(
     most: int,
 ) -> None:
     capacity, memory, rng = Capacity(64), cells(most), random.Random(0)

@@ -1,5 +1,6 @@
-"""Like lengths together: what a batch holds when more waits than fits, and how large it may be, by
-arithmetic.
+"""Batches of similar lengths: contents and sizes, by arithmetic.
+
+More items wait than fit one batch.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from scheduling import all_ran, departure, ran, scheduler, submitted, taken, win
 
 
 def call(*lengths: int, group: Hashable = "g") -> Request:
-    """A call of items of these lengths, which are given longest first."""
+    """Return a call of items of these lengths, longest first."""
     assert list(lengths) == sorted(lengths, reverse=True)
     return Request(list(lengths), len(lengths), group, waker=None, lengths=list(lengths))
 
 
 def lengths(batch: Batch) -> list[int]:
-    """Of all items in it, longest first."""
+    """Return the lengths of all items in a batch, longest first."""
     of_each = [request.items[start:stop] for request, start, stop in batch.slices]
     return sorted((length for some in of_each for length in some), reverse=True)
 
@@ -34,14 +35,14 @@ def leader(batch: Batch) -> Request:
 
 
 def part(batch: Batch, request: Request) -> list[tuple[int, int]]:
-    """The positions of a request that are in it."""
+    """Return the positions of a request that are in a batch."""
     return [(start, stop) for other, start, stop in batch.slices if other is request]
 
 
 # ---------------------------------------------------------------- when all fits
 
 
-def test_what_fits_one_batch_leaves_together_in_the_order_of_arrival() -> None:
+def test_calls_that_fit_one_batch_leave_together_in_the_order_of_arrival() -> None:
     busy = scheduler()
     first, second, third = call(5), call(90, 7), call(40)
     submitted(busy, first, second, third)
@@ -51,7 +52,7 @@ def test_what_fits_one_batch_leaves_together_in_the_order_of_arrival() -> None:
     assert (busy.waiting, busy._groups) == (0, {})
 
 
-def test_what_is_left_of_calls_that_have_begun_leaves_in_as_many_slices_as_it_has_gaps() -> None:
+def test_the_rest_of_a_call_that_has_begun_leaves_at_once_with_later_calls() -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=2)
     large, small = call(90, 50, 10, 9), call(50)
     submitted(busy, large, small)
@@ -61,7 +62,7 @@ def test_what_is_left_of_calls_that_have_begun_leaves_in_as_many_slices_as_it_ha
     submitted(busy, call(10))
     rest = ran(busy)
     assert lengths(rest) == [90, 10]
-    assert rest.reason == "eager"  # a call of it had begun
+    assert rest.reason == "eager"  # a call of the group had begun
 
 
 def test_a_batch_without_lengths_has_no_longest_item() -> None:
@@ -97,13 +98,13 @@ def test_a_last_run_that_is_not_full_begins_earlier() -> None:
 
 
 def test_a_last_run_begins_earlier_only_as_far_as_all_of_it_fits() -> None:
-    """Three of length 10 fit 40 tokens, but not with an item of 20."""
+    """Three items of length 10 fit 40 tokens, but not with an item of length 20."""
     busy = scheduler(batch_size=4, max_batch_tokens=40)
     submitted(busy, *map(call, [10, 10, 20, 20, 10]))
     assert [lengths(batch) for batch in all_ran(busy)] == [[10, 10, 10], [20, 20]]
 
 
-def test_all_of_the_leader_goes_first_whatever_its_lengths() -> None:
+def test_all_of_the_leader_goes_first_even_if_its_lengths_differ() -> None:
     busy = scheduler(batch_size=4)
     first = call(60, 50, 10)
     submitted(busy, first, *map(call, [90, 80, 70, 20, 15, 5]))
@@ -113,8 +114,9 @@ def test_all_of_the_leader_goes_first_whatever_its_lengths() -> None:
 
 
 def test_items_of_a_run_that_are_too_long_for_all_of_the_leader_stay_behind() -> None:
-    """The leader's four items fit 40 tokens as long as none is longer than 10; what is longer than
-    8 would push one out.
+    """The leader's longest item allows four items in 40 tokens.
+
+    An item longer than 10 would push an item of the leader out.
     """
     busy = scheduler(batch_size=8, max_batch_tokens=40)
     first = call(10, 2, 2)
@@ -136,7 +138,7 @@ def test_a_leader_that_does_not_fit_is_split_and_leads_again() -> None:
     assert lengths(batches[1]) == [85, 25, 10]
 
 
-def test_neighbouring_items_of_a_call_are_one_slice_and_others_are_several() -> None:
+def test_neighbouring_items_of_a_call_are_one_slice_and_separate_items_are_several() -> None:
     busy = scheduler(batch_size=3, small_batch_threshold=8)
     split = call(90, 52, 50, 10)
     submitted(busy, call(51), split, *map(call, [95, 94, 9, 8]))
@@ -147,7 +149,7 @@ def test_neighbouring_items_of_a_call_are_one_slice_and_others_are_several() -> 
     assert (leader(second), part(second, split)) == (split, [(0, 1), (3, 4)])
 
 
-def test_a_call_lies_in_a_batch_once_for_each_run_of_neighbours() -> None:
+def test_a_call_has_one_slice_for_each_run_of_neighbours() -> None:
     busy = scheduler(batch_size=2)
     begun = call(90, 50, 50, 10)
     submitted(busy, call(50), call(91), begun)
@@ -159,7 +161,7 @@ def test_a_call_lies_in_a_batch_once_for_each_run_of_neighbours() -> None:
     ]
 
 
-def test_groups_never_mix_whatever_their_lengths() -> None:
+def test_groups_never_mix_even_if_their_lengths_are_close() -> None:
     busy = scheduler(batch_size=2)
     submitted(busy, *(call(length, group=length % 2) for length in range(1, 11)))
     for batch in all_ran(busy):
@@ -175,16 +177,14 @@ def test_calls_that_come_later_join_the_order() -> None:
 
 
 def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
-    """However well they would go with what leaves: those that came before them are nearer in
-    line.
-    """
+    """Earlier calls are nearer in line, even if a later call has the length of the leader."""
     busy = scheduler(batch_size=2)
     near = [call(50), *(call(100 + number) for number in range(2 * LOOK_AHEAD - 1))]
     far = [call(50), call(50), call(99)]
     submitted(busy, *near, *far)
     assert [request for request, _, _ in ran(busy).slices] == near[:2]
     assert [request for request, _, _ in ran(busy).slices] == near[2:4]
-    # one of the calls still beyond, or one on the shelf: it makes no difference
+    # the order is the same without a later call
     assert busy.cancel(far[2])
     assert [request for request, _, _ in ran(busy).slices] == near[4:6]
 
@@ -272,7 +272,7 @@ def test_large_calls_that_do_not_fit_are_passed_over() -> None:
     assert [lengths(batch) for batch in all_ran(busy)] == [[90], [80], [20]]
 
 
-def test_large_items_fill_only_what_small_ones_leave() -> None:
+def test_large_calls_fill_only_the_room_that_small_calls_leave() -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=1)
     large = call(50, 50, 50, 50, 50)
     submitted(busy, large, *map(call, [50, 90, 10, 20, 50]))
@@ -292,7 +292,7 @@ def test_room_that_no_small_item_can_use_goes_to_large_ones() -> None:
 
 
 def earns(busy: Scheduler, large: Request, batches: int) -> None:
-    """Lets `large` become the heir and earn its share in so many batches of another group."""
+    """Let `large` earn its share in `batches` batches of another group."""
     submitted(busy, large)
     for _ in range(batches):
         submitted(busy, call(1, group="other"))
@@ -351,7 +351,7 @@ def test_other_large_calls_come_last_beside_a_large_leader() -> None:
 def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
     size: int, budget: int | None, groups: str
 ) -> None:
-    """Within four times as many batches as it would need alone, and one more."""
+    """The limit is four times the batches that the call would need alone, plus one."""
     busy = scheduler(batch_size=size, max_batch_tokens=budget)
     large = call(*(120 - 115 * number // 60 for number in range(61)))
     alone = at = 0
@@ -371,17 +371,18 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
     assert budget is not None or batches <= -(-4 * large.size // size) + 1
 
 
-# ---------------------------------------------------------------- nobody waits for long
+# ---------------------------------------------------------------- bounded waiting
 
 
 @pytest.mark.parametrize("length", [1, 60, 119, 120, 121, 500])
 @pytest.mark.parametrize("budget", [None, 500, 1])
 @pytest.mark.parametrize("threshold", [1, 8])
-def test_a_small_call_has_begun_in_time_whatever_lengths_come_later(
+def test_a_small_call_begins_in_time_behind_later_calls_of_any_length(
     length: int, budget: int | None, threshold: int
 ) -> None:
-    """Each batch that a small call leads takes the oldest: behind k others, a call is in one of the
-    next k + 1.
+    """Each batch that a small call leads takes the oldest small call.
+
+    Behind k small calls, a call is in one of the next k + 1 batches that small calls lead.
     """
     busy = scheduler(batch_size=4, small_batch_threshold=threshold, max_batch_tokens=budget)
     submitted(busy, *(call(*[120] * 9) for _ in range(3)))
@@ -455,11 +456,11 @@ def test_a_group_is_held_again_when_its_longest_item_has_gone() -> None:
     assert lengths(ran(held, 0.5)) == [10, 10, 10, 10]
 
 
-def test_what_is_left_by_a_batch_counts_with_its_own_longest_item() -> None:
+def test_items_left_by_a_batch_count_with_their_own_longest_item() -> None:
     held = windowed(8, max_batch_tokens=40)
     submitted(held, *map(call, [20, 10, 19, 12, 10]))
     assert lengths(ran(held)) == [20, 19]
-    assert held.next_deadline() == AT_ONCE  # three of at most 12 fill it
+    assert held.next_deadline() == AT_ONCE  # three items of at most 12 fill a batch
     assert lengths(ran(held)) == [12, 10, 10]
 
 
@@ -502,7 +503,7 @@ def test_full_batches_that_ran_let_batches_grow_again() -> None:
     assert sizes[: 2 * PATIENCE + 1] == [2] * PATIENCE + [3] * PATIENCE + [4]
 
 
-def test_a_batch_that_failed_has_not_shown_that_it_fits() -> None:
+def test_a_batch_that_failed_does_not_count_as_fitted() -> None:
     for failed, most in ((True, 4), (False, 6)):
         busy = scheduler(batch_size=8)
         submitted(busy, Request([0] * 6, 6, "g", waker=None))
@@ -513,7 +514,7 @@ def test_a_batch_that_failed_has_not_shown_that_it_fits() -> None:
         assert ran(busy).size == most
 
 
-def test_the_time_of_a_batch_that_failed_says_nothing_of_what_batches_take() -> None:
+def test_the_time_of_a_batch_that_failed_does_not_count() -> None:
     busy = scheduler(batch_size=8)
     for failed, seconds in ((False, 2.0), (True, 9.0)):
         submitted(busy, call(7))
@@ -540,7 +541,7 @@ def test_a_large_call_has_its_share_of_the_batches_that_memory_allows() -> None:
 # ---------------------------------------------------------------- cancelling
 
 
-def test_a_call_cancelled_on_the_shelf_is_never_in_a_batch() -> None:
+def test_a_call_cancelled_in_the_length_index_is_never_in_a_batch() -> None:
     busy = scheduler(batch_size=2)
     calls = [call(length) for length in (50, 10, 40, 20, 30, 10)]
     submitted(busy, *calls)
@@ -550,7 +551,7 @@ def test_a_call_cancelled_on_the_shelf_is_never_in_a_batch() -> None:
     assert [lengths(batch) for batch in all_ran(busy)] == [[30, 10], [10]]
 
 
-def test_a_call_with_many_lengths_is_taken_off_the_shelf_completely() -> None:
+def test_a_call_with_many_lengths_leaves_the_length_index_completely() -> None:
     busy = scheduler(batch_size=2)
     several = call(90, 60, 40, 20, 5)
     submitted(busy, *map(call, [60, 80]), several, *map(call, [50, 30, 10]))
@@ -560,7 +561,7 @@ def test_a_call_with_many_lengths_is_taken_off_the_shelf_completely() -> None:
     assert [lengths(batch) for batch in all_ran(busy)] == [[80, 50], [30, 10]]
 
 
-def test_a_call_cancelled_beyond_the_shelf_never_comes_onto_it() -> None:
+def test_a_call_cancelled_beyond_the_length_index_never_enters_it() -> None:
     busy = scheduler(batch_size=1)
     calls = [call(7) for _ in range(3 * LOOK_AHEAD)]
     submitted(busy, *calls)

@@ -1,4 +1,4 @@
-"""What the scheduler promises, by arithmetic: every `now` is a literal number of seconds."""
+"""Promises of the scheduler, by arithmetic: every `now` is a literal number of seconds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_full_batch_leaves_at_once_under_every_flush(
 
 
 @pytest.mark.parametrize("flush", ["auto", "eager"])
-def test_eager_holds_nothing_nor_does_auto_before_it_has_learned(
+def test_eager_holds_no_call_and_auto_holds_none_before_it_has_learned(
     flush: Literal["auto", "eager"],
 ) -> None:
     eager = scheduler(flush=flush, timeout_ms=1e6)
@@ -92,8 +92,8 @@ def test_a_window_holds_until_the_timeout_and_not_a_moment_longer() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, 2, 8])
-def test_a_window_counts_from_the_oldest_item_whatever_its_class(threshold: int) -> None:
-    """With a threshold of 2 the oldest is once the small call, once the large one."""
+def test_a_window_counts_from_the_oldest_item_of_either_class(threshold: int) -> None:
+    """With a threshold of 2, the oldest call is once the small call and once the large call."""
     for sizes in ((1, 3), (3, 1)):
         held = windowed(5, small_batch_threshold=threshold)
         for size, arrival in zip(sizes, (2.0, 2.75), strict=True):
@@ -103,7 +103,7 @@ def test_a_window_counts_from_the_oldest_item_whatever_its_class(threshold: int)
         assert taken(held, 3.0).size == 4
 
 
-def test_a_window_of_nothing_holds_nothing() -> None:
+def test_a_window_of_zero_holds_no_call() -> None:
     held = windowed(timeout_ms=0)
     assert departure(held, call(), 3.0) == 3.0
     assert taken(held, 3.0).size == 1
@@ -121,7 +121,7 @@ def test_time_behind_a_busy_worker_counts_for_the_window() -> None:
     assert contents(taken(busy, 5.0)) == [(late, 0, 1)]
 
 
-def test_a_window_starts_anew_for_those_who_stay_behind() -> None:
+def test_a_window_starts_anew_for_calls_that_stay_behind() -> None:
     held = windowed()
     first, second = call(3), call(1)
     held.submit(first, 0.0)
@@ -144,7 +144,7 @@ def test_a_window_looks_at_the_next_call_when_the_oldest_is_cancelled() -> None:
 
 @pytest.mark.parametrize("size", [5, 6, 7])
 @pytest.mark.parametrize("threshold", [0, 8])
-def test_a_call_of_which_a_part_has_run_is_never_held(size: int, threshold: int) -> None:
+def test_a_call_that_has_partly_run_is_never_held(size: int, threshold: int) -> None:
     held = windowed(small_batch_threshold=threshold)
     begun = call(size)
     submitted(held, begun)
@@ -154,7 +154,7 @@ def test_a_call_of_which_a_part_has_run_is_never_held(size: int, threshold: int)
     assert (contents(rest), rest.reason) == ([(begun, 4, size)], "eager")
 
 
-def test_calls_may_leave_with_a_call_of_which_a_part_has_run() -> None:
+def test_calls_may_leave_with_a_call_that_has_partly_run() -> None:
     held = windowed()
     begun, late = call(5), call()
     submitted(held, begun)
@@ -164,13 +164,13 @@ def test_calls_may_leave_with_a_call_of_which_a_part_has_run() -> None:
 
 
 @pytest.mark.parametrize("how", ["ran", "cancelled"])
-def test_a_group_is_held_again_when_no_call_of_it_has_begun_any_more(how: str) -> None:
+def test_a_group_is_held_again_when_none_of_its_calls_has_begun(how: str) -> None:
     held = windowed()
     begun = call(5)
     submitted(held, begun)
     ran(held)
     if how == "ran":
-        # one more than there is room for beside the rest
+        # one call more than fits with the rest
         submitted(held, *(call() for _ in range(4)), now=2.0)
         assert requests_of(ran(held, 2.0))[0] is begun
     else:
@@ -182,7 +182,7 @@ def test_a_group_is_held_again_when_no_call_of_it_has_begun_any_more(how: str) -
     assert held.take(2.5) is None
 
 
-def test_a_group_is_held_again_after_a_call_of_which_a_single_item_had_run() -> None:
+def test_a_group_is_held_again_after_a_call_with_a_single_item_that_had_run() -> None:
     held = windowed(2)
     first, begun = call(1), call(2)
     submitted(held, first, begun)
@@ -192,7 +192,7 @@ def test_a_group_is_held_again_after_a_call_of_which_a_single_item_had_run() -> 
     assert (held.waiting, held.next_deadline()) == (1, 3.0)
 
 
-def test_submit_tells_the_moment_from_which_the_group_may_leave() -> None:
+def test_submit_sets_the_moment_from_which_the_group_may_leave() -> None:
     held = windowed()
     assert departure(held, call(), 0.5) == 1.5
     assert departure(held, call(), 0.75) == 1.5
@@ -206,7 +206,7 @@ def test_submit_notes_the_arrival() -> None:
     assert late.arrived == 12.5
 
 
-def test_submit_tells_the_moment_even_while_all_workers_are_busy() -> None:
+def test_submit_sets_the_moment_even_while_all_workers_are_busy() -> None:
     busy = windowed()
     submitted(busy, call(4))
     taken(busy)
@@ -240,7 +240,7 @@ def test_each_batch_knows_when_it_was_formed_and_when_it_ended() -> None:
     assert (batch.started, batch.ended) == (2.0, 3.5)
 
 
-# ---------------------------------------------------------------- what is in a batch
+# ---------------------------------------------------------------- contents of a batch
 
 
 def test_single_calls_leave_in_the_order_in_which_they_came() -> None:
@@ -264,7 +264,7 @@ def test_a_call_that_does_not_fit_is_split_and_goes_on_where_it_stopped() -> Non
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 24, 100])
-def test_batches_are_filled_as_far_as_they_can_be(batch_size: int) -> None:
+def test_batches_are_filled_as_far_as_possible(batch_size: int) -> None:
     busy = scheduler(batch_size, small_batch_threshold=2)
     submitted(busy, *(call(size) for size in (1, 5, 2, 9, 1, 3, 3)))
     sizes = [batch.size for batch in all_ran(busy)]
@@ -300,7 +300,7 @@ def test_the_oldest_small_call_of_all_groups_leads() -> None:
     ]
 
 
-def test_the_group_with_the_most_items_does_not_go_first_on_that_account() -> None:
+def test_the_group_with_the_most_items_has_no_priority() -> None:
     busy = scheduler()
     first = call(1, "few")
     submitted(busy, first, *(call(1, "many") for _ in range(40)))
@@ -418,7 +418,7 @@ Traffic = Callable[[Scheduler, int], None]
 
 
 def steady(*groups: str) -> Traffic:
-    """Keeps more than two batches of small calls waiting in each of `groups`."""
+    """Keep more than two batches of small calls waiting in each of `groups`."""
 
     def arrive(busy: Scheduler, _: int) -> None:
         waiting = {
@@ -434,9 +434,7 @@ def steady(*groups: str) -> Traffic:
 
 
 def with_gaps(period: int, places: int) -> Traffic:
-    """Fills every batch with small calls, except one of every `period`, in which it leaves some
-    places.
-    """
+    """Fill every batch with small calls, but leave `places` free in one of every `period`."""
 
     def arrive(busy: Scheduler, number: int) -> None:
         waiting = sum(request.size == 1 for request in busy)
@@ -447,8 +445,9 @@ def with_gaps(period: int, places: int) -> Traffic:
 
 
 def batches_per_large_call(busy: Scheduler, larges: list[Request], arrive: Traffic) -> list[int]:
-    """In how many batches each of `larges` was finished, counted from when it was the oldest large
-    one.
+    """Return the number of batches until each of `larges` was finished.
+
+    The count begins when the call is the oldest large call.
     """
     submitted(busy, *larges)
     counts: list[int] = []
@@ -520,7 +519,7 @@ def test_a_large_call_gets_no_more_than_a_quarter_while_small_ones_fill_all_batc
 
 
 def test_a_share_that_was_not_needed_is_not_saved_up() -> None:
-    """A large call that had all batches to itself for long has no claim on those that come."""
+    """A large call that had many batches to itself has no claim on later batches."""
     busy = scheduler()
     large = call(400)
     submitted(busy, large)
@@ -580,7 +579,7 @@ def test_small_calls_never_wait_for_more_than_two_batches_in_a_row_that_large_on
         assert in_a_row <= 2
 
 
-def test_a_large_call_that_is_held_lets_others_pass_and_gets_its_share_once_it_is_not() -> None:
+def test_a_held_large_call_lets_other_calls_pass_and_gets_its_share_afterwards() -> None:
     busy = windowed(batch_size=12)
     held = call(9, "held")
     submitted(busy, held)
@@ -613,7 +612,7 @@ def test_no_more_batches_run_at_once_than_allowed(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_as_many_more_batches_as_are_prefetched_are_formed_early(
+def test_prefetch_is_the_number_of_batches_that_are_formed_early(
     workers: int, prefetch: int
 ) -> None:
     busy = scheduler(max_concurrent_batches=workers, prefetch=prefetch)
@@ -636,7 +635,7 @@ def test_the_parts_of_a_call_may_run_at_once() -> None:
     ]
 
 
-def test_a_batch_that_could_not_be_formed_for_want_of_a_worker_still_counts_later_calls() -> None:
+def test_a_batch_that_waited_for_a_worker_includes_later_calls() -> None:
     busy = scheduler()
     submitted(busy, call())
     running = taken(busy)
@@ -668,7 +667,7 @@ def test_a_call_cancelled_while_it_waits_is_never_in_a_batch() -> None:
     assert [requests_of(batch) for batch in all_ran(busy)] == [[kept]]
 
 
-def test_a_call_of_which_a_part_was_handed_out_loses_its_rest() -> None:
+def test_a_cancelled_call_that_was_partly_handed_out_loses_its_rest() -> None:
     busy = scheduler()
     begun, late = call(9), call()
     submitted(busy, begun)
@@ -681,7 +680,7 @@ def test_a_call_of_which_a_part_was_handed_out_loses_its_rest() -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_call_that_was_handed_out_whole_can_not_be_cancelled(finished: bool) -> None:
+def test_a_call_that_was_handed_out_whole_cannot_be_cancelled(finished: bool) -> None:
     busy = scheduler()
     one = call()
     submitted(busy, one)
@@ -702,14 +701,14 @@ def test_cancelling_again_does_nothing(size: int) -> None:
     assert busy.waiting == 2
 
 
-def test_cancelling_what_was_never_submitted_does_nothing() -> None:
+def test_cancelling_a_call_that_was_never_submitted_does_nothing() -> None:
     busy = scheduler()
     submitted(busy, call(2))
     assert busy.cancel(call()) is False
     assert busy.waiting == 2
 
 
-def test_the_others_of_a_group_are_held_again_when_a_cancelled_call_leaves_too_few() -> None:
+def test_a_group_is_held_again_when_a_cancelled_call_leaves_too_few_items() -> None:
     busy = windowed()
     kept, dropped = call(1), call(3)
     busy.submit(kept, 0.5)
@@ -761,7 +760,7 @@ def test_waiting_and_in_flight_count_items_at_all_times() -> None:
     assert seen == [(0, 0), (11, 0), (7, 4), (3, 8), (3, 4), (2, 5), (0, 5), (0, 0)]
 
 
-def test_iterating_gives_the_calls_of_which_anything_waits() -> None:
+def test_iterating_yields_the_calls_with_waiting_items() -> None:
     busy = scheduler()
     first, begun, other = call(1), call(9), call(1, "other")
     submitted(busy, first, begun, other)
@@ -829,7 +828,7 @@ def test_a_group_that_was_forgotten_can_come_again() -> None:
 
 
 class Key:
-    """A group whose comparison can be made to fail; all of them have the same hash."""
+    """Group key that can be made to fail comparisons. All keys have the same hash."""
 
     failing = False
 
@@ -842,7 +841,7 @@ class Key:
         return self is other
 
 
-def test_a_key_that_can_not_be_compared_reaches_only_the_caller_who_brought_it(
+def test_a_key_that_cannot_be_compared_fails_only_the_call_that_brought_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     busy = scheduler()
@@ -930,9 +929,10 @@ def test_the_outcome_of_a_failed_request_is_its_error() -> None:
         failed.outcome()
 
 
-def test_an_error_that_was_raised_is_gone_with_its_caller() -> None:
-    """Nothing of the request keeps it, and its traceback does not keep itself: no garbage
-    collection is needed.
+def test_a_raised_error_is_freed_with_its_caller() -> None:
+    """Neither the request nor its own traceback keeps the error alive.
+
+    The error is freed without garbage collection.
     """
 
     class BadItem(Exception):
@@ -950,7 +950,7 @@ def test_an_error_that_was_raised_is_gone_with_its_caller() -> None:
         gc.enable()
 
 
-def test_what_has_left_behind_a_call_that_waits_is_let_go() -> None:
+def test_calls_that_have_left_are_freed_while_another_call_waits() -> None:
     class Owner:
         pass
 
@@ -991,8 +991,8 @@ def test_a_full_batch_is_made_ready_while_all_workers_are_busy() -> None:
     assert queue.take(1.0) is None, "there is one ready already"
 
 
-def test_what_blocks_others_is_made_ready_though_it_fills_no_batch() -> None:
-    """Nothing can join it: the queue is full."""
+def test_a_batch_that_blocks_the_queue_is_made_ready_though_it_is_not_full() -> None:
+    """The queue is full, so no call can join the batch."""
     queue = scheduler(batch_size=4, flush="eager", prefetch=1, max_queue_size=2)
     submitted(queue, call(2))
     taken(queue)
@@ -1001,8 +1001,8 @@ def test_what_blocks_others_is_made_ready_though_it_fills_no_batch() -> None:
 
 
 @pytest.mark.parametrize("waits", [1, 9])
-def test_nobody_is_left_waiting_behind_batches_that_are_made_ready(waits: int) -> None:
-    """A small call and a large one of another group, beside callers who always fill a batch."""
+def test_no_call_starves_behind_batches_that_are_made_ready(waits: int) -> None:
+    """A small or large call waits in another group, while other callers always fill a batch."""
     queue = scheduler(batch_size=4, flush="eager", prefetch=1, small_batch_threshold=8)
     submitted(queue, call(4), call(4))
     running = [taken(queue), taken(queue)]
@@ -1032,12 +1032,12 @@ def test_cancelled_groups_are_not_kept() -> None:
     assert len(list(queue)) == 1
 
 
-def test_a_window_holds_whatever_workers_are_free() -> None:
+def test_a_window_holds_calls_even_if_workers_are_free() -> None:
     queue = scheduler(flush="window", timeout_ms=1000, max_concurrent_batches=2)
     assert departure(queue, call(), 5.0) == 6.0
 
 
-def test_only_what_would_take_the_last_free_worker_is_held() -> None:
+def test_only_a_batch_that_would_take_the_last_free_worker_is_held() -> None:
     queue = scheduler(batch_size=4, timeout_ms=1000, max_concurrent_batches=2)
     rule = queue._rule
     assert isinstance(rule, Hindsight)
@@ -1062,10 +1062,10 @@ def test_only_what_would_take_the_last_free_worker_is_held() -> None:
     ids=["calls of one group, with lengths", "groups"],
 )
 @pytest.mark.parametrize("flush", ["auto", "eager"])
-def test_taking_a_batch_takes_no_longer_the_more_wait(
+def test_the_cost_of_taking_a_batch_does_not_grow_with_the_queue(
     request_of: Callable[[int], Request], flush: Flush
 ) -> None:
-    """Counted in calls of functions; the first batches put what waits in order."""
+    """The cost is a number of function calls. The first batches sort the waiting calls."""
 
     def count(waiting: int) -> int:
         queue = scheduler(batch_size=8, flush=flush)
@@ -1091,7 +1091,7 @@ def test_taking_a_batch_takes_no_longer_the_more_wait(
 
 def test_a_group_that_empties_and_fills_again_leaves_few_entries() -> None:
     queue = scheduler(batch_size=1, flush="eager", small_batch_threshold=1)
-    submitted(queue, call(500))  # so that the group never empties
+    submitted(queue, call(500))  # the group never empties
     for now in range(100):
         submitted(queue, call(), now=float(now))
         ran(queue, float(now))

@@ -1,8 +1,8 @@
-"""Random histories of the real scheduler, step by step beside a model so naive that it can be seen
-to be right.
+"""Random histories of the real scheduler, compared step by step with a model.
 
-The model is a list of calls in the order in which they came. Whatever the scheduler answers is
-compared with what a scan of that list says, and after every step the counts are compared too.
+The model is a list of calls in the order of arrival, simple enough to be obviously right. Each
+answer of the scheduler is compared with a scan of that list. The counts are compared after every
+step.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from batched._core.scheduler import Batch, Request, Scheduler
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured"), pytest.mark.timeout(300)]
 
 SETTINGS = settings(max_examples=300, stateful_step_count=60, derandomize=True, deadline=None)
-"""The same histories in every run; a few seconds."""
+"""Equal histories in every run; a run takes a few seconds."""
 
 policies = st.builds(
     BatchPolicy,
     batch_size=st.sampled_from([32, 16, 12, 9, 8, 5, 3, 1]),
     timeout_ms=st.sampled_from([1000, 5.5, 1, 0]),
     small_batch_threshold=st.sampled_from([1, 3, 8, 0]),
-    # what "auto" does depends on all that was before: see test_linger
+    # "auto" depends on all earlier batches: see test_linger
     flush=st.sampled_from(["window", "eager"]),
     max_concurrent_batches=st.integers(1, 3),
     max_queue_size=st.sampled_from([None, None, 20, 7, 1]),
@@ -38,37 +38,37 @@ policies = st.builds(
 )
 sizes = st.sampled_from([1, 2, 3, 4, 5, 9, 10, 17, 40])
 groups = st.sampled_from("abc")
-picks = st.integers(0, 10**6)  # any one of those there are, modulo their number
+picks = st.integers(0, 10**6)  # index of a call or batch, modulo their number
 
 
 @dataclass(eq=False)
 class Call:
-    """A call as the model knows it."""
+    """Call in the model."""
 
     request: Request
-    number: int  # in the order of arrival
+    number: int  # index in the order of arrival
     arrived: float
     small: bool
     waiting: int  # items not handed out yet
-    handed_out: int = 0  # items so far, from the first on
+    handed_out: int = 0  # items handed out so far, from the first on
     cancelled: bool = False
 
 
 @dataclass
 class Watch:
-    """The oldest large call that may leave, and the batches since it became that."""
+    """Oldest large call that may leave, and the number of batches since then."""
 
     call: Call
-    owed: int  # items it still needed then
+    owed: int  # items that waited at that moment
     batches: int = 0
 
 
 @dataclass
 class Model:
     policy: BatchPolicy
-    calls: list[Call] = field(default_factory=list)  # all there ever were
-    queue: list[Call] = field(default_factory=list)  # of which anything waits
-    line: list[Call] = field(default_factory=list)  # that wait for room in the queue
+    calls: list[Call] = field(default_factory=list)  # all calls ever made
+    queue: list[Call] = field(default_factory=list)  # calls with waiting items
+    line: list[Call] = field(default_factory=list)  # calls that wait for room in the queue
     running: list[Batch] = field(default_factory=list)
     draining: bool = False
 
@@ -97,7 +97,7 @@ class Model:
 
     @property
     def hopeful(self) -> list[Call]:
-        """The calls that expire if nothing becomes of them."""
+        """Calls that expire unless they begin."""
         return (
             [call for call in (*self.queue, *self.line) if not call.handed_out]
             if self.policy.queue_timeout_ms is not None
@@ -138,8 +138,9 @@ class Model:
         )
 
     def filled(self, leader: Call) -> list[tuple[Request, int, int]]:
-        """What a batch behind `leader` holds: the group's small calls, then its large ones, in the
-        order in which they came.
+        """Return the slices of a batch behind `leader`.
+
+        The small calls of its group follow, then the large calls, in the order of arrival.
         """
         others = [
             call
@@ -163,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model = Model(policy)
         self.now = 0.0
         self.watch: Watch | None = None
-        self.overtaken = 0  # batches in a row that a large call led although a small one might have
+        self.overtaken = 0  # batches in a row led by a large call although a small call could lead
 
     # ------------------------------------------------------------ steps
 
@@ -196,7 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.calls)
     @rule(pick=picks)
     def cancel_any(self, pick: int) -> None:
-        """Whether it waits, runs, has ended or was cancelled before."""
+        """Cancel a call that waits, runs, has ended or was cancelled."""
         self.cancel(self.model.calls[-1 - pick % len(self.model.calls)])
 
     @precondition(lambda self: self.model.queue)
@@ -221,7 +222,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        """Whoever has waited too long, the oldest first."""
+        """Expire the calls that have waited too long, the oldest first."""
         expired = [
             call
             for call in self.model.hopeful
@@ -330,7 +331,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(batches=st.integers(1, 20))
     def run(self, batches: int) -> None:
-        """A worker that is always there, so that long calls come to their end."""
+        """Take and finish batches in turn, so that long calls end."""
         for _ in range(batches):
             if not self.model.has_room:
                 self.finish(0, 0.0)
@@ -350,7 +351,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.real.draining = False
         self.model.draining = False
 
-    # ------------------------------------------------------------ what holds after every step
+    # ------------------------------------------------------------ invariants
 
     @invariant()
     def counts_agree(self) -> None:
@@ -374,7 +375,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.real.next_expiry() == self.model.expiry
 
     def teardown(self) -> None:
-        """After closing, whatever waits leaves, and then nothing is left."""
+        """Check that all waiting calls leave after closing, and that the scheduler is empty."""
         self.real.draining = True
         self.model.draining = True
         while self.model.running or self.model.queue:

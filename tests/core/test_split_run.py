@@ -1,4 +1,4 @@
-"""Batches that are cut short, because padding would take longer than another batch."""
+"""Batches that are cut because their padding would take longer than another batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batched._core.request import Request
 from batched._core.scheduler import Batch, Scheduler
 
 FIXED, CELL = 0.010, 0.001
-"""What batches take here (s): so much, and so much for each cell."""
+"""Fixed time of a batch, and time of each of its cells (s)."""
 
 
 def call(*lengths: int) -> Request:
@@ -23,7 +23,7 @@ def call(*lengths: int) -> Request:
 
 
 def taken(of: Scheduler) -> list[int]:
-    """The lengths in the next batch, longest first, after it has run."""
+    """Run the next batch. Return its lengths, longest first."""
     batch = of.take(0.0)
     assert batch is not None
     finish(of, batch)
@@ -41,7 +41,7 @@ def finish(of: Scheduler, batch: Batch) -> None:
 
 
 def experienced(batch_size: int = 8) -> Scheduler:
-    """A scheduler that has learned what a cell costs: another batch is worth ten of them."""
+    """Return a scheduler that has learned the costs: a batch costs as much as ten cells."""
     scheduler = Scheduler(BatchPolicy(batch_size=batch_size, flush="eager"))
     for number in range(6 * ENOUGH):
         scheduler.submit(call(*[5 + number % 2] * (1 + number % 3)), 0.0)
@@ -49,7 +49,7 @@ def experienced(batch_size: int = 8) -> Scheduler:
     return scheduler
 
 
-# ---------------------------------------------------------------- what a cut saves
+# ---------------------------------------------------------------- gain of a cut
 
 
 def saved(lengths: list[int], place: int) -> int:
@@ -71,7 +71,7 @@ def test_a_part_holds_its_item_and_no_further_cut_pays(
         assert max(saved(lengths, place) for place in range(1, len(lengths))) > batch_in_cells
 
 
-def test_nothing_is_cut_as_long_as_it_is_not_known_what_a_batch_costs() -> None:
+def test_no_batch_is_cut_until_the_cost_of_a_batch_is_known() -> None:
     assert split_run([1000, 1, 1], 0, math.inf) == (0, 3)
     fresh = Scheduler(BatchPolicy(batch_size=4, flush="eager"))
     for length in (1000, 1, 1):
@@ -82,7 +82,7 @@ def test_nothing_is_cut_as_long_as_it_is_not_known_what_a_batch_costs() -> None:
 # ---------------------------------------------------------------- which batches leave
 
 
-def test_what_one_batch_holds_leaves_in_two_where_that_takes_less_time() -> None:
+def test_calls_that_fit_one_batch_leave_in_two_if_two_take_less_time() -> None:
     busy = experienced()
     for length in (3, 100, 2, 3):
         busy.submit(call(length), 0.0)
@@ -90,7 +90,7 @@ def test_what_one_batch_holds_leaves_in_two_where_that_takes_less_time() -> None
     assert taken(busy) == [100]
 
 
-def test_the_oldest_goes_first_even_if_it_is_the_long_one() -> None:
+def test_the_oldest_call_goes_first_even_if_it_is_the_longest() -> None:
     busy = experienced()
     for length in (100, 3, 2, 3):
         busy.submit(call(length), 0.0)
@@ -130,7 +130,7 @@ def test_a_large_call_is_cut_by_its_lengths() -> None:
 @pytest.mark.parametrize(
     "waiting", [[[200], [3], [50] * 12], [[200], [50] * 12], [[3], [50] * 12], [[50] * 12, [3]]]
 )
-def test_nothing_is_filled_up_with_what_needs_more_padding_than_a_batch_is_worth(
+def test_no_batch_is_filled_with_items_that_need_more_padding_than_a_batch_costs(
     waiting: list[list[int]],
 ) -> None:
     busy = experienced(batch_size=16)
@@ -139,7 +139,7 @@ def test_nothing_is_filled_up_with_what_needs_more_padding_than_a_batch_is_worth
     assert sorted(taken(busy) for _ in waiting) == sorted(waiting)
 
 
-def test_what_needs_little_padding_fills_up_a_batch() -> None:
+def test_items_that_need_little_padding_fill_up_a_batch() -> None:
     busy = experienced(batch_size=16)
     for lengths in ([50], [51, *[49] * 4, *[10] * 20]):
         busy.submit(call(*lengths), 0.0)
@@ -166,7 +166,7 @@ def test_every_item_leaves_once_in_batches_that_fit(
         )
     )
     for cells in (10, 30) * ENOUGH:
-        busy.capacity.cost.add(cells, 20 + cells)  # a batch is worth 20 cells
+        busy.capacity.cost.add(cells, 20 + cells)  # a batch costs as much as 20 cells
     requests = [call(*sorted(lengths, reverse=True)) for lengths in calls]
     for request in requests:
         busy.submit(request, 0.0)
@@ -188,24 +188,24 @@ def test_every_item_leaves_once_in_batches_that_fit(
     assert not busy.waiting
 
 
-# ---------------------------------------------------------------- what is known of costs
+# ---------------------------------------------------------------- known costs
 
 
-def test_the_size_that_a_batch_costs_is_that_of_the_line() -> None:
+def test_the_fixed_size_is_the_offset_of_the_line_divided_by_its_slope() -> None:
     cost = TimeBySize()
     for size in (10, 40, 20, 80, 10, 60, 30, 50) * 4:
         cost.add(size, FIXED + CELL * size)
     assert cost.fixed_size == pytest.approx(FIXED / CELL, rel=0.05)
 
 
-def test_times_that_sizes_do_not_explain_say_nothing() -> None:
+def test_the_fixed_size_is_unknown_if_times_do_not_grow_with_sizes() -> None:
     cost = TimeBySize()
     for size, seconds in ((10, 0.05), (40, 0.01), (20, 0.08), (80, 0.03)) * 8:
         cost.add(size, seconds)
     assert cost.fixed_size == math.inf
 
 
-def test_a_batch_always_costs_something() -> None:
+def test_the_fixed_size_is_never_zero() -> None:
     cost = TimeBySize()
     for size in (10, 40, 20, 80) * 4:
         cost.add(size, CELL * size)

@@ -1,4 +1,4 @@
-"""Everything at once: every kind of episode, and proof that a soak notices what it is there for."""
+"""Every kind of episode at once, and proof that a soak notices each kind of failure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from soak.subject import Subject
 
 SEED = int(os.environ.get("SOAK_SEED", "3"))
 FEW = 4
-"""Ordinary episodes in the fast tier, which has one of each other kind."""
+"""Ordinary episodes in the fast tier. Each other kind has one episode."""
 CALLS = 200
-"""Of an ordinary episode there."""
+"""Calls of an ordinary episode in the fast tier."""
 MANY = 1000
 """Episodes of the slow tier."""
 
@@ -46,7 +46,7 @@ def test_every_accepted_call_ends_once_and_rightly(episode: Episode) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @forgives_what_is_injected
-def test_every_accepted_call_ends_once_and_rightly_whatever_comes_together() -> None:
+def test_every_accepted_call_ends_once_and_rightly_in_random_mixtures_of_faults() -> None:
     told: list[str] = []
     report = run_episodes(SEED, iter(range(MANY)), tell=told.append)
     assert not report.verdicts, f"SOAK_SEED={SEED}\n" + "\n".join(told)
@@ -55,11 +55,11 @@ def test_every_accepted_call_ends_once_and_rightly_whatever_comes_together() -> 
 
 
 class Broken:
-    """An episode with a library that fails in a way it must not."""
+    """Episode with a library that is broken on purpose."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
-        self.dropped: list[Any] = []  # wakers that were not woken
+        self.dropped: list[Any] = []  # wakers left asleep
         monkeypatch.setattr(callers, "BOUND", 0.5)
         monkeypatch.setattr(episodes, "PATIENCE", 1.2)
 
@@ -86,12 +86,12 @@ class Broken:
             else subject.books.close(subject.fn.stats, list(subject.books.open.values()))
         )
         self.monkeypatch.undo()
-        wake_all(self.dropped)  # so that no thread waits for ever
+        wake_all(self.dropped)  # no thread may wait forever
         subject.fn.shutdown()
         return report
 
     def drop_one(self) -> None:
-        """Has one caller not woken."""
+        """Leave one caller asleep."""
         answer: Callable[..., None] = Runtime._answer
 
         def dropping(runtime: Runtime, batch: Any, ended: list[Any], *rest: Any) -> None:
@@ -107,7 +107,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
     return Broken(monkeypatch)
 
 
-def test_what_is_sound_is_found_sound(broken: Broken) -> None:
+def test_an_unbroken_library_gets_no_verdict(broken: Broken) -> None:
     assert not broken.report("burst", "burst", "single", "many", "map").verdicts
 
 
@@ -121,7 +121,7 @@ def test_a_caller_who_is_never_answered_is_found_hung(broken: Broken) -> None:
     assert broken.report("many").verdicts["hung"]
 
 
-def test_results_of_others_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_results_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     settled = settling.settle
 
     def swapping(*settling: Any) -> Any:
@@ -134,7 +134,7 @@ def test_results_of_others_are_found_wrong(broken: Broken, monkeypatch: pytest.M
     assert broken.report(*["burst"] * 8).verdicts["wrong"]
 
 
-def test_errors_out_of_nowhere_are_found_wrong(
+def test_errors_that_the_function_did_not_raise_are_found_wrong(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled = settling.settle
@@ -163,7 +163,7 @@ def test_items_that_are_computed_twice_are_found_duplicated(
     assert broken.report("single").verdicts["duplicated"]
 
 
-def test_calls_that_are_computed_although_they_were_cancelled_are_found_wrong(
+def test_cancelled_calls_that_are_computed_are_found_wrong(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
