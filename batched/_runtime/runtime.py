@@ -27,6 +27,8 @@ from .settling import complete, settle
 from .timer_thread import timer
 from .wakers import Waker, log_failure, wake_all
 
+_NOBODY: Any = None  # in place of a bell
+
 LACKS: Final = (RuntimeError, MemoryError)
 """Errors for which no thread can start. A signal handler is taken to raise another type."""
 
@@ -63,8 +65,7 @@ class Runtime(Reception):
 
     def _call_worker(self) -> None:
         """Wake a worker that rests, or start one. Any other worker is about to look for a batch."""
-        bell: Any = None
-        starting = False
+        bell, starting = _NOBODY, False
         try:
             with self._lock:
                 if self._resting:
@@ -75,7 +76,7 @@ class Runtime(Reception):
                     self._workers += 1
             if starting:
                 self._start_worker(bell)
-            elif bell is not None:
+            elif bell is not _NOBODY:
                 bell.ring(self)
         # no more threads, or a signal, or a full stack: only assignments are certain to work now
         except BaseException as error:
@@ -160,6 +161,7 @@ class Runtime(Reception):
         """
         look: Look | None = None
         ended: list[Request] = []
+        open_ended = ended
         try:
             with self._lock:
                 if self._torn:
