@@ -1,6 +1,4 @@
-"""Batched functions that call each other: what would wait for itself is told so, and nothing else
-is.
-"""
+"""Batched functions that call each other. A call that would wait for itself is refused, no other."""
 
 from __future__ import annotations
 
@@ -207,9 +205,7 @@ def test_two_functions_that_wait_for_each_others_queues_are_told_so(workers: int
 
 
 def test_a_worker_that_is_free_is_waited_for() -> None:
-    """Two functions call each other, but not in a circle: there is a second worker for what the
-    first waits for.
-    """
+    """Two functions call each other, but in no circle: a second worker runs the inner call."""
     both = threading.Barrier(2)
 
     @batched.dynamically(batch_size=1, max_concurrent_batches=2)
@@ -479,9 +475,7 @@ def test_two_functions_that_wait_for_what_the_other_has_prefetched_are_told_so()
 
 
 def test_a_run_that_has_been_answered_waits_no_more() -> None:
-    """A callback on the worker of `inner` calls the function whose run waited for the same
-    batch.
-    """
+    """A callback on the worker of `inner` calls the function whose run waited for the same call."""
     answers: list[Any] = []
     called = threading.Event()
 
@@ -552,9 +546,7 @@ def test_a_map_that_ends_by_itself_is_not_refused() -> None:
 
 
 def test_who_waited_for_room_only_is_waited_for_by_nobody() -> None:
-    """A function submits to a full queue what calls that function: it is not waiting for the
-    answer.
-    """
+    """A function submits an item to a full queue. The item calls the function, which does not wait."""
     gate = threading.Semaphore(0)
 
     @batched.dynamically
@@ -702,3 +694,33 @@ def test_what_a_callback_has_a_loop_do_may_wait_for_the_next_batch() -> None:
     thread.join(BOUND)
     loop.close()
     fn.shutdown()
+
+
+def test_a_wait_that_outlives_its_run_is_no_wait_of_the_next_run() -> None:
+    entered, opened = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+    runs: list[Any] = []
+
+    @batched.dynamically
+    def slow(items: list[int]) -> list[int]:
+        entered.set()
+        assert opened.wait(BOUND)
+        return items
+
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        if not threads:
+            threads.append(threading.Thread(target=copy_context().run, args=(slow, 1)))
+            threads[0].start()
+            assert entered.wait(BOUND)
+        present = shift.within_run()
+        assert present is not None
+        runs.append(len(present.waits))
+        return items
+
+    assert [fn(1), fn(2)] == [1, 2]
+    assert runs == [1, 0]
+    opened.set()
+    threads[0].join(BOUND)
+    for each in (fn, slow):
+        each.shutdown()

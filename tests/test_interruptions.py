@@ -388,6 +388,64 @@ def test_the_next_call_repairs_a_queue_that_was_left_half_changed() -> None:
     assert (fn.stats.queue_size, fn.stats.in_flight) == (0, 0)
 
 
+@pytest.mark.parametrize("way", ["cancel", "expire", "close"])
+def test_a_queue_that_was_left_half_changed_is_repaired_by_any_change(way: str) -> None:
+    gate, fn, running = held(queue_timeout_ms=1e6)
+    waiting, other = fn.submit("waiting"), fn.submit("other")
+    runtime = fn._batcher.runtime
+    runtime._torn = True
+    runtime._scheduler.waiting += 7
+    if way == "cancel":
+        assert other.cancel()
+    elif way == "expire":
+        runtime.expire()
+    else:
+        fn.shutdown(wait=False)
+    gate.opened.set()
+    assert (running.result(BOUND), waiting.result(BOUND)) == ("running", "waiting")
+    fn.shutdown()
+    assert (fn.stats.queue_size, fn.stats.in_flight) == (0, 0)
+
+
+def test_a_resting_worker_repairs_an_interrupted_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    @batched.dynamically(batch_size=4, flush="window", timeout_ms=1e9)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    first: Any = fn.submit(1)
+    runtime: Any = fn._batcher.runtime
+    wait_until(lambda: runtime._resting)
+    with monkeypatch.context() as patch:
+        interrupting(patch, Scheduler, "_enqueue", before=False)
+        patch.setattr(Reception, "abandon", lambda *_: None)  # another exception broke in on it
+        with pytest.raises(Interrupt):
+            fn.submit(2)
+    wait_until(lambda: not runtime._torn)
+    fn.shutdown()
+    assert first.result(BOUND) == 1
+    assert (fn.stats.queue_size, fn.stats.total_processed) == (0, 2)
+
+
+def test_calls_end_if_no_worker_can_be_started_now_or_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn: Any = batched.dynamically(sorted)
+    with monkeypatch.context() as patch:
+        interrupting(patch, type(fn._batcher.runtime), "_start_worker", before=True)
+        patch.setattr(timer_thread.timer, "_thread", None)
+        patch.setattr(threading.Thread, "start", no_threads)
+        with pytest.raises(Interrupt):
+            fn.submit(1)
+    assert fn._batcher.runtime._workers == 0
+    assert fn.stats.queue_size == 0
+    assert fn(2) == 2
+    fn.shutdown()
+
+
+def no_threads(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 # ---------------------------------------------------------------- callbacks
 
 

@@ -193,3 +193,20 @@ def test_a_call_that_has_begun_expires_no_more() -> None:
     ran(busy)
     busy.count_wait(ended, 1.0)
     assert busy.next_expiry() == NEVER
+
+
+def test_a_repaired_queue_keeps_waiting_blocked_and_expiring_requests() -> None:
+    full = scheduler(max_queue_size=2, queue_timeout_ms=1000)
+    requests = submitted(full, 1, 1, 1, 1)
+    for request in requests:
+        request.waker = object()
+    gone, waits, admitted, blocked = requests
+    gone.waker = None  # an interrupted cancellation has gone so far
+    waits.error = ValueError("about to be cancelled")
+    full.waiting = 99
+    full.repair()
+    assert (list(full), list(full.admitted)) == ([waits, admitted, blocked], [admitted])
+    assert (full.waiting, list(full.blocked)) == (2, [blocked])
+    assert waits.error is None
+    assert full.expire(1.0) == [waits, admitted, blocked]
+    assert (full.waiting, full.next_expiry()) == (0, NEVER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -294,6 +295,42 @@ def test_attempts_that_are_abandoned_end_quietly() -> None:
     next(steps)
     steps.close()
     assert inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_each_attempt_at_the_calls_of_a_method_gets_the_instance(coroutine: bool) -> None:
+    function = Function(8, {1})
+    owner = object()
+
+    def method(self: object, items: list[int]) -> list[int]:
+        assert self is owner
+        return function(items)
+
+    async def awaited(self: object, items: list[int]) -> list[int]:
+        return method(self, items)
+
+    batch = batch_of(*rows(4))
+    for request, _, _ in batch.slices:
+        request.owner = owner
+    execution = Execution(awaited if coroutine else method, COLLATOR, isolates=is_failure)
+    outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
+    assert sorted(map(str, outcomes[1])) == ["0", "20", "30", "bad row 1"]
+
+
+def test_a_cancelled_task_makes_no_further_attempt() -> None:
+    calls: list[list[int]] = []
+
+    async def function(items: list[int]) -> list[int]:
+        calls.append(items)
+        raise ValueError if len(calls) == 1 else asyncio.CancelledError
+
+    def is_cancellation(error: BaseException) -> bool:
+        return isinstance(error, asyncio.CancelledError)
+
+    execution = Execution(function, COLLATOR, isolates=is_failure, ends_task=is_cancellation)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(execution.run_async(batch_of(*rows(4))))
+    assert calls == [[0, 1, 2, 3], [0, 1]]
 
 
 @pytest.mark.parametrize(
