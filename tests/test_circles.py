@@ -1,4 +1,4 @@
-"""Batched functions that call each other. A call that would wait for itself is refused, no other."""
+"""Batched functions that call each other. Only a call that would wait for itself is refused."""
 
 from __future__ import annotations
 
@@ -546,7 +546,7 @@ def test_a_map_that_ends_by_itself_is_not_refused() -> None:
 
 
 def test_who_waited_for_room_only_is_waited_for_by_nobody() -> None:
-    """A function submits an item to a full queue. The item calls the function, which does not wait."""
+    """A function submits an item to a full queue. The item calls the function: nothing waits."""
     gate = threading.Semaphore(0)
 
     @batched.dynamically
