@@ -475,7 +475,7 @@ def test_two_functions_that_wait_for_what_the_other_has_prefetched_are_told_so()
 
 
 def test_a_run_that_has_been_answered_waits_no_more() -> None:
-    """A callback on the worker of `inner` calls the function whose run waited for the same call."""
+    """A callback on the worker of `inner` calls the function of the run that waited for it."""
     answers: list[Any] = []
     called = threading.Event()
 
