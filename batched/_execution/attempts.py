@@ -6,8 +6,8 @@ waker, lock or clock: drivers provide them. Its rules:
 
 1. The whole batch is tried first. Its driver makes that call.
 2. A part that fails with an error that `splits` (memory ran out) is cut in halves, until its parts
-   fit or are one item. From then on no part with an item as long or
-   longer is tried with more items than the half.
+   fit or are one item. From then on no part with an item as long or longer is tried with more
+   items than the half.
 3. A part that fails with an error that `isolates` is cut in halves, too, until the items that fail
    stand alone. So one bad item in 64 takes 13 calls. Both halves are tried before either is cut.
    So the third call shows whether any part of the batch succeeds.

@@ -29,7 +29,7 @@ from .wakers import Waker, log_failure, wake_all
 
 _NOBODY: Any = None  # in place of a bell
 
-LACKS: Final = (RuntimeError, MemoryError)
+CANNOT_START: Final = (RuntimeError, MemoryError)
 """Errors for which no thread can start. A signal handler is taken to raise another type."""
 
 Look = tuple[Batch | float | None, bool, list[Waker]]
@@ -91,12 +91,12 @@ class Runtime(Reception):
                     bell.ring(self)
                 if not self._workers:
                     self._start_later(error)
-            if not starting or not isinstance(error, LACKS):
+            if not starting or not isinstance(error, CANNOT_START):
                 raise
 
     def _start_later(self, error: BaseException) -> None:
         """Start a worker in a thread that no signal interrupts, or end all calls if this fails."""
-        if not isinstance(error, LACKS):
+        if not isinstance(error, CANNOT_START):
             try:
                 self._soon(self._call_worker)
                 return
