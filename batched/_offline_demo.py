@@ -21,7 +21,7 @@ from rich.console import Console
 
 from ._demo import LEAST_COSINE, Vector, first_sentences, load
 from ._display import new_console
-from .offline._progress import Progress
+from .offline.progress.store import Progress
 
 MODEL, COMPUTED = "BATCHED_DEMO_MODEL", "BATCHED_DEMO_COMPUTED"
 """Variables of the environment: the model, and the file for sentences that have been computed."""

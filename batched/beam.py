@@ -1,58 +1,65 @@
-"""ModelHandler: a batch function in pipelines of Apache Beam (extra `beam`).
+"""Model handler that runs a batch function in pipelines of Apache Beam (extra `beam`).
 
     results, dead = rows | RunInference(ModelHandler(embed)).with_exception_handling()
 
-Beam hands over its batches whole, and one that raises is a dead letter as a whole. Here a batch
-raises only if the function is broken. What fails for one element comes out as that element's
-result, and is raised by a function after inference (`get_postprocess_fns`), which Beam calls for
-one element at a time.
+Beam gives a handler one batch at a time, and an error makes the whole batch a dead letter. This
+handler raises only if the function itself is broken. If one element fails, its result raises the
+error as soon as `inference` is read. A function after inference reads each result, so that Beam
+makes a dead letter of that element alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from ._batched import _BatchedBase, parts_of
 from ._core.exceptions import copy_exception
 from .offline import Auto, Retry, Step
-from .offline._errors import describe, to_remote
-from .offline._predictor import Predictor
-from .offline._serving import _is_importable
-from .offline._step import check_whole
+from .offline.failures import to_remote
+from .offline.predictor import Predictor
 
 try:
-    # not where types are checked
+    # not installed where types are checked
+    from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
     from apache_beam.ml.inference import base  # pyright: ignore[reportMissingImports]
 except ImportError as missing:
     raise ImportError(
         'batched.beam needs apache-beam: pip install "batched-dynamically[beam]"'
     ) from missing
 
-__all__ = ["ModelHandler"]
+__all__ = ["FailedPrediction", "ModelHandler"]
 
 _AHEAD: Final = 32
-"""Batches that are formed at once where lengths are known: of lengths with a log-normal spread of
-0.6, batches of 32 then hold 13 % of padding, and 120 % if formed two at a time.
+"""Batches that are formed at once from items of known length. With log-normal lengths (sigma 0.6)
+and 32 items a batch, padding then is 13 % of all tokens, and 120 % with two batches at once.
 """
 
 
-class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam's types are not read
-    """Handler of `RunInference` that computes with a batch function: items of like length run
-    together, a batch for which memory does not suffice is run in parts, and an element that fails
-    is one dead letter.
+class FailedPrediction(base.PredictionResult):  # type: ignore[misc]  # Beam has no types here
+    """Result of an element that failed. Reading `inference` raises the error."""
 
-    Results are `PredictionResult`s. One whose inference has failed is raised after inference: with
-    `with_exception_handling` it is in `failed_postprocessing[0]`, else it ends the pipeline. In
-    `failed_inferences` are the batches for which the function itself is broken, or too slow.
+    @property
+    def inference(self) -> Any:
+        """No value: reading raises the error, which the tuple holds in this place."""
+        raise copy_exception(self[1])  # each raise adds to the traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FailedPrediction, (self[0], to_remote(self[1]))
+
+
+class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no types here
+    """Handler of `RunInference` for a batch function. Items of like length run together, a batch
+    that exceeds memory is split, and an element that fails is one dead letter.
+
+    Results are `PredictionResult`s. With `with_exception_handling`, each element that failed is in
+    `failed_postprocessing[0]`; otherwise its error ends the pipeline. `failed_inferences` holds the
+    batches during which the function was broken or exceeded the time limit.
 
     Raises:
-        TypeError, ValueError: a setting is of the wrong type or out of its range; the sentence
-            says which, and what is allowed.
+        TypeError, ValueError: a setting has a wrong type or is out of range.
     """
 
     def __init__(
@@ -73,9 +80,9 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam's types are
         max_batch_duration_secs: int | None = None,
         env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """All up to `isolate_errors` are those of `offline.Step`, the others those of Beam's own
-        handlers. A class is built once per process; with `large_model` or `model_copies`, once or
-        that often per machine.
+        """Check the settings. Arguments up to `isolate_errors` are settings of `offline.Step`, the
+        last four are settings of Beam's handlers. A class is built once per process; with
+        `large_model` once per machine, with `model_copies` that many times.
         """
         self._step = Step(
             fn,
@@ -91,113 +98,107 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam's types are
             postprocess=postprocess,
             isolate_errors=isolate_errors,
         )
-        if not isinstance(large_model, bool):
-            raise TypeError(f"large_model must be True or False, got {large_model!r}")
-        if model_copies is not None:
-            check_whole("model_copies", model_copies)
-        if max_batch_duration_secs is not None:
-            check_whole("max_batch_duration_secs", max_batch_duration_secs)
-        variables = env_vars or {}
-        if not isinstance(variables, Mapping) or not all(
-            isinstance(each, str) for each in chain.from_iterable(variables.items())
-        ):
-            raise TypeError(f"env_vars must be a dict of strings, got {env_vars!r}")
         options = self._step.parts.function.options
-        has_lengths = options.features is not None or options.item_length is not None
-        window = options.policy.batch_size * (_AHEAD if has_lengths else 1)
+        if options.features:
+            self._step = replace(self._step, preprocess=partial(_features_of, preprocess))
+        window = options.policy.batch_size
+        if options.features or options.item_length:
+            window *= _AHEAD
         super().__init__(
             min_batch_size=window,
             max_batch_size=window,
             max_batch_duration_secs=max_batch_duration_secs,
             large_model=large_model,
             model_copies=model_copies,
-            env_vars=dict(variables),
+            env_vars=dict(env_vars or {}),
         )
+        self._update: str | None = None  # path of a model that Beam wants to be loaded
 
     def load_model(self) -> _Model:
-        """The function, ready to compute; a class is built."""
+        """Return the function, ready to compute. A class is built here."""
         return _Model(self._step)
 
     def run_inference(
-        self, batch: Sequence[Any], model: _Model, inference_args: object = None
-    ) -> Iterable[Any]:
-        """A result for each element, in order."""
-        del inference_args  # there are none
-        return map(base.PredictionResult, batch, model.results(batch))
+        self,
+        batch: Sequence[Any],
+        model: _Model,
+        inference_args: object = None,  # noqa: ARG002  # validate_inference_args allows none
+    ) -> list[Any]:
+        """Return a result for each element, in order, and count the elements that failed.
+
+        Raises:
+            RunStopped: the function is broken, or its service is away.
+            ValueError: the pipeline updates its model.
+        """
+        if self._update:
+            raise ValueError(
+                f"RunInference got an update of the model to {self._update!r}; this handler builds "
+                "its function from code, so models are not updated in a running pipeline"
+            )
+        results = [
+            each if isinstance(each, FailedPrediction) else base.PredictionResult(item, each)
+            for item, each in zip(batch, model.results(batch), strict=True)
+        ]
+        failed = sum(isinstance(result, FailedPrediction) for result in results)
+        Metrics.counter(self.get_metrics_namespace(), "failed_elements_counter").inc(failed)
+        return results
+
+    def get_num_bytes(self, batch: Sequence[Any]) -> int:
+        """Return about how many bytes of data a batch holds. Parts of a list are not counted."""
+        return sum(
+            len(part)
+            if isinstance(part, (str, bytes))
+            else getattr(part, "nbytes", 0) or sys.getsizeof(part)
+            for item in batch
+            for part in (item.values() if isinstance(item, dict) else [item])
+        )
 
     def get_postprocess_fns(self) -> list[Callable[[Any], Any]]:
-        """What raises the error of an element that has failed."""
-        return [_raise_failure]
+        """Return the function that raises the error of a failed element.
+
+        Beam's keyed handlers refuse a handler that has such functions: their constructors, which
+        ask for no other purpose, get an empty list.
+        """
+        return [] if sys._getframe(1).f_code.co_name == "__init__" else [_raise_if_failed]
 
     def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
-        """Refuses all that RunInference is given."""
+        """Refuse all arguments that RunInference is given."""
         if inference_args:
             raise ValueError(
                 "arguments of the function are given to the handler, as args= and kwargs=, not to "
                 "RunInference as inference_args"
             )
 
-    def update_model_path(self, model_path: str | None = None) -> NoReturn:
-        """Refuses all updates of a model."""
-        raise ValueError(f"this handler has no model path, and RunInference got {model_path!r}")
+    def update_model_path(self, model_path: str | None = None) -> None:
+        """Note an update, which all later batches refuse.
 
-    def __getstate__(self) -> dict[str, Any]:
-        step = copy(self._step)
-        if not _is_importable(step.fn) and isinstance(step.fn, _BatchedBase):
-            vars(step)["fn"] = _ByValue(step.fn)
-        return {**vars(self), "_step": step}
+        After an error in this method, Beam would continue with the model that it has.
+        """
+        self._update = model_path
 
 
-class _ByValue:
-    """A decorated function that another process does not find by its name."""
-
-    def __init__(self, fn: _BatchedBase[Any, Any, Any]) -> None:
-        self._fn = fn
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        parts = parts_of(self._fn)
-        return type(self._fn), (replace(parts.function), parts.owner)
-
-
-class _Model:
-    """What Beam keeps as the model, here or in a process of its own."""
-
-    def __init__(self, step: Step) -> None:
-        if step.parts.function.options.features is not None:
-            step = replace(step, preprocess=partial(_features_of, step.preprocess))
-        self._predictor = Predictor(step)
+class _Model(Predictor):
+    """The object that Beam keeps as the model, in the worker or in a process of its own."""
 
     def results(self, items: Sequence[Any]) -> list[Any]:
-        """The result of each item, or its failure."""
-        outputs = self._predictor.rows([{"item": item} for item in items])
+        """Return the output for each item, or a `FailedPrediction`."""
+        outputs = self.rows([{"item": item} for item in items])
         return [
-            _Failure(output) if issubclass(type(output), BaseException) else output
-            for output in outputs
+            FailedPrediction(item, output) if isinstance(output, BaseException) else output
+            for item, output in zip(items, outputs, strict=True)
         ]
 
 
-class _Failure:
-    """An error in the place of a result; where it crosses to another process, as plain data."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Failure, (to_remote(self.error),)
-
-    def __repr__(self) -> str:
-        return f"<{describe(self.error).error}>"
-
-
 def _features_of(preprocess: Callable[[Any], Any] | None, row: Mapping[str, Any]) -> Any:
-    """Features of the one row that an element is."""
+    """Return the features of an element, as a batch of one row."""
     import numpy
 
-    item = row["item"] if preprocess is None else preprocess(row["item"])
-    return {name: numpy.asarray(each)[None] for name, each in item.items()}
+    features = (preprocess or dict)(row["item"])
+    return {name: numpy.asarray(value)[None] for name, value in features.items()}
 
 
-def _raise_failure(prediction: Any) -> Any:
-    if isinstance(prediction.inference, _Failure):
-        raise copy_exception(prediction.inference.error)  # raising adds to its traceback
+def _raise_if_failed(prediction: Any) -> Any:
+    """Return the prediction, with or without a key, or raise the error of its element."""
+    result = prediction if isinstance(prediction, base.PredictionResult) else prediction[1]
+    _ = result.inference
     return prediction

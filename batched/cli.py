@@ -1,16 +1,17 @@
-"""The command line, `batched` or `python -m batched`: one subparser per command, each of which
-imports what it needs when it runs.
+"""The command line, `batched` or `python -m batched`: one subparser for each command, which imports
+its packages when it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ._installation import __version__
 
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["_Parser"]
 
 N = TypeVar("N", int, float)
+V = TypeVar("V")
 
 INTERRUPTED = 128 + 2
 """The exit status of a command that SIGINT ended, as shells count."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong; the usage is a `--help` away."""
+    """Parser that reports an error in one sentence; the usage is a `--help` away."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "batched") -> int:
-    """The exit status of a command line: 0, 1 if what the command checks does not hold or a run was
-    stopped, 130 if it was interrupted.
+    """Run a command line. Return its exit status: 0, 1 if a check failed or a run was stopped, 130
+    if it was interrupted, 143 if it was terminated, 141 if its output was closed.
 
     Raises:
         SystemExit: with 2 and one sentence on stderr, if the arguments are wrong or a package is
@@ -73,6 +75,7 @@ def _parser(prog: str) -> _Parser:
     _add_bench(commands)
     _add_run(commands)
     _add_status(commands)
+    _add_export(commands)
     return parser
 
 
@@ -212,7 +215,7 @@ def _add_run(commands: Commands) -> None:
         "run",
         help=about,
         description=f"{about[0].upper()}{about[1:]}. Exit status: 0 done, 1 stopped because too "
-        "much failed, 2 wrong arguments or input, 130 interrupted.",
+        "much failed, 2 wrong arguments or input, 130 interrupted (Ctrl-C), 143 terminated.",
         allow_abbrev=False,  # `_without_resume_step` knows it by its whole name
     )
     parser.add_argument(
@@ -221,7 +224,9 @@ def _add_run(commands: Commands) -> None:
         help="takes a list; plain, a coroutine function, decorated, or a class built once per "
         "worker; or an offline.Pipeline",
     )
-    parser.add_argument("source", help="file or glob: .csv, .jsonl or .parquet")
+    parser.add_argument(
+        "source", help="file, folder, glob or URI: CSV, JSON Lines or Parquet; or -"
+    )
     parser.add_argument(
         "dest",
         metavar="result",
@@ -229,6 +234,20 @@ def _add_run(commands: Commands) -> None:
     )
     parser.add_argument("--input", type=_names, metavar="A[,B]", help="columns that it reads")
     parser.add_argument("--output", type=_names, metavar="A[,B]", help="columns that it returns")
+    parser.add_argument(
+        "--args",
+        type=_json_list,
+        default=[],
+        metavar="JSON",
+        help="list of arguments after the list of items; of a class, for its constructor",
+    )
+    parser.add_argument(
+        "--kwargs",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help='object of keyword arguments, such as \'{"model": "small"}\'',
+    )
     parser.add_argument(
         "--key", metavar="COLUMN", help="by which rows are known again (their number)"
     )
@@ -275,16 +294,23 @@ def _add_run(commands: Commands) -> None:
         "--keep", type=_names, metavar="A,B", help="columns of the source in the result (all)"
     )
     parser.add_argument(
-        "--resume-step", metavar="STEP", help="compute that step and all after it anew"
+        "--keep-failed",
+        action="store_true",
+        help="keep failed rows in the result, with the error in a column _error",
+    )
+    parser.add_argument(
+        "--resume-step", type=_step, metavar="STEP", help="compute that step and all after it anew"
     )
     parser.add_argument(
         "--on-mismatch",
         choices=("refuse", "recompute", "keep"),
         default="refuse",
-        help="what becomes of results of another version of the function (%(default)s)",
+        help="treatment of results of another version of the function (%(default)s)",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a result that no such run has made"
+        "--overwrite",
+        action="store_true",
+        help="replace a file that no run with this progress file has made",
     )
     parser.add_argument("--progress", metavar="FILE", help="progress file (RESULT.progress)")
     parser.add_argument(
@@ -300,7 +326,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _without_resume_step(given: list[str]) -> list[str]:
-    """Arguments that go on: what a run has computed anew is not to be, once more."""
+    """Return the arguments that go on: the next run computes nothing anew a second time."""
     rest = iter(given)
     kept = []
     for each in rest:
@@ -312,7 +338,7 @@ def _without_resume_step(given: list[str]) -> list[str]:
 
 
 def _add_status(commands: Commands) -> None:
-    about = "tell how far a run is, or what it came to: counts, rates, and failed rows"
+    about = "tell how far a run is, or how it ended: counts, rates, and failed rows"
     parser = commands.add_parser("status", help=about, description=f"{about.capitalize()}.")
     parser.add_argument("dest", metavar="result", help="as given to the run")
     parser.add_argument("--progress", metavar="FILE", help="as given to the run")
@@ -326,6 +352,41 @@ def _status(args: argparse.Namespace) -> int:
     from ._offline_command import status
 
     return status(args)
+
+
+def _add_export(commands: Commands) -> None:
+    about = "write the rows that a run has committed so far to a file"
+    parser = commands.add_parser("export", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("result", help="as given to the run")
+    parser.add_argument(
+        "dest", nargs="?", metavar="file", help="file to write (RESULT.partial with its suffix)"
+    )
+    parser.add_argument("--progress", metavar="FILE", help="as given to the run")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a file that no export has written"
+    )
+    parser.set_defaults(run=_export, parser=parser, extra="offline")
+
+
+def _export(args: argparse.Namespace) -> int:
+    from ._offline_command import export_committed
+
+    return export_committed(args)
+
+
+def _json_list(text: str) -> list[Any]:
+    return _json_of(list, text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    return _json_of(dict, text)
+
+
+def _json_of(kind: type[V], text: str) -> V:
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise ValueError
+    return value
 
 
 def _positive(text: str) -> int:
@@ -348,6 +409,10 @@ def _size(text: str) -> int | str:
     return text if text == "auto" else _positive(text)
 
 
+def _step(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
@@ -359,5 +424,6 @@ def _at_least(least: N, number: N) -> N:
 
 
 # argparse says "invalid integer value: 'x'"
+_json_list.__name__, _json_object.__name__ = "JSON list", "JSON object"
 _positive.__name__ = _at_least_two.__name__ = _size.__name__ = "integer"
 _seconds.__name__ = _amount.__name__ = "number"

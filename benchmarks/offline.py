@@ -28,13 +28,13 @@ import pyarrow.parquet as pq
 
 from batched import offline
 from batched._demo import first_sentences
-from batched.offline._columns import Columns
-from batched.offline._commit import Commit
-from batched.offline._hashing import hash_inputs
-from batched.offline._keys import keys_of
-from batched.offline._progress import Progress
-from batched.offline._reading import WINDOW
-from batched.offline._source import open_source
+from batched.offline.identity.inputs import hash_inputs
+from batched.offline.progress.commit import Commit
+from batched.offline.progress.store import Progress
+from batched.offline.run.reader import WINDOW
+from batched.offline.sources.keys import keys_of
+from batched.offline.sources.opening import open_source
+from batched.offline.types.columns import Columns
 from contest import ROUNDS, Unavailable, end, environment, interpreter, last_line, version
 from peers import Peer
 from peers.maps import BATCH_SIZE, SECONDS, marked
@@ -146,14 +146,15 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
     columns, rows = Columns(["result"]), 0
     try:
         for window in opened.windows(["id", "text"], WINDOW):
-            keys, hashes = keys_of(window, "id"), hash_inputs(window, ["text"])
+            keys = [key for key in keys_of(window, "id") if key is not None]
+            hashes = hash_inputs(window, ["text"])
             progress.note_source(window.first, keys)
             values = window.values("text")
             for first in range(0, window.size, together):
                 some = slice(first, first + together)
-                batch, _ = columns.encode(values[some])
+                found = columns.read(values[some])
                 done = [(*row, 1) for row in zip(keys[some], hashes[some], strict=True)]
-                progress.commit([Commit(0, done, batch, [])])
+                progress.commit([Commit(0, done, found)])
             rows += window.size
         progress.end_source(rows)
     finally:

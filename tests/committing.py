@@ -1,5 +1,6 @@
-"""A run that commits rows of two steps, and tells on its output what is committed:
-`python committing.py FILE ROWS SIZE`.
+"""Program that commits rows of two steps, and writes each committed row to its output.
+
+`python committing.py FILE ROWS SIZE`
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from batched.offline._commit import Commit, Key
-from batched.offline._committer import Committer
-from batched.offline._progress import Progress
+from batched.offline.progress.commit import Commit, Key
+from batched.offline.progress.committer import Committer
+from batched.offline.progress.store import Progress
 from progress_files import done, failed
 
 
 class TellingProgress(Progress):
     def commit(self, commits: Sequence[Commit]) -> None:
         super().commit(commits)
-        rows = [(row[0], each.step) for each in commits for row in each.done + each.failed]
+        rows = [(row[0], each.step) for each in commits for row in [*each.rows, *each.failed]]
         print(*[f"{key} {step}" for key, step in rows], sep="\n", flush=True)
 
 

@@ -1,5 +1,5 @@
-"""Batch functions that fail in every way, in a module that a process can import, and what tests of
-workers need around them.
+"""Batch functions that fail in every way, in a module that a process can import, and engines for
+tests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from batched._collate.arguments import Arguments
+from batched._collate.arguments import Arguments, Binder
 from batched._collate.items import ItemCollator
 from batched._core.request import Batch, Request
-from batched.offline._batch_run import Done, WorkerSpec
-from batched.offline._worker import Workers, workers_of
+from batched.offline.engines import Engine, Outcome, Spec, engine_for
 
 NO_ARGUMENTS = Arguments((), {})
+BINDER = Binder(lambda items, key: items, "fn", leading=1)
 
 SOON = 30.0
-"""Longest wait for what is to happen at once (s)."""
+"""Longest wait for an event that comes at once (s)."""
 
 
 def double(items: list[int]) -> list[int]:
@@ -33,7 +33,7 @@ def double(items: list[int]) -> list[int]:
 
 
 def fail(fault: object) -> None:
-    """Fails in the way that `fault` names; what is no fault is left alone."""
+    """Fail in the way that `fault` names; do nothing for any other value."""
     match fault:
         case "hang":
             time.sleep(1e6)
@@ -82,66 +82,74 @@ def raise_unpicklable(items: list[Any]) -> list[Any]:
     raise Unpicklable("one", "two")
 
 
-def spec(func: Callable[..., Any], **settings: Any) -> WorkerSpec:
+def spec(func: Callable[..., Any], **settings: Any) -> Spec:
     name = getattr(func, "__name__", "fn")
-    return WorkerSpec(0, name, func, ItemCollator(name), **settings)
+    return Spec(0, name, func, ItemCollator(name), **settings)
 
 
-def batch_of(rows: list[Any]) -> Batch:
-    """A batch of one request a row, as the coordinator forms it."""
-    slices = [(Request(row, 1, NO_ARGUMENTS), 0, 1) for row in rows]
+def batch_of(rows: list[Any], arguments: Arguments = NO_ARGUMENTS) -> Batch:
+    """Return a batch of one request a row, as a stage forms it."""
+    slices = [(Request(row, 1, arguments), 0, 1) for row in rows]
     return Batch(slices, len(slices), "full", 0.0)
+
+
+def routed(key: str, rows: list[Any]) -> Batch:
+    """Return a batch of one routing key, which equal keys share as requests of a step do."""
+    return batch_of(rows, BINDER.bind((key,), {}))
+
+
+def close(engine: Engine, seconds: float = SOON) -> None:
+    """Close `engine`, whose running calls may take so long (s)."""
+    engine.close(time.perf_counter() + seconds)
 
 
 @contextmanager
 def running(
     func: Callable[..., Any], **settings: Any
-) -> Iterator[tuple[Workers, SimpleQueue[Done]]]:
-    """Workers, and the queue for what becomes of their batches."""
-    outbox: SimpleQueue[Done] = SimpleQueue()
-    workers = workers_of(spec(func, **settings), outbox)
-    workers.start()
+) -> Iterator[tuple[Engine, SimpleQueue[Outcome]]]:
+    """Start an engine, and yield it with the queue of its outcomes."""
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    engine = engine_for(spec(func, **settings), outcomes.put)
+    engine.start()
     try:
-        yield workers, outbox
+        yield engine, outcomes
     finally:
-        workers.close(SOON)
+        close(engine)
 
 
-def outcome(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Done:
-    """What became of one batch of `rows`."""
-    thoroughly = settings.pop("thoroughly", False)
-    with running(func, **settings) as (workers, outbox):
-        workers.submit(batch_of(rows), thoroughly=thoroughly)
-        return outbox.get(timeout=SOON)
+def outcome(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outcome:
+    """Return the outcome of one batch of `rows`."""
+    thorough = settings.pop("thorough", False)
+    with running(func, **settings) as (engine, outcomes):
+        engine.submit(batch_of(rows), thorough=thorough)
+        return outcomes.get(timeout=SOON)
 
 
-def results(done: Done) -> list[Any]:
-    """The results of `done` in the order of its batch."""
+def results(done: Outcome) -> list[Any]:
+    """Return the results of `done` in the order of its batch."""
     assert done.batch is not None
     found = {id(each[0]): result for each, result in zip(done.slices, done.results, strict=True)}
     return [found[id(each[0])] for each in done.batch.slices]
 
 
-_others: set[threading.Thread] = set()
+_known: set[threading.Thread] = set()
 
 
 def note_threads() -> None:
-    """Notes threads that other tests have left, and may."""
-    _others.clear()
-    _others.update(threading.enumerate())
+    """Note threads that earlier tests have left."""
+    _known.clear()
+    _known.update(threading.enumerate())
 
 
 def leftovers() -> list[str]:
-    """Threads of workers that have begun since, and processes that this one has spawned for
-    them.
-    """
-    found = [each.name for each in set(threading.enumerate()) - _others]
+    """Return threads of engines that have begun since, and processes that this one has started."""
+    found = [each.name for each in set(threading.enumerate()) - _known]
     names = [name for name in found if name.startswith("batched-")]
     return names + [f"process {pid}" for pid in spawned_by(os.getpid())]
 
 
 def spawned_by(driver: int) -> list[int]:
-    """Processes of `multiprocessing` whose parent is `driver`, from /proc."""
+    """Return the processes of workers whose parent is `driver`, from /proc."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -149,6 +157,6 @@ def spawned_by(driver: int) -> list[int]:
             command = (path / "cmdline").read_bytes()
         except OSError:  # it has just ended
             continue
-        if parent == driver and b"spawn_main" in command:
+        if parent == driver and b"serving.main" in command:
             found.append(int(path.name))
     return found

@@ -1,4 +1,4 @@
-"""Progress files of tests: commits of whose outputs the key tells all, and a look at the file."""
+"""Progress files of tests: commits with values that follow from their keys, and queries."""
 
 from __future__ import annotations
 
@@ -6,44 +6,49 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from batched.offline._commit import Commit, Key
-from batched.offline._progress import Progress
+from batched.offline.progress.commit import Commit, Key
+from batched.offline.progress.store import Progress
+from batched.offline.types.columns import Columns
 
 
 def value(key: Key, step: int = 0) -> str:
-    """The output of that row."""
+    """Return the output of that row."""
     return f"{key!r} of step {step}"
 
 
 def done(keys: Sequence[Key], step: int = 0, hashed: int = 7, note: str = "") -> Commit:
-    """A commit of rows that are done."""
-    batch = pa.RecordBatch.from_pydict({"out": [value(key, step) + note for key in keys]})
-    return Commit(step, [(key, hashed, 1) for key in keys], batch, [])
+    """Return a commit of rows with results."""
+    return results(keys, [value(key, step) + note for key in keys], step, hashed)
+
+
+def results(keys: Sequence[Key], values: Sequence[Any], step: int = 0, hashed: int = 7) -> Commit:
+    """Return a commit of rows with these results, all of which fit."""
+    read = Columns(["out"]).read(values)
+    assert not read.misfits
+    return Commit(step, [(key, hashed, 1) for key in keys], read)
 
 
 def failed(keys: Sequence[Key], step: int = 0, hashed: int = 7) -> Commit:
-    """A commit of rows that failed."""
+    """Return a commit of rows that failed."""
     error = '{"phase": "inference", "error": "ValueError: bad row", "traceback": "File ..."}'
-    return Commit(step, [], None, [(key, hashed, 3, error) for key in keys])
+    return Commit(step, failed=[(key, hashed, 3, error) for key in keys])
 
 
 def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], Any]:
-    """Outputs that are committed of these keys, by key and step."""
+    """Return the committed outputs of these keys, by key and step."""
     return {
-        at: progress.chunk(row.chunk).column("out")[row.place].as_py()
+        at: progress.values(row.chunk)[0][row.place]
         for at, row in progress.committed(keys).items()
-        if row.chunk is not None
+        if row.chunk is not None and row.place is not None
     }
 
 
 def query(progress: Progress, statement: str) -> list[tuple[Any, ...]]:
-    """What the database answers."""
+    """Return the answer of the database."""
     with progress._database.use() as conn:
         return conn.execute(statement).fetchall()
 
 
 def log_of(path: Path) -> Path:
-    """The write-ahead log of a database."""
+    """Return the path of the write-ahead log of a database."""
     return path.with_name(f"{path.name}-wal")

@@ -12,9 +12,9 @@ pytest.importorskip("matplotlib")
 import pyarrow.parquet as pq
 
 import offline as benchmark
-from batched.offline._hashing import hash_inputs
-from batched.offline._progress import Progress
-from batched.offline._source import open_source
+from batched.offline.identity.inputs import hash_inputs
+from batched.offline.progress.store import Progress
+from batched.offline.sources.opening import open_source
 from contest import Unavailable
 from peers import Peer, maps
 

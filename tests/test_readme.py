@@ -28,6 +28,9 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 LINKED = [README, *sorted(ROOT.glob("docs/**/*.md"))]
 
+SCRIPTS = ("offline.md", "offline-how-to.md")
+"""Pages whose blocks continue each other; `offline/test_pages.py` runs them."""
+
 MOST_WORDS = 900
 """Of README, all that stands between blanks: code, tables and links count."""
 
@@ -66,6 +69,7 @@ def blocks(page: Path, language: str) -> list[str]:
             marks=[pytest.mark.model] if "transformers" in block or "TextGen" in block else [],
         )
         for page in PAGES
+        if page.name not in SCRIPTS
         for number, block in enumerate(blocks(page, "python"), 1)
     ],
 )
@@ -214,6 +218,8 @@ def test_the_tables_of_statistics_and_records_are_complete() -> None:
 
 
 def test_the_tables_of_errors_are_complete() -> None:
-    pages = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("calling", "offline"))
+    pages = "".join(
+        (ROOT / f"docs/{name}.md").read_text() for name in ("calling", "offline-reference")
+    )
     for name in batched.errors.__all__:
         assert f"`{name}`" in pages

@@ -10,12 +10,13 @@ What was committed is never computed again, one bad row costs one row, and the r
 It needs the extra `offline`.
 """
 
-from ._batch_predictor import BatchPredictor
-from ._pipeline import Pipeline, run
-from ._ray import Ray
-from ._report import DeadLetter, Report, Snapshot, StepCounts
-from ._retry import Retry
-from ._step import Auto, Step
+from .batch_predictor import BatchPredictor
+from .engines.ray import Ray
+from .pipeline import Pipeline, run
+from .report import DeadLetter, Report, Snapshot, StepCounts
+from .results.export import export
+from .retry import Retry
+from .step import Auto, Step
 
 __all__ = [
     "Auto",
@@ -28,5 +29,6 @@ __all__ = [
     "Snapshot",
     "Step",
     "StepCounts",
+    "export",
     "run",
 ]

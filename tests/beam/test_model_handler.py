@@ -1,4 +1,4 @@
-"""RunInference with a ModelHandler of ours, on Beam's direct runner in this process."""
+"""RunInference with the model handler, on Beam's direct runner in this process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +23,18 @@ from apache_beam.internal import pickler
 from apache_beam.ml.inference.base import RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from batched.beam import ModelHandler
+from batched.beam import FailedPrediction, ModelHandler
 from batched.offline import Retry
-
-RUNNER = "FnApiRunner"  # what the direct runner runs batches with, if nothing else is installed
-
-SEEN: defaultdict[str, list[Any]] = defaultdict(list)
-"""What functions of this module were given. Those that pipelines hold are found by their names."""
+from beam_pipelines import RUNNER, SEEN, Outcome, record, run
 
 
-@pytest.fixture(autouse=True)
-def nothing_seen() -> Iterator[None]:
-    SEEN.clear()
-    yield
-    SEEN.clear()
-
-
-def infer(
-    handler: ModelHandler, items: Iterable[Any], threads: int = 1
-) -> tuple[dict[Any, Any], list[Any], list[Any]]:
-    """Results by item, dead letters of single items, and those of batches."""
-    flags = [f"--direct_num_workers={threads}", "--direct_running_mode=multi_threading"]
-    with beam.Pipeline(RUNNER, PipelineOptions(flags)) as pipeline:
-        rows = pipeline | beam.Create(list(items), reshuffle=threads > 1)
-        results, dead = rows | RunInference(handler).with_exception_handling()
-        (of_items,) = dead.failed_postprocessing
-        for name, rows in (("good", results), ("items", of_items), ("all", dead.failed_inferences)):
-            rows | f"keep {name}" >> beam.Map(partial(keep, name))
-    return {each.example: each.inference for each in SEEN["good"]}, SEEN["items"], SEEN["all"]
-
-
-def keep(name: str, value: Any) -> None:
-    SEEN[name].append(value)
+def values(outcome: Outcome) -> dict[Any, Any]:
+    """Return the inferences by element."""
+    return {result.example: result.inference for result in outcome.results}
 
 
 def invert(numbers: list[int]) -> list[float]:
-    keep("calls", numbers)
+    record("calls", numbers)
     return [1 / number for number in numbers]
 
 
@@ -71,12 +45,12 @@ async def invert_later(numbers: list[int]) -> list[float]:
 
 class Inverter:
     def __init__(self, dividend: int) -> None:
-        keep("built", threading.get_ident())
+        record("built", threading.get_ident())
         self._dividend = dividend
 
     def __call__(self, numbers: list[int]) -> list[float]:
-        keep("callers", threading.get_ident())
-        return [each * self._dividend for each in invert(numbers)]
+        record("callers", threading.get_ident())
+        return [share * self._dividend for share in invert(numbers)]
 
 
 FORMS: dict[str, Callable[[], ModelHandler]] = {
@@ -89,15 +63,31 @@ FORMS: dict[str, Callable[[], ModelHandler]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_one_bad_row_in_64_is_one_dead_letter(form: str) -> None:
-    results, (letter,), batches = infer(FORMS[form](), range(64))
-    assert results == {number: 1 / number for number in range(1, 64)}
+    outcome = run(FORMS[form](), range(64))
+    assert values(outcome) == {number: 1 / number for number in range(1, 64)}
+    ((letter,),) = outcome.failed_after
     failed, (kind, text, lines) = letter
-    assert (failed.example, repr(failed.inference)) == (0, "<ZeroDivisionError: division by zero>")
-    assert (kind, text) == (ZeroDivisionError, "ZeroDivisionError('division by zero')")
+    assert (failed.example, kind, text) == (
+        0,
+        ZeroDivisionError,
+        "ZeroDivisionError('division by zero')",
+    )
     assert "return [1 / number for number in numbers]" in "".join(lines)
-    assert batches == []
+    assert outcome.failed_batches == []
     assert sorted(SEEN["calls"][0]) == [*range(64)]
-    assert len(SEEN["calls"]) == 13  # it, and two halves of each that failed
+    assert len(SEEN["calls"]) == 13  # the batch, then two halves of each batch that failed
+
+
+def test_a_failed_result_raises_its_error_when_it_is_read() -> None:
+    handler = ModelHandler(invert)
+    good, bad = handler.run_inference([2, 0], handler.load_model())
+    assert good.inference == 0.5
+    assert isinstance(bad, FailedPrediction)
+    assert bad.example == 0
+    assert "ZeroDivisionError('division by zero')" in repr(bad)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            _ = bad.inference
 
 
 def test_without_exception_handling_a_bad_row_ends_the_pipeline() -> None:
@@ -107,11 +97,11 @@ def test_without_exception_handling_a_bad_row_ends_the_pipeline() -> None:
         pipeline.run()
 
 
-def test_what_fails_before_or_after_the_function_is_a_dead_letter_too() -> None:
+def test_an_error_before_or_after_the_function_is_a_dead_letter_too() -> None:
     handler = ModelHandler(invert, preprocess=int, postprocess=lambda share: 1 // (share < 1))
-    results, letters, _ = infer(handler, ["2", "1", "one"])
-    assert results == {"2": 1}
-    assert {failed.example: kind for failed, (kind, _, _) in letters} == {
+    outcome = run(handler, ["2", "1", "one"])
+    assert values(outcome) == {"2": 1}
+    assert {failed.example: kind for failed, (kind, _, _) in outcome.failed_after[0]} == {
         "1": ZeroDivisionError,
         "one": ValueError,
     }
@@ -120,40 +110,40 @@ def test_what_fails_before_or_after_the_function_is_a_dead_letter_too() -> None:
 def copy_at_most_8(items: list[int]) -> list[int]:
     if len(items) > 8:
         raise MemoryError
-    keep("calls", items)
+    record("calls", items)
     return items
 
 
-def test_a_batch_that_memory_does_not_suffice_for_is_run_in_parts() -> None:
-    handler = ModelHandler(copy_at_most_8, batch_size=32)
-    results, letters, batches = infer(handler, range(64))
-    assert (results, letters, batches) == ({item: item for item in range(64)}, [], [])
+def test_a_batch_that_exceeds_memory_is_run_in_parts() -> None:
+    outcome = run(ModelHandler(copy_at_most_8, batch_size=32), range(64))
+    assert values(outcome) == {item: item for item in range(64)}
+    assert (outcome.failed_after, outcome.failed_batches) == ([[]], [])
     assert {len(call) for call in SEEN["calls"]} == {8}
 
 
 def test_items_of_like_length_run_together() -> None:
     texts = ["x" * (7 * number % 64 + 1) for number in range(64)]
-    infer(ModelHandler(count, batch_size=8, length=len), texts)
+    run(ModelHandler(count, batch_size=8, length=len), texts)
     spans = sorted((min(call), max(call)) for call in SEEN["calls"])
     assert spans == [(first, first + 7) for first in range(1, 65, 8)]
 
 
 def count(texts: list[str]) -> list[int]:
-    keep("calls", [len(text) for text in texts])
+    record("calls", [len(text) for text in texts])
     return [len(text) for text in texts]
 
 
 def test_a_class_is_built_once_per_process() -> None:
-    infer(ModelHandler(Inverter, args=(2,), batch_size=4), range(1, 65), threads=2)
+    run(ModelHandler(Inverter, args=(2,), batch_size=4), range(1, 65), threads=2)
     assert len(SEEN["built"]) == 1
     assert len(set(SEEN["callers"])) == 2
 
 
 class OddError(Exception):
-    """One that pickle writes and cannot read."""
+    """Error that pickle can write but not read."""
 
-    def __init__(self, number: int, what: str) -> None:
-        super().__init__(f"{number} is {what}")
+    def __init__(self, number: int, parity: str) -> None:
+        super().__init__(f"{number} is {parity}")
 
 
 def refuse_5(numbers: list[int]) -> list[int]:
@@ -163,38 +153,47 @@ def refuse_5(numbers: list[int]) -> list[int]:
 
 
 def test_any_error_comes_from_a_model_that_processes_share() -> None:
-    results, (letter,), batches = infer(ModelHandler(refuse_5, large_model=True), range(8))
-    assert (len(results), batches) == (7, [])
-    failed, (_, text, _) = letter
+    outcome = run(ModelHandler(refuse_5, large_model=True), range(8))
+    assert (len(outcome.results), outcome.failed_batches) == (7, [])
+    (((failed, (_, text, _)),),) = outcome.failed_after
     assert (failed.example, text) == (5, "RemoteError('OddError: 5 is odd')")
-
-
-def test_a_function_that_is_broken_is_told_from_rows_that_are_bad() -> None:
-    handler = ModelHandler(refuse, batch_size=4, length=abs)
-    results, letters, ((batch, error),) = infer(handler, range(64))
-    assert (results, letters, sorted(batch)) == ({}, [], [*range(64)])
-    assert error[0] is batched.errors.RunStopped
-
-
-def test_a_broken_function_soon_fails_for_all_batches() -> None:
-    _, letters, batches = infer(ModelHandler(refuse, batch_size=4), range(200))
-    assert len(letters) < 8 * 4
-    assert len(letters) + sum(len(batch) for batch, _ in batches) == 200
-    assert {error[0] for _, error in batches} == {batched.errors.RunStopped}
 
 
 def refuse(numbers: list[int]) -> list[int]:
     raise ValueError("no weights")
 
 
+def test_a_broken_function_is_told_from_bad_rows() -> None:
+    outcome = run(ModelHandler(refuse, batch_size=4, length=abs), range(64))
+    ((batch, error),) = outcome.failed_batches
+    assert (outcome.results, outcome.failed_after, sorted(batch)) == ([], [[]], [*range(64)])
+    assert error[0] is batched.errors.RunStopped
+
+
+def test_a_broken_function_soon_fails_for_all_batches() -> None:
+    outcome = run(ModelHandler(refuse, batch_size=4), range(200))
+    (letters,) = outcome.failed_after
+    assert len(letters) < 8 * 4
+    assert len(letters) + sum(len(batch) for batch, _ in outcome.failed_batches) == 200
+    assert {error[0] for _, error in outcome.failed_batches} == {batched.errors.RunStopped}
+    assert outcome.counters["failed_batches_counter"] == len(outcome.failed_batches)
+    assert outcome.counters["failed_elements_counter"] == len(letters)
+
+
 def fail_as_a_service(numbers: list[int]) -> list[int]:
     raise ConnectionError("down")
 
 
+def refuse_all_but_zero(items: list[int]) -> list[int]:
+    if any(items):
+        fail_as_a_service(items)
+    return items
+
+
 def test_dead_letters_of_one_error_have_a_traceback_each() -> None:
-    handler = ModelHandler(fail_as_a_service, retry=Retry(attempts=1))
-    _, letters, _ = infer(handler, range(32))
-    assert len(letters) == 32
+    outcome = run(ModelHandler(refuse_all_but_zero, retry=Retry(attempts=1)), range(32))
+    (letters,) = outcome.failed_after
+    assert len(letters) == 31
     assert len({"".join(lines) for _, (_, _, lines) in letters}) == 1
 
 
@@ -206,13 +205,69 @@ def test_elements_of_several_features_are_padded_to_batches() -> None:
     decorated = batched.inference.dynamically(double)
     items = [{"ids": list(range(length))} for length in (1, 3, 2)]
     handler = ModelHandler(decorated)
-    results = list(handler.run_inference(items, handler.load_model()))
-    assert [each.inference.tolist() for each in results] == [[0], [0, 2, 4], [0, 2]]
+    results = handler.run_inference(items, handler.load_model())
+    assert [result.inference.tolist() for result in results] == [[0], [0, 2, 4], [0, 2]]
+
+
+def test_a_counter_tells_failed_elements_from_inferences() -> None:
+    counters = run(ModelHandler(invert, batch_size=4), [0, 1, 2, 3, 0, 4, 5, 6]).counters
+    assert counters == {"num_inferences": 8, "failed_elements_counter": 2}
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise TypeError("pickled")
+
+
+def test_the_size_of_a_batch_is_estimated_without_pickling() -> None:
+    import numpy
+
+    array = numpy.zeros(1000)
+    size_of = ModelHandler(invert).get_num_bytes
+    assert size_of(["four", b"bytes"]) == 9
+    assert size_of([array, {"ids": array, "text": "four"}]) == 2 * array.nbytes + 4
+    assert size_of([Unpicklable(), [1] * 100]) > 800
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_update_of_the_model_is_refused_by_its_name(wrapped: bool) -> None:
+    handler: Any = ModelHandler(invert, batch_size=2)
+    outcome = run(handler.with_preprocess_fn(int) if wrapped else handler, range(6), update="v2")
+    assert outcome.results == []
+    assert sorted(len(batch) for batch, _ in outcome.failed_batches) == [2, 2, 2]
+    for _, (_, text, _) in outcome.failed_batches:
+        assert "got an update of the model to 'v2'" in text
+        assert "models are not updated in a running pipeline" in text
+
+
+GATE = threading.Event()
+
+
+def wait_for_the_gate(items: list[int]) -> list[int]:
+    assert GATE.wait(60)
+    return items
+
+
+def test_a_batch_that_exceeds_the_time_limit_is_a_dead_letter() -> None:
+    try:
+        outcome = run(ModelHandler(wait_for_the_gate, batch_size=4), range(4), timeout=1)
+    finally:
+        GATE.set()
+    ((batch, error),) = outcome.failed_batches
+    assert (outcome.results, sorted(batch), error[0]) == ([], [0, 1, 2, 3], TimeoutError)
+
+
+def test_with_a_time_limit_a_bad_row_is_one_dead_letter() -> None:
+    outcome = run(ModelHandler(invert, batch_size=64), range(64), timeout=50)
+    assert values(outcome) == {number: 1 / number for number in range(1, 64)}
+    assert [failed.example for failed, _ in outcome.failed_after[0]] == [0]
+    assert outcome.counters["failed_elements_counter"] == 1
 
 
 MAIN = """
 import sys
 import batched
+import batched.inference
 from apache_beam.internal import pickler
 from batched.beam import ModelHandler
 
@@ -223,6 +278,12 @@ def plain(items):
 def decorated(items):
     return plain(items)
 
+def make():
+    @batched.dynamically(batch_size=6)
+    def nested(items):
+        return plain(items)
+    return nested
+
 class Kind:
     def __call__(self, items):
         return plain(items)
@@ -231,7 +292,7 @@ class Kind:
     def method(self, items):
         return plain(items)
 
-for fn in (plain, decorated, Kind, Kind().method, lambda items: plain(items)):
+for fn in (plain, decorated, make(), Kind, Kind().method, lambda items: plain(items)):
     print(pickler.dumps(ModelHandler(fn, preprocess=lambda item: item * 2)).decode())
 """
 
@@ -243,42 +304,25 @@ def test_handlers_of_a_script_go_to_other_processes(tmp_path: Path) -> None:
     handlers = [pickler.loads(line) for line in printed.splitlines()]
     for handler in handlers:
         results = handler.run_inference([1, 2], handler.load_model())
-        assert [each.inference for each in results] == [3, 5]
-    assert [each.batch_elements_kwargs()["max_batch_size"] for each in handlers] == [
-        32, 5, 32, 32, 32,
+        assert [result.inference for result in results] == [3, 5]
+    assert [handler.batch_elements_kwargs()["max_batch_size"] for handler in handlers] == [
+        32, 5, 6, 32, 32, 32,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "sentence"),
     [
         (lambda: ModelHandler(invert, batch_size=0), "batch_size must be at least 1, got 0"),
         (lambda: ModelHandler(invert, args=(1,)), "too many positional arguments"),
         (
-            lambda: ModelHandler(invert, large_model=1),  # type: ignore[arg-type]
-            "large_model must be True or False, got 1",
-        ),
-        (lambda: ModelHandler(invert, model_copies=0), "model_copies must be at least 1, got 0"),
-        (
-            lambda: ModelHandler(invert, max_batch_duration_secs=0),
-            "max_batch_duration_secs must be at least 1, got 0",
-        ),
-        (
-            lambda: ModelHandler(invert, env_vars={"A": 1}),  # type: ignore[dict-item]
-            "env_vars must be a dict of strings, got {'A': 1}",
-        ),
-        (
             lambda: ModelHandler(invert).validate_inference_args({"k": 5}),
             "are given to the handler, as args= and kwargs=",
         ),
-        (
-            lambda: ModelHandler(invert).update_model_path("new"),
-            "this handler has no model path, and RunInference got 'new'",
-        ),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_sentence(
-    make: Callable[[], object], said: str
+def test_a_wrong_setting_is_refused_in_one_sentence(
+    make: Callable[[], object], sentence: str
 ) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError), match=sentence):
         make()

@@ -107,7 +107,7 @@ def test_a_service_that_is_down_marks_nothing_as_failed(
     server.down()
     client = client_of(server, max_workers=8, max_wait_s=0.3)
     with pytest.raises(RunStopped, match="no answer came") as raised:
-        run(client, rows_of(20), dest)
+        run(client, rows_of(20), dest, outage_s=0)
     assert (raised.value.report.ok, raised.value.report.failed) == (0, 0)
     server.up()
     assert run(client, rows_of(20), dest).ok == 20

@@ -51,6 +51,16 @@ class Built:
     def __call__(self, texts):
         return [len(text) for text in texts]
 
+class Scaled:
+    def __init__(self, by, plus=0):
+        self.by, self.plus = by, plus
+
+    def __call__(self, texts):
+        return [self.by * len(text) + self.plus for text in texts]
+
+def odd(texts):
+    return ["odd" if text == "text 7" else len(text) for text in texts]
+
 class Needy:
     def __init__(self):
         import no_such_package
@@ -111,7 +121,7 @@ def arguments(target: str = "length", *more: str) -> list[str]:
 
 
 def computed(folder: Path) -> list[str]:
-    """Texts that functions were called with since this was asked last."""
+    """Return texts that functions were called with since the last call."""
     path = folder / "computed"
     found = path.read_text().splitlines() if path.exists() else []
     path.unlink(missing_ok=True)
@@ -130,7 +140,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def started(folder: Path, *command: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process of its own, which is gone in the end."""
+    """Start a command in a process of its own, and kill it in the end."""
     variables = more.pop("env", {})
     with subprocess.Popen(
         [sys.executable, "-m", "batched", *command],
@@ -193,6 +203,78 @@ def test_every_kind_of_function_runs(target: str, options: tuple[str, ...], fold
     ]
 
 
+def test_arguments_of_a_class_are_json(folder: Path) -> None:
+    given = ["--args", "[2]", "--kwargs", '{"plus": 100}']
+    assert cli.main(arguments("Scaled", *given)) == 0
+    assert result(folder)[7]["length"] == 112
+
+
+def test_failed_rows_are_kept_in_the_result_if_asked(folder: Path) -> None:
+    write_rows(folder, ["one", "bad", "three"])
+    assert cli.main(arguments("length", "--keep-failed")) == 0
+    assert [(row["length"], row["_error"]) for row in result(folder)] == [
+        (3, None),
+        (None, "ValueError: no length"),
+        (5, None),
+    ]
+
+
+def test_a_row_of_another_type_is_left_out_and_told_with_the_types(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments("odd")) == 0
+    assert "100 ok, 1 failed" in capfd.readouterr().out
+    assert len(result(folder)) == 99
+    assert cli.main(["status", "out.parquet"]) == 0
+    out = capfd.readouterr().out
+    assert "types of 'length' in step odd: 99 int, 1 string" in out
+    assert "such as row '7', output: column 'length': " in out
+
+
+def test_rows_that_are_committed_are_exported_once_no_run_is_at_work(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(folder, ["one", "bad", "three"])
+    assert cli.main(arguments("length", "--max-failed", "0", "--batch-size", "1")) == 1
+    capfd.readouterr()
+    for _ in range(2):  # its own file is replaced
+        assert cli.main(["export", "out.parquet"]) == 0
+        out = capfd.readouterr().out
+        assert out == f"{folder}/out.partial.parquet\n"
+        rows = pq.read_table(folder / "out.partial.parquet").to_pylist()
+        assert {"id": "0", "length": 3} in rows
+        assert {row["id"] for row in rows} <= {"0", "2"}
+    assert cli.main(["export", "out.parquet", "some.csv"]) == 0
+    assert (folder / "some.csv").read_text().startswith("id,length\n0,3\n")
+    (folder / "some.csv").write_text("mine")
+    with pytest.raises(SystemExit):
+        cli.main(["export", "out.parquet", "some.csv"])
+    assert "some.csv is there already" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["export", "none.parquet"])
+    assert "none.parquet.progress does not exist" in capfd.readouterr().err
+
+
+@pytest.mark.once
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes as POSIX has them")
+def test_a_status_that_nobody_reads_to_its_end_ends_quietly(folder: Path) -> None:
+    write_rows(folder, [f"{'x' * 200} {number}" for number in range(2000)])
+    (folder / "functions.py").write_text(
+        "def length(texts):\n"
+        "    if len(texts) == 1 and not texts[0].endswith('0'):\n"
+        "        raise ValueError(texts[0])\n"
+        "    return [1 / 0 for _ in texts] if len(texts) > 1 else [1]\n"
+    )
+    assert cli.main(arguments("length", "--quiet")) == 0
+    with started(folder, "status", "out.parquet", "--failed") as process:
+        assert process.stdout
+        assert process.stdout.readline().startswith("{")
+        process.stdout.close()
+        assert process.wait(timeout=40) == 128 + 13
+        assert process.stderr
+        assert process.stderr.read() == ""
+
+
 def test_several_columns_are_read_and_written_and_some_are_kept(folder: Path) -> None:
     options = ["--input", "id,text", "--output", "sum,length", "--keep", "id"]
     assert cli.main(["run", "functions:both", "in.csv", "out.parquet", *options]) == 0
@@ -219,13 +301,13 @@ def test_a_bad_row_is_found_and_once_mended_computed_alone(
     out, err = capfd.readouterr()
     assert "2 ok, 1 failed" in out
     assert "1 x ValueError" in out
-    assert re.fullmatch(r"1 row failed .*\n  batched status out\.parquet\n", err)
+    assert re.fullmatch(r"1 row failed .*\n  batched status out\.parquet --failed\n", err)
     assert cli.main(["status", "out.parquet"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert "/out.parquet: done after 0:00:0" in lines[0]
     assert lines[1] == "3 of 3 rows read, 0 of them done before"
-    assert lines[2].split()[:3] == ["step", "ok", "failed"]
-    assert lines[3].split()[:3] == ["length", "2", "1"]
+    assert lines[2].split()[:4] == ["step", "ok", "failed", "filtered"]
+    assert lines[3].split()[:4] == ["length", "2", "1", "0"]
     assert lines[4] == (
         "1 x ValueError, such as row '1' in step length, inference: ValueError: no length"
     )
@@ -310,17 +392,18 @@ REFUSED = [
     (["functions:none"], "functions has no attribute 'none'"),
     (["no_such_module:embed"], "cannot import no_such_module: .*"),
     (["functions.py"], "name the function as module:function, got 'functions.py'"),
-    (["functions:Needy"], "functions:Needy raised ModuleNotFoundError: .*no_such_package.*"),
+    (["functions:Needy"], "ModuleNotFoundError: .*no_such_package.*"),
     (["functions:pipeline"], "functions:pipeline is a Pipeline, which has its own input, output"),
     (["functions:length", "no-such-file.csv"], ".*no-such-file.csv.*"),
     (["functions:length", "in.csv", "out.xls"], ".*out.xls.*must end in.*"),
     (["functions:length", "in.csv", "missing/out.csv"], ".*missing.*"),
     (["functions:length", "in.csv", "foreign.csv"], ".*foreign.csv.*"),
     (["--input", "none"], ".*'none'.*"),
-    (["--key", "text"], "key 'same' stands twice .*"),
     (["--key", "none"], ".*'none'.*"),
-    (["--timeout", "3"], "step 'length': timeout_s needs .*"),
-    (["--resume-step", "none"], "--resume-step must be one of length, or .*, got 'none'"),
+    (["--timeout", "3"], "(ValueError: )?step 'length': timeout_s needs .*"),
+    (["--resume-step", "none"], "ValueError: resume_step must be one of .*, got 'none'"),
+    (["--args", "2"], "argument --args: invalid JSON list value: '2'"),
+    (["--kwargs", "{"], "argument --kwargs: invalid JSON object value: '{'"),
     (["--length", "no_such_function"], "name the function as module:function, got .*"),
     (["--batch-size", "many"], "argument --batch-size: invalid integer value: 'many'"),
     (["--max-failed", "-1"], "argument --max-failed: must be at least 0, got -1.0"),
@@ -329,7 +412,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "sentence"), REFUSED, ids=lambda each: " ".join(each)[:40])
-def test_what_cannot_run_is_refused_in_one_sentence(
+def test_a_command_that_cannot_run_is_refused_in_one_sentence(
     given: list[str], sentence: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_rows(folder, ["same", "same"])
@@ -399,21 +482,22 @@ def test_progress_may_lie_elsewhere(folder: Path, capfd: pytest.CaptureFixture[s
     write_rows(folder, ["one", "bad"])
     assert cli.main(arguments("length", "--progress", "elsewhere/run.db")) == 0
     err = capfd.readouterr().err
-    assert err.endswith("batched status out.parquet --progress elsewhere/run.db\n")
+    assert err.endswith("batched status out.parquet --failed --progress elsewhere/run.db\n")
     assert {path.name for path in folder.glob("out*")} == {"out.parquet"}
     assert cli.main(["status", "out.parquet", "--progress", "elsewhere/run.db"]) == 0
     assert "1 x ValueError" in capfd.readouterr().out
 
 
-def test_an_interrupted_run_commits_what_is_done_and_prints_the_command_that_goes_on(
-    folder: Path,
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_commits_its_rows_and_prints_the_command_that_goes_on(
+    number: int, status: int, folder: Path
 ) -> None:
     with started(folder, *arguments("waiting"), env={"interruptible": "1"}) as process:
         wait_for((folder / "reached").exists)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=40)
-    assert (process.returncode, out) == (130, "")
-    said = re.fullmatch(r"Interrupted; ([\d,]+) rows are committed\. To go on:\n  (.*)\n", err)
+    assert (process.returncode, out) == (status, "")
+    said = re.search(r"\nInterrupted; ([\d,]+) rows committed\. To go on:\n  (.*)\n$", err)
     assert said, err
     committed = int(said[1])
     first = computed(folder)
@@ -456,11 +540,11 @@ def test_the_status_tells_of_a_run_that_goes_on_and_of_one_that_was_killed(
         wait_for(known)
         lines = status().splitlines()
         assert "/out.parquet: running, 0:00:" in lines[0]
-        assert lines[1].startswith(f"process {process.pid} on ")
-        assert lines[2] == "100 of 100 rows read, 0 of them done before"
-        assert lines[4].split()[:4] == ["waiting", "39", "1", "60"]
+        assert f"; process {process.pid} on " in lines[0]
+        assert lines[1] == "100 of 100 rows read, 0 of them done before"
+        assert lines[3].split()[:5] == ["waiting", "39", "1", "0", "60"]
         assert (
-            lines[5] == "1 x ValueError, such as row '0' in step waiting, inference: ValueError: no"
+            lines[4] == "1 x ValueError, such as row '0' in step waiting, inference: ValueError: no"
         )
         with pytest.raises(SystemExit) as refused:
             cli.main(["status", "out.parquet", "--failed"])

@@ -1,0 +1,399 @@
+"""Engine whose workers are actors of a Ray cluster.
+
+The driver forms batches, finds bad rows and commits, as with any other engine. Only the function
+computes elsewhere. So a run can go on where a run with another engine ended.
+
+1. An actor builds the function once. Each actor begins as soon as it has room.
+2. `max_in_flight` batches are sent to each actor ahead, so that an actor never waits for the
+   driver. An actor runs one batch after another, in the order in which they were sent.
+3. A lost actor, with its process or its node, is replaced. Its unanswered calls are made again,
+   each alone on an actor. A call that loses an actor alone is at fault. So neither a row that kills
+   its process nor a node that goes costs another row. An actor that Ray ended for its memory is a
+   memory error.
+4. Once a step begins, every step reserves room by its first actor. No step gets a second actor
+   before all steps have their first one, since a step with all CPUs would starve another step.
+5. A step without an actor for `startup_timeout_s` is an error. On a cluster that this program has
+   started, too little room for the first actors of all steps is an error at once.
+6. The actors end with the run, and with the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from math import inf
+from time import perf_counter
+from typing import Any, ClassVar, Final
+
+from ...errors import RemoteError, TimeLimitExceeded, WorkerDied
+from ..checks import check_amount, check_whole
+from .base import Worker, WorkerClosed, note_loss, time_limit_exceeded
+from .processes import BUILDS, WorkerKilled
+from .serving import Server, pickled
+from .spec import Spec
+
+_logger = logging.getLogger("batched")
+
+_POLL: Final = 0.5
+"""Longest time between two looks whether a wait is to end (s)."""
+
+_INLINE: Final = 100_000
+"""Largest message that Ray sends with its call (bytes); Ray stores larger messages first."""
+
+_PATIENCE: Final = 10.0
+"""Time without an actor after which the wait is logged (s)."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Setting of `run`: functions compute in actors of a Ray cluster, `workers` of them a step.
+
+    Coroutine functions stay in the driver, on its loop. Needs the extra `ray`, and the same
+    versions of Python, Ray and this library on all nodes. The driver joins the cluster at
+    `address`, or the cluster that it runs in; without either it starts a cluster on this machine.
+
+    Raises:
+        TypeError, ValueError: a setting is of the wrong type or out of its range.
+    """
+
+    address: str | None = None
+    """Address of the cluster, as `ray.init` takes it."""
+    num_cpus: float = 1
+    """CPUs of each actor, of steps without their own `num_cpus`; may be a part of one."""
+    num_gpus: float = 0
+    """GPUs of each actor, of steps without their own `num_gpus`."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom resources of each actor, by name."""
+    runtime_env: Mapping[str, Any] | None = None
+    """Runtime environment of the actors, as Ray takes it: packages, files, variables."""
+    startup_timeout_s: float = 300
+    """Longest time in which a step has no actor (s)."""
+    max_in_flight: int = 2
+    """Batches sent to an actor and not yet answered; at least 1."""
+
+    _env_of_jobs: ClassVar[dict[str, Mapping[str, Any] | None]] = {}
+    """Runtime environments of the jobs that `join` has started."""
+
+    def __post_init__(self) -> None:
+        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
+        for name, value in {**amounts, "startup_timeout_s": self.startup_timeout_s}.items():
+            check_amount(f"Ray: {name}", value)
+        check_whole("Ray: max_in_flight", self.max_in_flight)
+
+    def check(self) -> None:
+        """Raise an ImportError if the extra is missing."""
+        _import_ray()
+
+    def join(self) -> None:
+        """Connect this process to the cluster, unless it is connected.
+
+        Raises:
+            ConnectionError: there is no cluster at the address.
+        """
+        ray = _import_ray()
+        if ray.is_initialized():
+            return
+        # Ray itself would wait for many minutes, without a look at Ctrl-C
+        host, mark, port = (self.address or "").removeprefix("ray://").rpartition(":")
+        if mark and port.isdecimal():
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+            except OSError as error:
+                raise ConnectionError(f"no Ray answers at {self.address} ({error})") from error
+        env = deepcopy(self.runtime_env)  # which Ray changes
+        ray.init(address=self.address, runtime_env=env, logging_level=logging.WARNING)
+        self._env_of_jobs[ray.get_runtime_context().get_job_id()] = self.runtime_env
+
+    @property
+    def needs(self) -> Counter[str]:
+        """Resources of an actor, by Ray's names."""
+        needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+        return Counter({name: value for name, value in needs.items() if value})
+
+    def new_actor(self, name: str, payload: Any) -> Any:
+        """Ask the cluster for an actor with the pickled function of step `name`."""
+        ray = _import_ray()
+        given = self._env_of_jobs.get(ray.get_runtime_context().get_job_id())
+        kind: Any = ray.remote(Server)
+        return kind.options(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            resources=dict(self.resources),
+            runtime_env=None if self.runtime_env == given else deepcopy(self.runtime_env),
+            max_restarts=0,  # the driver replaces actors
+        ).remote(name, payload, sys.path)  # where the driver finds modules
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            "engine=offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
+        ) from error
+    return ray
+
+
+class NoRoomError(TimeoutError):
+    """The cluster has no room for an actor of the step."""
+
+    is_service = False
+    """Whether `Retry` is to build the worker again."""
+
+
+class _Actor:
+    """An actor, as the driver knows it."""
+
+    def __init__(self, handle: Any, models: int) -> None:
+        self.handle = handle
+        self.present = handle.__ray_ready__.remote()  # answered once the actor has its resources
+        self.built = handle.build.remote()  # answered once the function is built
+        self.ready = False  # `built` is answered
+        self.calls: list[Any] = []  # calls that the actor has not answered, in their order
+        self.freed = 0.0  # moment of the last answer (s)
+        self.alone = False  # reserved for one call
+        self.keys = deque[Any](maxlen=models)  # routing keys of its instances
+
+
+class _IdleLossError(WorkerDied):
+    """An actor was lost before it began a call."""
+
+
+class ActorPool(Worker):
+    """All actors of a step; all threads of the engine share them."""
+
+    _steps: ClassVar[set[ActorPool]] = set()
+    """Steps that have asked for room."""
+
+    def __init__(self, spec: Spec, settings: Ray) -> None:
+        super().__init__(spec)
+        self.keys = deque(maxlen=spec.models * spec.workers)
+        self._settings = settings
+        self._payload: Any = spec.pickled()
+        self._warned = False  # the wait for room has been logged
+        self._changed = threading.Condition(self.building)  # guards the attributes below
+        self._actors: list[_Actor] = []
+        self._count = spec.workers  # actors, once there is room
+        self._deaths = 0  # actors in a row that were lost before they were built
+        self._since = inf  # moment from which no actor has been present (s)
+
+    def reserve(self) -> None:
+        with self._changed:
+            if not self._actors:
+                self._settings.join()
+                if self not in self._steps:
+                    self._steps.add(self)
+                    self._payload = _import_ray().put(self._payload)
+                self._add()
+
+    def start(self) -> bool:
+        self.reserve()
+        while not any(actor.ready for actor in self._actors):
+            if self.closing.is_set():
+                raise WorkerClosed
+            self._advance(_POLL)
+            self._check_room()
+        self._since = inf
+        return True
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        data: Any = pickled((args, kwargs))
+        key = args[1] if self.spec.models else None
+        if len(data) > _INLINE:
+            data = _import_ray().put(data)
+        alone, reply = False, None
+        while reply is None:
+            try:
+                reply = self._ask(data, key, alone)
+            except WorkerDied as died:
+                if alone and type(died) is not _IdleLossError:
+                    raise
+                alone = True
+        if isinstance(reply, RemoteError):
+            raise reply
+        return reply[0]
+
+    def kill(self) -> bool:
+        self.close()
+        return True
+
+    def close(self) -> None:
+        with self._changed:
+            self._steps.discard(self)
+            for actor in [*self._actors]:
+                self._drop(actor)
+
+    def _ask(self, data: Any, key: object, alone: bool) -> Any:
+        with self._changed:
+            actor = self._claim(key, alone)
+            alive = actor.handle.__ray_ready__.remote() if alone else None
+            reference = actor.handle.reply.remote(data)
+            actor.calls.append(reference)
+        limit, sent, wait = self.spec.timeout_s or inf, perf_counter(), _POLL
+        try:
+            if alone:
+                try:
+                    self._get(alive)
+                except WorkerDied as died:
+                    raise _IdleLossError from died
+            while not _is_answered(reference, wait):
+                if actor.calls[0] is reference:  # the call runs
+                    wait = min(_POLL, max(sent, actor.freed) + limit - perf_counter())
+                if wait <= 0:
+                    raise time_limit_exceeded(self.spec)
+            return pickle.loads(self._get(reference))
+        except (WorkerDied, TimeLimitExceeded):
+            self._drop(actor)
+            raise
+        finally:
+            with self._changed:
+                actor.calls.remove(reference)
+                actor.freed = perf_counter()
+                actor.alone = actor.alone and not alone
+                self._changed.notify_all()
+
+    def _claim(self, key: object, alone: bool) -> _Actor:
+        """Return the actor for a call, as soon as there is one; `_changed` is held."""
+        most = self._settings.max_in_flight
+        while True:
+            self.make_ready()
+            self._advance(0)
+            free = [
+                each
+                for each in self._actors
+                if each.ready and not each.alone and (alone or len(each.calls) < most)
+            ]
+            if free:
+                # an actor that has the model; else one with few models, and few calls
+                actor = min(free, key=lambda e: (key not in e.keys, len(e.keys), len(e.calls)))
+                actor.alone = alone
+                while alone and actor.calls and actor.ready:
+                    self._changed.wait()
+                if actor.ready:
+                    break
+            self._changed.wait(_POLL)
+        if key not in actor.keys:
+            actor.keys.append(key)
+        return actor
+
+    def _add(self) -> None:
+        handle = self._settings.new_actor(self.spec.name, self._payload)
+        self._actors.append(_Actor(handle, self.spec.models))
+
+    def _drop(self, actor: _Actor) -> None:
+        """End `actor`. Ray ends an actor that waits for room once no reference to it is left."""
+        with self._changed:
+            if actor in self._actors:
+                self._actors.remove(actor)
+                self.ready = any(each.ready for each in self._actors)
+                actor.ready = False
+                # without Ray, the program ends, and has no actors
+                if _import_ray().is_initialized() and _is_answered(actor.present, 0):
+                    with suppress(Exception):  # of a cluster that is gone
+                        _import_ray().kill(actor.handle)
+                self._changed.notify_all()
+
+    def _is_settled(self) -> bool:
+        """Return whether the step has its first actor, or will never have one."""
+        return self.failed is not None or any(
+            _is_answered(actor.present, 0) for actor in [*self._actors]
+        )
+
+    def _advance(self, seconds: float) -> None:
+        """Wait for a change of the actors for so long. Replace lost actors, and add missing ones.
+
+        Raises:
+            RemoteError: no actor can build the function.
+            WorkerDied: one actor after another was lost before it was built.
+        """
+        coming = [each for each in self._actors if not each.ready]
+        if coming:
+            references = [each.built for each in coming]
+            _import_ray().wait(references, timeout=seconds, fetch_local=False)
+        for actor in coming:
+            if _is_answered(actor.built, 0):
+                self._note_built(actor)
+        while len(self._actors) < self._count:
+            if self._actors and not all(step._is_settled() for step in [*self._steps]):
+                return
+            self._add()
+
+    def _note_built(self, actor: _Actor) -> None:
+        failed: Exception | None
+        try:
+            failed = self._get(actor.built)
+            self._deaths = 0
+        except WorkerDied as died:
+            failed = died
+            self._deaths += 1
+        if failed is None:
+            actor.ready = True
+            return
+        self._drop(actor)
+        if 0 < self._deaths < BUILDS:  # another actor takes its place
+            return
+        if not self._actors:
+            raise failed
+        self._count -= 1
+        note_loss(self.spec, failed)
+
+    def _get(self, reference: Any) -> Any:
+        """Return an answer that is there.
+
+        Raises:
+            WorkerDied: the actor is lost, or the node that had the answer.
+        """
+        from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
+
+        try:
+            return _import_ray().get(reference)
+        except (RayActorError, OutOfMemoryError, ObjectLostError) as error:
+            kind = WorkerKilled if isinstance(error, OutOfMemoryError) else WorkerDied
+            # an error of the actor's constructor stands below its traceback
+            line = str(error).splitlines()[-1 if getattr(error, "actor_init_failed", False) else 0]
+            raise kind(f"the actor of {self.spec.name} was lost: {line}") from None
+
+    def _check_room(self) -> None:
+        """Raise a NoRoomError if the step has waited too long for an actor, or waits in vain."""
+        now = perf_counter()
+        self._since = inf if self._is_settled() else min(self._since, now)
+        waited = now - self._since
+        if waited > self._settings.startup_timeout_s or self._is_in_vain():
+            raise NoRoomError(self._no_room(waited))
+        if waited > _PATIENCE and not self._warned:
+            self._warned = True
+            _logger.warning("%s; waiting for room", self._no_room(waited))
+
+    def _is_in_vain(self) -> bool:
+        """Return whether no node can join the cluster, which is too small for all steps."""
+        ray = _import_ray()
+        node = getattr(ray._private.worker, "_global_node", None)
+        if node is None or not node.is_head():  # another program has started the cluster
+            return False
+        needs = sum((step._settings.needs for step in [*self._steps]), Counter[str]())
+        return not needs <= Counter(ray.cluster_resources())
+
+    def _no_room(self, seconds: float) -> str:
+        ray, needs = _import_ray(), self._settings.needs
+
+        def text(resources: Mapping[str, float]) -> str:
+            return ", ".join(f"{name}={resources.get(name, 0):g}" for name in needs) or "nothing"
+
+        return (
+            f"step {self.spec.name!r} has no actor after {seconds:.0f} s: each needs {text(needs)}"
+            f"; the cluster has {text(ray.cluster_resources())}, of which "
+            f"{text(ray.available_resources())} is free"
+        )
+
+
+def _is_answered(reference: Any, seconds: float) -> bool:
+    """Wait for an answer, or an error in its place, for so long. The answer stays on its node."""
+    return bool(_import_ray().wait([reference], timeout=seconds, fetch_local=False)[0])

@@ -1,0 +1,1 @@
+"""Identity: hashes of rows and fingerprints of steps."""

@@ -1,0 +1,406 @@
+"""Pipeline: steps, and their runs over a source."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import queue
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
+from .checks import check_whole
+from .engines import engine_for
+from .engines.ray import Ray
+from .engines.spec import Outcome
+from .failures import error_text
+from .identity.code import difference, fingerprint
+from .progress.committer import Committer
+from .progress.owner import network_disk
+from .progress.store import Progress
+from .report import Report, Snapshot, State
+from .results.export import progress_path
+from .results.local import Result, Stamp, open_result
+from .results.merge import Merge
+from .run.coordinator import Coordinator
+from .run.plan import Plan, spec_of
+from .run.reader import Kept, Reader
+from .run.stage import Stage
+from .run.tally import Stopped
+from .sources.base import Source
+from .sources.opening import open_source
+from .step import Auto, Step, check_names
+from .types.columns import Columns
+from .watch.watcher import watcher
+
+OnMismatch = Literal["refuse", "recompute", "keep"]
+Failed = Literal["drop", "keep"]
+
+
+class Pipeline:
+    """Steps that each row goes through, one after another.
+
+    `max_failed` ends a run once more rows have failed: a number of rows or, below 1, a share of
+    all. Committed results stay.
+    """
+
+    def __init__(self, *steps: Step, max_failed: float | None = None) -> None:
+        if not steps:
+            raise TypeError("a pipeline needs a step: Pipeline(Step(function, input=..., ...))")
+        for step in steps:
+            if not isinstance(step, Step):
+                raise TypeError(f"a pipeline is made of Steps, got {step!r}")
+        names = [step.name for step in steps]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two steps are called {name!r}; give one of them another name=")
+        number = isinstance(max_failed, (int, float)) and not isinstance(max_failed, bool)
+        if max_failed is not None and not (number and max_failed >= 0):
+            raise ValueError(
+                "max_failed must be a number of rows, or a share of them below 1, got "
+                f"{max_failed!r}"
+            )
+        self.steps = steps
+        self.max_failed = max_failed
+
+    def run(
+        self,
+        source: Any,
+        dest: str | PathLike[str],
+        *,
+        key: str | None = None,
+        batch_size: int | Auto | None = None,
+        workers: int | None = None,
+        engine: Ray | None = None,
+        resume_from_last: bool | None = None,
+        resume_step: int | str | None = None,
+        on_mismatch: OnMismatch = "refuse",
+        keep: str | Iterable[str] | None = None,
+        failed: Failed = "drop",
+        progress: str | PathLike[str] | None = None,
+        overwrite: bool = False,
+        row_threads: int | None = None,
+        watch: bool | Callable[[Snapshot], None] = True,
+    ) -> Report:
+        """Run every row of `source` through the steps, and write the result to `dest`.
+
+        Committed results are never computed again: the same call after an end of any kind goes on
+        where the last run ended, also with other batch sizes, workers, or order of rows. Rows that
+        failed are tried again, and so are rows that have been edited.
+
+        Args:
+            source: a path, several paths, a glob, a folder or a URI of Parquet, Arrow, JSON lines
+                or CSV files, compressed or not; "-" for JSON lines from standard input; an object
+                that exports Arrow streams (polars, duckdb, pyarrow, pandas); a
+                `pyarrow.dataset.Dataset`, `datasets.Dataset` or `ray.data.Dataset`; an iterable of
+                dicts.
+            dest: a file that ends in `.parquet`, `.jsonl` or `.csv`, or a folder, ending in `/`, of
+                Parquet files. It appears once it is whole, in the order of the source. A URI, such
+                as `s3://bucket/vectors.parquet`, is opened by `pyarrow.fs.FileSystem.from_uri`.
+            key: the column that identifies rows; None: rows are known by their number.
+            batch_size, workers: settings of the steps that do not say.
+            engine: where the functions compute; None: on this machine.
+            resume_from_last: False computes all anew.
+            resume_step: number or name of a step: it and all after it are computed anew.
+            on_mismatch: "recompute" replaces results of other code or parameters, "keep" keeps
+                them; by default they are refused.
+            keep: columns of the source that the result has; None: all.
+            failed: "keep" writes failed rows, too, with nulls and a column `_error`.
+            progress: the progress file; beside `dest` if not given. A URI needs it.
+            overwrite: whether a file at `dest` that no run of this progress file made is replaced.
+            row_threads: threads for `preprocess`, `postprocess` and `where`; None: four more than
+                there are CPUs, at most 32.
+            watch: whether to show the progress, or a function that gets a `Snapshot` a few times a
+                second.
+
+        Raises:
+            SourceError: the source or a column is not as it must be.
+            ResultError: the result cannot be written to `dest`.
+            RunLocked: another run writes the same progress file.
+            RunMismatch: the progress file is of other steps.
+            RunStopped: the budget of failed rows is spent, or nothing succeeds any more.
+        """
+        if resume_from_last is not None and resume_step is not None:
+            raise TypeError("resume_from_last and resume_step say different things; give one")
+        for name, value, choices in (
+            ("on_mismatch", on_mismatch, get_args(OnMismatch)),
+            ("failed", failed, get_args(Failed)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if row_threads is not None:
+            check_whole("row_threads", row_threads)
+        if engine is not None and not isinstance(engine, Ray):
+            raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
+        if engine is not None:
+            engine.check()
+        for step in self.steps:
+            if step.timeout_s and not (engine or step.processes or step.is_coroutine):
+                raise ValueError(
+                    f"step {step.name!r}: timeout_s needs processes=True or a coroutine function, "
+                    "for a thread cannot be cut off"
+                )
+        steps = [
+            replace(
+                step,
+                batch_size=step.batch_size or batch_size,
+                workers=step.workers or workers or step.own_workers,
+            )
+            for step in self.steps
+        ]
+        first = 0 if resume_from_last is False else len(steps)
+        if resume_step is not None:
+            first = self._find(resume_step)
+        path = progress_path(dest, progress)
+        if not path.parent.is_dir():
+            raise ResultError(f"the folder {path.parent} does not exist; create it first")
+        if kind := network_disk(path):
+            warnings.warn(
+                f"the progress file {path} is on a network disk ({kind}), whose locks may not keep "
+                "out a second run on another machine; start none, or have progress= on a local "
+                "disk",
+                stacklevel=2,
+            )
+        store = Progress.open(path)
+        try:
+            opened = open_source(source, spool=path.with_name(f"{path.name}.input"))
+            try:
+                result = open_result(
+                    dest,
+                    overwrite=overwrite,
+                    known=store.get("results") or [],
+                    source_paths=opened.files.paths if opened.files else (),
+                    progress=path,
+                )
+                first = min(first, self._compare(store, on_mismatch, key))
+                run = _Run(Plan(steps, key), opened, store, path, result, keep, failed)
+                # after all checks, because it may drop committed results
+                store.forget(first)
+                store.put_all({"key": key, "steps": [fingerprint(step) for step in self.steps]})
+                store.clear_letters("source")  # each run counts them anew
+                return run.execute(engine, self.max_failed, row_threads, watch)
+            finally:
+                opened.close()
+        finally:
+            store.close()
+
+    def _find(self, step: int | str) -> int:
+        """Return the number of a step, given by number or name."""
+        names = [each.name for each in self.steps]
+        if step in names:
+            return names.index(step)
+        if isinstance(step, int) and not isinstance(step, bool) and -1 < step < len(names):
+            return step
+        raise ValueError(
+            f"resume_step must be one of the steps {', '.join(map(repr, names))} or a number below "
+            f"{len(names)}, got {step!r}"
+        )
+
+    def _compare(self, store: Progress, on_mismatch: OnMismatch, key: str | None) -> int:
+        """Return the first step of which no committed result counts.
+
+        Raises:
+            RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
+                them anew nor to keep them.
+        """
+        before: list[dict[str, Any]] = store.get("steps") or []
+        if store.is_empty:
+            return 0
+        now = [fingerprint(step) for step in self.steps]
+        first, why = _first_difference(before, now)
+        if store.get("key") != key:
+            first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
+        elif on_mismatch == "keep" and why is not None and _same_columns(before, now):
+            return len(now)
+        if why is not None and on_mismatch != "recompute":
+            raise RunMismatch(
+                f"the progress file holds results of other steps: {why}; on_mismatch='recompute' "
+                "replaces them, 'keep' keeps them where only the code or its parameters differ, "
+                "another dest leaves them alone"
+            )
+        return first
+
+
+def run(
+    fn: Callable[..., Any],
+    source: Any,
+    dest: str | PathLike[str],
+    *,
+    max_failed: float | None = None,
+    **settings: Any,
+) -> Report:
+    """Run one batch function over `source`: a `Step` in a `Pipeline`, with the settings of both."""
+    known = {each.name for each in fields(Step)}
+    of_run = [each for each in inspect.signature(Pipeline.run).parameters if each != "self"]
+    check_names("run", settings, [*known, *of_run])
+    of_step = {name: settings.pop(name) for name in list(settings) if name in known}
+    return Pipeline(Step(fn, **of_step), max_failed=max_failed).run(source, dest, **settings)
+
+
+def _first_difference(
+    before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
+) -> tuple[int, str | None]:
+    """Return the first step in which two pipelines differ, and how they differ there.
+
+    The second is None if only new steps have been added at the end.
+    """
+    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+        if why := difference(old, new):
+            return number, why
+    if len(before) > len(now):
+        return len(now), f"a further step, {before[len(now)]['name']!r}"
+    return len(now), None
+
+
+def _same_columns(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the steps of two pipelines differ in nothing but code and parameters."""
+    return len(before) <= len(now) and all(
+        old[name] == new[name]
+        for old, new in zip(before, now, strict=False)
+        for name in ("input", "output")
+    )
+
+
+class _Run:
+    """One run of valid settings."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Source,
+        store: Progress,
+        path: Path,
+        result: Result,
+        keep: str | Iterable[str] | None,
+        failed: Failed,
+    ) -> None:
+        self._plan = plan
+        self._source = source
+        self._store = store
+        self._path = path
+        self._result = result
+        names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
+        self._kept = Kept(names, plan, is_typed=result.is_typed)
+        self._failed = failed
+        self._columns = [Columns(step.outputs, step.declared) for step in plan.steps]
+        self._merge = Merge(
+            source, store, self._columns, names, key=plan.key, keep_failed=failed == "keep"
+        )
+        self._merge.check(result)
+        source.windows([*plan.columns, *(names or [])])  # refuses a missing column
+
+    def execute(
+        self,
+        ray: Ray | None,
+        max_failed: float | None,
+        row_threads: int | None,
+        watch: bool | Callable[[Snapshot], None],
+    ) -> Report:
+        """Run all rows through all steps, and write the result."""
+        inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+
+        def report(outcome: Outcome) -> None:
+            inbox.put(lambda: work.end(outcome))
+
+        def reserve() -> None:
+            for engine in engines:
+                engine.reserve()
+
+        steps = self._plan.steps
+        engines = [
+            engine_for(spec_of(number, each, ray), report) for number, each in enumerate(steps)
+        ]
+        stages = [
+            Stage(number, *each, reserve)
+            for number, each in enumerate(zip(steps, engines, strict=True))
+        ]
+        watching = watcher(watch, self._path, self._result.path)
+        threads = row_threads or min(32, (os.cpu_count() or 1) + 4)
+        reader = Reader(
+            self._source,
+            self._plan,
+            self._store,
+            self._kept,
+            lambda reading: inbox.put(lambda: work.take_in(reading)),
+        )
+        work = Coordinator(self._plan, stages, reader, inbox, max_failed, threads, watching.update)
+
+        def fail(error: BaseException) -> None:
+            inbox.put(lambda: _raise(error))
+
+        stopped, cause = "", None
+        state: State = "failed"
+        try:
+            committer = Committer(self._store, fail)
+            try:
+                work.execute(committer)
+            finally:
+                committer.close()
+            work.check_results()
+            watching.update(work.snapshot(), "writing")
+            self._write(work)
+            state = "done"
+        except Stopped as end:
+            stopped, state, cause = str(end), "stopped", end.error
+        except KeyboardInterrupt:
+            state = "interrupted"
+            raise
+        except BaseException as error:
+            stopped = error_text(error).error
+            raise
+        finally:
+            watching.update(replace(work.snapshot(), stopped=stopped), state)
+        seen = work.snapshot()
+        outcome = Report(
+            ok=seen.ok,
+            failed=seen.failed,
+            filtered=seen.filtered,
+            skipped=seen.skipped,
+            recomputed=seen.recomputed,
+            seconds=seen.seconds,
+            output=self._result.path,
+            progress=str(self._path),
+            steps=seen.steps,
+            errors=seen.errors,
+            stopped=stopped,
+        )
+        if stopped:
+            refused = RunStopped(f"{stopped}; what is committed stays: {self._path}")
+            refused.report = outcome
+            if isinstance(cause, RemoteError):
+                refused.add_note(cause.lines)
+            raise refused from cause
+        return outcome
+
+    def _write(self, work: Coordinator) -> None:
+        """Write the result, unless it is there."""
+        store, result, source = self._store, self._result, self._source
+        merged = {
+            "source": None if source.files is None else source.files.stamps,
+            "columns": [list(step.outputs) for step in self._plan.steps],
+            "keep": self._kept.names,
+            "failed": self._failed,
+        }
+        known = store.get("results") or []
+        if merged["source"] is not None and store.get("merged") == merged and result.holds(known):
+            return
+
+        def note(stamp: Stamp) -> None:
+            # one of these is there if the run ends now; nothing tells of which source
+            store.put_all({"merged": None, "results": [*known, stamp]})
+
+        result.check_space(self._path.stat().st_size)
+        try:
+            self._merge.write(result, self._kept.kinds, work.note_letters)
+            stamp = self._merge.publish(note)
+        finally:
+            self._merge.close()
+        store.put_all({"results": [stamp], "merged": merged})
+
+
+def _raise(error: BaseException) -> None:
+    raise error

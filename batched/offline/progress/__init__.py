@@ -1,0 +1,1 @@
+"""Progress: the SQLite file that holds all that is committed."""

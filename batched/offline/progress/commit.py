@@ -1,0 +1,57 @@
+"""Commits: rows of one step that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ..types.columns import Values
+
+Key = str | int
+Ended = tuple[Key, int, int]
+"""A row that has ended: its key, the hash of its input, its attempts."""
+Status = Literal["ok", "failed", "filtered"]
+
+
+class Committed(NamedTuple):
+    """The state of one row and step."""
+
+    status: Status
+    chunk: int | None  # None: it has no value
+    place: int | None  # in the chunk
+    input: int  # hash of the values that the step read
+    attempts: int
+    error: str | None  # JSON
+
+
+class Letter(NamedTuple):
+    """A dead letter of phase `source` or `output`, known by the number of its row."""
+
+    row: int  # of the source
+    key: Key | None  # None: it has no key
+    error: str  # JSON
+
+
+@dataclass(slots=True)
+class Commit:
+    """Rows of one step that have ended, and are to be committed."""
+
+    step: int
+    rows: list[Ended] = field(default_factory=list)  # in the order of `values`
+    values: Values | None = None  # of `rows`
+    failed: list[tuple[Key, int, int, str]] = field(default_factory=list)  # ..., error as JSON
+    filtered: list[Ended] = field(default_factory=list)  # ended by the step's `where`
+    letters: list[Letter] = field(default_factory=list)  # of phase `source`
+    # values to be put under these names together with the rows
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.rows) + len(self.failed) + len(self.filtered) + len(self.letters)
+
+    @property
+    def nbytes(self) -> int:
+        """Rough size of the values."""
+        return 0 if self.values is None else self.values.nbytes

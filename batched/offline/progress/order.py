@@ -1,0 +1,126 @@
+"""The order of the present source: its keys by row, in the progress file.
+
+1. The table is written only where it differs from the source, in thousands of rows at a time. They
+   are sorted by key: each page of the index of keys is then written once.
+2. Rows of the table before the first note belong to this run. Later rows may belong to an earlier
+   run, and do not make a key stand twice.
+3. No key is looked up as long as keys only grow. Later, a key is looked up only if another key of
+   this run has the same hash, in a table of fixed size.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import suppress
+from operator import itemgetter, lt
+from typing import Any, Final
+
+import numpy as np
+
+from .commit import Key
+from .database import Database, insert, marks, windows
+
+NOTES: Final = 32_768
+"""Rows of the source that one transaction writes. Of a million keys in random order each costs 5 us
+then, and 13 if they are written in windows of 2,048."""
+SLOTS: Final = 2**24
+"""Hashes that are told apart. Of 1 million keys 3 % are looked up, of 10 million 25 %, at 5 us."""
+
+
+class SourceOrder:
+    """The table `source`, and the notes that are to be written to it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._notes: list[Key | None] = []  # keys to be written, from row `_first` on
+        self._first = 0
+        self._last: Any = ()  # the key noted last, as long as keys only grow; None: they do not
+        self._seen = np.zeros(SLOTS, bool)  # by hash, whether this run had a key with it
+
+    def note(self, first: int, keys: Sequence[Key | None]) -> list[int]:
+        """Note keys of the source from row `first` on; return the places of keys noted before.
+
+        To be called with all keys, in order, and then `end`. The second row of a key is noted
+        without a key.
+        """
+        if not first:
+            self._notes, self._first, self._last = [], 0, ()
+            self._seen[:] = False
+        twice = self._find(first, keys)
+        self._notes += keys
+        for place in twice:
+            self._notes[first - self._first + place] = None
+        if len(self._notes) >= NOTES:
+            self.write()
+        return twice
+
+    def _find(self, first: int, keys: Sequence[Key | None]) -> list[int]:
+        """Return the places of keys that stand in an earlier row."""
+        if self._last is not None:
+            row = [*self._last, *keys]
+            with suppress(TypeError):  # of integers, strings and None
+                if all(map(lt, row, row[1:])):
+                    self._last = row[-1:]
+                    return []
+            self._last = None
+            self._seen[:] = first > 0
+        slots = np.fromiter(map(hash, keys), np.int64, len(keys)) & (SLOTS - 1)
+        doubtful = [keys[place] for place in np.flatnonzero(self._seen[slots]).tolist()]
+        self._seen[slots] = True
+        known = set(self._notes).intersection(doubtful) if doubtful else set[Key | None]()
+        with self._database.use() as conn:
+            for some in windows(conn, doubtful):
+                statement = f"select key from source where key in ({marks(some)}) and +row < ?"
+                known.update([key for (key,) in conn.execute(statement, (*some, self._first))])
+        twice: list[int] = []
+        if not known and len(set(keys)) == len(keys):
+            return twice
+        for place, key in enumerate(keys):
+            if key in known and key is not None:
+                twice.append(place)
+            known.add(key)
+        return twice
+
+    def end(self, rows: int) -> None:
+        """Note that the source has so many rows, all of which were noted."""
+        self.write()
+        with self._database.use() as conn:
+            (last,) = conn.execute("select max(row) from source").fetchone()
+        if last is not None and last >= rows:
+            with self._database.transaction() as conn:
+                conn.execute("delete from source where row >= ?", (rows,))
+                _note_removal(conn)
+
+    def write(self) -> None:
+        """Write the notes, if they differ from the table."""
+        first, notes = self._first, self._notes
+        self._notes, self._first = [], first + len(notes)
+        inside, bounds = "from source where row between ? and ?", (first, self._first - 1)
+        with self._database.use() as conn:
+            standing = conn.execute(f"select key {inside} order by row", bounds).fetchall()
+        if [key for (key,) in standing] == notes:
+            return
+        rows = list(enumerate(notes, first))
+        with suppress(TypeError):  # of integers and strings
+            rows.sort(key=itemgetter(1))
+        with self._database.transaction() as conn:
+            if standing:
+                conn.execute(f"delete {inside}", bounds)
+                _note_removal(conn)
+            if not insert(conn, "source", rows):  # a key has moved here from a later row
+                insert(conn, "source", rows, "replace")
+
+
+def keys_in_source(conn: sqlite3.Connection) -> str:
+    """Return the condition that a row's key is in the source, which costs a look-up of each row.
+
+    The condition is true as long as no key was ever taken out.
+    """
+    if conn.execute("select 1 from run where name = 'keys_removed'").fetchone():
+        return "exists (select 1 from source where source.key = rows.key)"
+    return "true"
+
+
+def _note_removal(conn: sqlite3.Connection) -> None:
+    conn.execute("insert or replace into run values ('keys_removed', 'true')")

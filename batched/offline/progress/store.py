@@ -1,0 +1,325 @@
+"""The progress file: the committed rows of a run, and the order of its source.
+
+1. Rows and their results are one transaction: the values of a commit are chunks in `chunks`; keys,
+   and the places of their values, are in `rows`. A commit that was not finished never was.
+2. Keys are strings or 64-bit integers, exact: their columns have no type, so that 1 and "1" differ.
+3. Rows of keys that the source no longer has are kept, and count for nothing: they may come back.
+4. Chunks of which no row is left are dropped by `forget`, and by `close` if rows were replaced; the
+   file uses that room again. A chunk with one row left stays whole.
+5. No type is kept. The kind of a final column is decided from the kinds of the rows of the source.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from ..types.columns import Kinds
+from ..types.values import Kind, read, to_arrow
+from .chunks import decode_kinds, decode_values, encode_chunks
+from .commit import Commit, Committed, Key, Letter, Status
+from .database import Database, insert, marks, windows
+from .order import SourceOrder, keys_in_source
+
+PAGE: Final = 1000
+"""Rows that one query reads of many."""
+Phase = Literal["source", "output"]
+_TABLES: Final = """
+create table run(name primary key, value) without rowid;
+create table rows(key, step, status, chunk, place, input, attempts, error, primary key(key, step))
+    without rowid;
+create index failed on rows(step) where status = 'failed';
+create table chunks(id integer primary key, step, kind, bytes, data blob);
+create table source(row integer primary key, key);
+create unique index source_key on source(key);
+create table letters(phase, row, key, error, primary key(phase, row)) without rowid
+"""
+_LETTERS: Final = "select row, key, null, 0, error from letters where phase = "
+_DEAD: Final = (
+    f"{_LETTERS} 'source' union all "
+    "select null, key, step, attempts, error from rows indexed by failed "
+    f"where status = 'failed' and {{}} union all {_LETTERS} 'output' limit {PAGE} offset ?"
+)
+
+
+class Progress:
+    """The progress file of one run, which has locked it."""
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open the progress file at that path, or make one; it is locked until it is closed.
+
+        Raises `RunLocked` if another run has it, `RunMismatch` if it is no progress file or one of
+        another layout (it is not touched), `OSError` if it cannot be opened or written.
+        """
+        return cls(Database(path, _TABLES))
+
+    def __init__(self, database: Database) -> None:
+        self.path = database.path
+        self._database = database
+        self._replaced = False  # chunks may have lost their last row
+        self._order = SourceOrder(database)
+
+    # --- notes
+
+    def get(self, name: str) -> Any:
+        """Return the JSON value that was put under that name; None if there is none."""
+        found = self._query("select value from run where name = ?", name)
+        return json.loads(found[0][0]) if found else None
+
+    def put_all(self, values: Mapping[str, Any]) -> None:
+        """Keep JSON values under their names, all or none of them."""
+        with self._database.transaction() as conn:
+            _put(conn, values)
+
+    def _query(self, statement: str, *values: Any) -> list[Any]:
+        with self._database.use() as conn:
+            return conn.execute(statement, values).fetchall()
+
+    # --- rows
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Commit these rows in one transaction.
+
+        A row that is committed already is replaced. A row that failed, or was filtered, takes its
+        later steps along. A row with a value does not: later steps may not read it, and their hash
+        of the input tells.
+        """
+        chunks = []  # compressed before other threads have to wait
+        for step in sorted({commit.step for commit in commits}):
+            group = [each for each in commits if each.step == step and each.values is not None]
+            rows = [row for commit in group for row in commit.rows]
+            for count, stored in encode_chunks([each.values for each in group if each.values]):
+                chunks.append((step, rows[:count], stored))
+                del rows[:count]
+        ended = [
+            (key, commit.step, status, None, None, hashed, attempts, error[0] if error else None)
+            for commit in commits
+            for status, some in (("failed", commit.failed), ("filtered", commit.filtered))
+            for key, hashed, attempts, *error in some
+        ]
+        with self._database.transaction() as conn:
+            for commit in commits:
+                _put(conn, commit.notes)
+                _add_letters(conn, "source", commit.letters)
+            for step, rows, stored in chunks:
+                statement = "insert into chunks(step, kind, bytes, data) values (?, ?, ?, ?)"
+                number = conn.execute(statement, (step, *stored)).lastrowid
+                self._store(
+                    conn,
+                    [
+                        (key, step, "ok", number, place, hashed, attempts, None)
+                        for place, (key, hashed, attempts) in enumerate(rows)
+                    ],
+                )
+            self._store(conn, ended)
+            if ended:
+                later = "delete from rows where key = ? and step > ?"
+                at = [row[:2] for row in ended]
+                self._replaced |= conn.executemany(later, at).rowcount > 0
+
+    def _store(self, conn: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> None:
+        if not insert(conn, "rows", rows):
+            insert(conn, "rows", rows, "replace")
+            self._replaced = True
+
+    def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
+        """Return the state of these keys, by key and step."""
+        found: dict[tuple[Key, int], Committed] = {}
+        with self._database.use() as conn:
+            for some in windows(conn, keys):
+                rows = conn.execute(
+                    "select key, step, status, chunk, place, input, attempts, error from rows "
+                    f"where key in ({marks(some)})",
+                    some,
+                ).fetchall()
+                found |= {row[:2]: Committed._make(row[2:]) for row in rows}
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is committed."""
+        return not self._query("select 1 from rows limit 1")
+
+    def forget(self, step: int) -> None:
+        """Drop the rows of that step and of all later steps."""
+        with self._database.transaction() as conn:
+            conn.execute("delete from rows where step >= ?", (step,))
+            conn.execute("delete from chunks where step >= ?", (step,))
+
+    def counts(self) -> dict[int, dict[Status, int]]:
+        """Return the number of rows of the present source by step and status."""
+        with self._database.use() as conn:
+            # by `error`, as grouping by `status` takes twice the time
+            counts = conn.execute(
+                "select step, count(*), count(error), count(chunk) from rows "
+                f"where {keys_in_source(conn)} group by step"
+            ).fetchall()
+        return {
+            step: {"ok": ok, "failed": failed, "filtered": rows - ok - failed}
+            for step, rows, failed, ok in counts
+        }
+
+    # --- values
+
+    def chunk(self, number: int) -> list[Any]:
+        """Return the columns of a chunk: lists of values, or Arrow arrays of arrays."""
+        return [
+            column
+            if isinstance(column, list)
+            else to_arrow(column, ("array", column.dtype.name, column.shape[1:]))
+            for column in self._columns(number)
+        ]
+
+    def values(self, number: int) -> list[list[Any]]:
+        """Return the columns of a chunk as lists of canonical values."""
+        return list(map(list, self._columns(number)))
+
+    def _columns(self, number: int) -> list[Any]:
+        (row,) = self._query("select bytes, data from chunks where id = ?", number)
+        return decode_values(*row)
+
+    def chunk_sizes(self) -> dict[int, int]:
+        """Return the size before compression of each chunk (bytes)."""
+        return dict(self._query("select id, bytes from chunks"))
+
+    def final_kinds(self, step: int, columns: int, *, empty_dicts: bool = True) -> list[Kind]:
+        """Return the kinds of the final columns of a step.
+
+        The kinds of its chunks suffice if one kind takes all values. Else all values of rows of the
+        present source are counted.
+        """
+        kinds = [Kinds(empty_dicts=empty_dicts) for _ in range(columns)]
+        stored = self._query("select distinct kind from chunks where step = ?", step)
+        for (each,) in stored:
+            for kind, one in zip(kinds, decode_kinds(each) if each else (), strict=False):
+                kind.add({one: 1})
+        if (None,) not in stored and all(kind.agree for kind in kinds):
+            return [kind.final() for kind in kinds]
+        kinds = [Kinds(empty_dicts=empty_dicts) for _ in range(columns)]
+        for number, rows in groupby(self._places_by_chunk(step), itemgetter(0)):
+            places = [place for _, place in rows]
+            for kind, column in zip(kinds, self.values(number), strict=True):
+                kind.add(Counter([read(column[place])[1] for place in places]))
+        return [kind.final() for kind in kinds]
+
+    def _places_by_chunk(self, step: int) -> Iterator[tuple[int, int]]:
+        """Yield chunk and place of all results of a step; SQLite sorts them on disk."""
+        with self._database.use() as conn:
+            conn.execute("drop table if exists temp.sorted")
+            conn.execute(
+                "create temp table sorted(chunk, place, primary key(chunk, place)) without rowid"
+            )
+            conn.execute(
+                "insert into sorted select chunk, place from rows where step = ? and status = 'ok' "
+                f"and {keys_in_source(conn)}",
+                (step,),
+            )
+        last = -1, -1
+        after = f"select * from sorted where (chunk, place) > (?, ?) limit {PAGE}"
+        while page := self._query(after, *last):
+            yield from page
+            last = page[-1]
+
+    # --- the source
+
+    def note_source(self, first: int, keys: Sequence[Key | None]) -> list[int]:
+        """Note keys of the present source, the first being that of row `first`.
+
+        The result is the places of keys that stand in this window or in an earlier row already;
+        these rows, and rows without a key, get no entry. To be called with all keys, in order, and
+        then `end_source`.
+        """
+        return self._order.note(first, keys)
+
+    def end_source(self, rows: int) -> None:
+        """Note that the source has so many rows, all of which were noted."""
+        self._order.end(rows)
+
+    @property
+    def source_rows(self) -> int:
+        """Number of rows that were read of the source."""
+        return int(self._query("select coalesce(max(row) + 1, 0) from source")[0][0])
+
+    def keys_of_rows(self, first: int, size: int) -> dict[int, Key | None]:
+        """Return the keys of rows of the source from `first` on, by row."""
+        where = "row >= ? and row < ? and key is not null"
+        return dict(self._query(f"select row, key from source where {where}", first, first + size))
+
+    def places(self, first: int, size: int) -> list[tuple[int, int, int, int]]:
+        """Return row, step, chunk and place for rows of the source from `first` on with results.
+
+        They are sorted by row, then by step.
+        """
+        return self._query(
+            "select source.row, step, chunk, place from source join rows using (key) "
+            "where source.row >= ? and source.row < ? and status = 'ok' "
+            "order by source.row, step",
+            first,
+            first + size,
+        )
+
+    def failures(self, first: int, size: int) -> dict[int, str]:
+        """Return the errors (JSON) of rows of the source from `first` on that failed, by row."""
+        where = "where row >= ?1 and row < ?2"
+        return dict(
+            self._query(
+                f"select row, error from source join rows using (key) {where} "
+                f"and status = 'failed' union all select row, error from letters {where}",
+                first,
+                first + size,
+            )
+        )
+
+    # --- dead letters
+
+    def clear_letters(self, phase: Phase) -> None:
+        """Drop the dead letters of a phase."""
+        with self._database.transaction() as conn:
+            conn.execute("delete from letters where phase = ?", (phase,))
+
+    def add_letters(self, phase: Phase, letters: Sequence[Letter]) -> None:
+        """Keep dead letters of a phase; a row has one."""
+        with self._database.transaction() as conn:
+            _add_letters(conn, phase, letters)
+
+    def dead_letters(self, first: int = 0) -> list[dict[str, Any]]:
+        """Return a page of dead letters, from number `first` on; none after the last.
+
+        Rows that could not be read come first, by row, then rows of the present source that failed
+        in a step, by step and key, then rows that the result could not take. A letter has the keys
+        row, key, step, attempts, phase, error and traceback.
+        """
+        with self._database.use() as conn:
+            page = conn.execute(_DEAD.format(keys_in_source(conn)), (first,)).fetchall()
+        names = "row", "key", "step", "attempts"
+        return [{**dict(zip(names, row, strict=False)), **json.loads(row[4])} for row in page]
+
+    def close(self) -> None:
+        """Give the file back; nothing can be done with it afterwards."""
+        # A later run can do without, or will say again, all that is written here.
+        with suppress(OSError):
+            self._order.write()
+            if self._replaced:
+                with self._database.transaction() as conn:
+                    conn.execute(
+                        "delete from chunks where id not in "
+                        "(select chunk from rows where chunk is not null)"
+                    )
+        self._database.close()
+
+
+def _put(conn: sqlite3.Connection, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        conn.execute("insert or replace into run values (?, ?)", (name, json.dumps(value)))
+
+
+def _add_letters(conn: sqlite3.Connection, phase: Phase, letters: Sequence[Letter]) -> None:
+    insert(conn, "letters", [(phase, *letter) for letter in letters], "replace")

@@ -1,0 +1,1 @@
+"""Results: the files that a run writes."""

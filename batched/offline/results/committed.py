@@ -1,0 +1,150 @@
+"""Committed values of all steps, in the order of the source.
+
+1. The chunk of each row and step, and the place there, are in a file without a name next to the
+   progress file: 8 bytes for each row and step.
+2. A chunk is read once, and dropped after its last row. If more than `CACHE_BYTES` of chunks would
+   be in use at once, since the source is in another order, all values are first spilled to a second
+   file, by range of source rows: in two passes each chunk is read once, then each piece. Finding
+   the order takes 24 bytes of memory for each row and step.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import IO, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..progress.store import Progress
+
+CACHE_BYTES: Final = 128 << 20
+"""Bytes of chunks that are kept in memory for later rows."""
+RANGE_BYTES: Final = 16 << 20
+"""Bytes of the values in one range of source rows, and of values that are spilled at once."""
+QUERY_ROWS: Final = 1 << 15
+"""Source rows that are looked up at once."""
+
+Columns = Sequence[Any]
+"""Output columns: Arrow arrays, or lists of canonical values."""
+
+
+class Committed:
+    """Committed values. Those of a row and step have the position `step * rows + row`."""
+
+    def __init__(self, progress: Progress, steps: int) -> None:
+        self._progress = progress
+        self._rows = rows = progress.source_rows
+        self._cache: dict[int, Columns] = {}  # by chunk
+        self._pieces: list[tuple[int, int]] = []  # offset and length in the spill file
+        self._file: IO[bytes] = io.BytesIO()
+        with tempfile.TemporaryFile(dir=progress.path.parent) as file:
+            at = np.memmap(file, np.int32, "w+", shape=(2, steps * rows + 1))
+        self._chunks, self._places = at[:, :-1]  # by position; chunk 0: there is no value
+        for first in range(0, rows, QUERY_ROWS):
+            found = progress.places(first, QUERY_ROWS)
+            flat = np.fromiter(chain.from_iterable(found), np.int64, 4 * len(found))
+            row, step, chunk, place = flat.reshape(-1, 4).T
+            at[:, step * rows + row] = chunk, place
+        self._measure(progress.chunk_sizes())
+        # bytes in use for other rows, beyond the cache: they would be read again
+        waste = 0.0
+        for first in range(0, len(self._chunks), QUERY_ROWS):
+            chunks = self._chunks[first : first + QUERY_ROWS]
+            used = self._row_bytes[chunks].sum()
+            waste += max(0.0, self._sizes[np.unique(chunks)].sum() - used - CACHE_BYTES)
+        if waste > self._sizes.sum():
+            self._spill()
+
+    def find(self, first: int, size: int) -> tuple[Any, Any]:
+        """Return for rows from `first` on if all steps have a value, and the rough size (bytes)."""
+        chunks = self._chunks.reshape(-1, self._rows)[:, first : first + size]
+        return (chunks > 0).all(0), self._row_bytes[chunks].sum(0)
+
+    def read(self, step: int, rows: Any) -> Iterator[tuple[Any, Columns]]:
+        """Yield values of a step for `rows`, each with the places of their rows in `rows`.
+
+        Rows without a value are left out. A value can be read once.
+        """
+        return self._read(step * self._rows + rows)
+
+    def close(self) -> None:
+        """Delete the spill file."""
+        self._file.close()
+
+    def _read(self, positions: Any) -> Iterator[tuple[Any, Columns]]:
+        chunks = self._chunks[positions]
+        for part in _groups(chunks):
+            chunk = int(chunks[part[0]])
+            columns = self._cache.pop(chunk, None) or self._load(chunk)
+            self._left[chunk] -= len(part)
+            if self._left[chunk]:
+                self._cache[chunk] = columns
+                while len(self._cache) > 1 and self._sizes[list(self._cache)].sum() > CACHE_BYTES:
+                    del self._cache[next(iter(self._cache))]
+            places = self._places[positions[part]]
+            yield part, [pick(column, places) for column in columns]
+
+    def _load(self, chunk: int) -> Columns:
+        if not self._pieces:
+            return self._progress.chunk(chunk)
+        offset, length = self._pieces[chunk - 1]
+        self._file.seek(offset)
+        columns: Columns = pickle.loads(self._file.read(length))  # of `_spill`
+        return columns
+
+    def _measure(self, sizes: dict[int, int]) -> None:
+        """Count the rows of each chunk; `sizes` are the bytes of chunks."""
+        self._left = np.bincount(self._chunks)  # values to be read
+        self._sizes = np.array([sizes.get(chunk, 0) for chunk in range(len(self._left))])
+        self._row_bytes = self._sizes / self._left.clip(1)
+
+    def _spill(self) -> None:
+        """Write all values to a file by range of source rows; each piece becomes a chunk."""
+        self._file = tempfile.TemporaryFile(dir=self._progress.path.parent)  # noqa: SIM115
+        span = 1 + len(self._chunks) * RANGE_BYTES // int(self._sizes.sum())  # positions of a range
+        pieces: list[tuple[int, int]] = []
+        order = np.argsort(self._chunks, kind="stable")
+        batches = np.cumsum(self._row_bytes[self._chunks[order]]) // RANGE_BYTES
+        for batch in np.split(order, np.flatnonzero(np.diff(batches)) + 1):
+            alike: dict[Any, list[tuple[Any, Columns]]] = defaultdict(list)
+            for part, columns in self._read(batch):
+                types = tuple([getattr(column, "type", None) for column in columns])
+                alike[types].append((batch[part], columns))
+            for parts in alike.values():
+                positions = np.concatenate([positions for positions, _ in parts])
+                joined = list(map(join, zip(*[columns for _, columns in parts], strict=True)))
+                for some in _groups(1 + positions // span):
+                    data = pickle.dumps([pick(column, some, copy=True) for column in joined], 5)
+                    pieces.append((self._file.tell(), self._file.write(data)))
+                    self._chunks[positions[some]] = len(pieces)
+                    self._places[positions[some]] = np.arange(len(some))
+        self._pieces = pieces
+        self._measure({piece: length for piece, (_, length) in enumerate(pieces, 1)})
+
+
+def pick(column: Any, places: Any, *, copy: bool = False) -> Any:
+    """Return the values of a list or an Arrow array at these places; a place below 0 is null."""
+    if not copy and len(places) and places[0] >= 0 and (np.diff(places) == 1).all():
+        return column[places[0] : places[-1] + 1]
+    if isinstance(column, list):
+        return [None if place < 0 else column[place] for place in places.tolist()]
+    return column.take(pa.array(places, pa.int64(), mask=places < 0))
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Return lists or Arrow arrays as one."""
+    is_list = isinstance(parts[0], list)
+    return list(chain.from_iterable(parts)) if is_list else pa.concat_arrays(parts)
+
+
+def _groups(keys: Any) -> list[Any]:
+    """Return the places of each key above 0, in the order of the keys."""
+    order = np.argsort(keys, kind="stable")
+    order = order[np.searchsorted(keys[order], 0, "right") :]
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []

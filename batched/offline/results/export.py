@@ -1,0 +1,102 @@
+"""Export of the committed rows of a run, from its progress file alone."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from os import PathLike
+from pathlib import Path
+
+from ...errors import ResultError
+from ..progress.store import Progress
+from ..sources.base import Source, Window
+from ..types.columns import Columns, Kinds
+from ..uris import is_remote, without_credentials
+from .local import open_result
+from .merge import Merge
+
+
+def export(
+    result: str | PathLike[str],
+    dest: str | PathLike[str] | None = None,
+    *,
+    progress: str | PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Write the rows that a run has committed so far, in all steps. Return the path of the file.
+
+    The file has the key column (`row`, counted from 0, if there is none) and the output columns of
+    the steps, in the order of the source. Columns of the source are not in the progress file.
+
+    Args:
+        result: the destination of the run.
+        dest: a file or folder, as for a run; `<result>.partial` with the suffix of the result if
+            not given.
+        progress: the progress file; next to `result` if not given.
+        overwrite: whether to replace a file at `dest` that no export of this run has written.
+
+    Raises:
+        RunLocked: the run goes on.
+        ResultError: the run is unknown, or the file cannot be written.
+    """
+    path = progress_path(result, progress)
+    if not path.exists():
+        raise ResultError(f"{path} does not exist: no run has written it, or progress= names it")
+    if dest is None:
+        if is_remote(result):
+            raise ResultError("the result is named by a URI; name a file for the export")
+        base, suffix = os.path.splitext(os.fspath(result).rstrip("/"))
+        dest = f"{base}.partial{suffix or '/'}"
+    with closing(Progress.open(path)) as store:
+        known = store.get("exports") or []
+        written = open_result(dest, overwrite=overwrite, known=known, progress=f"{path}.export")
+        source = _Keys(store)
+        columns = [Columns(step["output"]) for step in store.get("steps") or ()]
+        with closing(Merge(source, store, columns)) as merge:
+            merge.write(written, source.kinds(), len)
+            merge.publish(lambda stamp: store.put_all({"exports": [*known, stamp]}))
+    return written.path
+
+
+def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:
+    """Return the absolute path of the progress file of runs to `dest`, or of `progress`."""
+    if progress is not None and is_remote(progress):
+        raise ResultError(
+            "progress must be a path on a disk of this machine, got "
+            f"{without_credentials(str(progress))!r}"
+        )
+    if progress is None and is_remote(dest):
+        raise ResultError(
+            f"the result {without_credentials(str(dest))} is named by a URI, and its progress file "
+            "must be on a disk of this machine; say where with progress=PATH"
+        )
+    name = f"{str(dest).rstrip('/')}.progress" if progress is None else progress
+    return Path(os.path.abspath(name))
+
+
+class _Keys(Source):
+    """The keys of the last source, as its only column."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__("the progress file")
+        self._progress = progress
+        self._key = progress.get("key") or "row"
+        self.columns = [self._key]
+
+    def _windows(
+        self, columns: Sequence[str] | None, size: int, required: Sequence[str]
+    ) -> Iterator[Window]:
+        del columns, required  # there is one
+        for first in range(0, self._progress.source_rows, size):
+            keys = self._progress.keys_of_rows(first, size)
+            rows = range(first, min(first + size, self._progress.source_rows))
+            yield Window(first, len(rows), {self._key: list(map(keys.get, rows))})
+
+    def kinds(self) -> dict[str, Kinds]:
+        """Return the kinds of the keys."""
+        kinds, names = Kinds(), {str: "str", int: "int64"}
+        for window in self.windows(None):
+            kinds.add(Counter([names.get(type(key), "null") for key in window.values(self._key)]))
+        return {self._key: kinds}

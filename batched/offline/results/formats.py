@@ -1,0 +1,209 @@
+"""Rows as Parquet, JSONL and CSV.
+
+| value | Parquet | JSONL | CSV |
+|---|---|---|---|
+| None | null | null | an empty cell (`""` in a file of one column) |
+| str | string | text | text; empty text is `""` |
+| bool, int | the same | the same | `true`, `false`, digits |
+| float | double | shortest exact text; `NaN`, `-Infinity` | its `repr`; `nan`, `-inf` |
+| datetime | timestamp | ISO 8601; with a zone, in UTC as `+00:00` | the same |
+| date, time | the same | ISO 8601 | the same |
+| timedelta | duration | seconds | the same |
+| Decimal | decimal128 | text of all digits | all digits |
+| bytes | binary | base64 | the same |
+| list, dict, array | list, struct, fixed_size_list | array, object | JSON |
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+GROUP_ROWS: Final = 65_536
+"""Rows that end a row group."""
+GROUP_BYTES: Final = 16 << 20
+"""Bytes, before compression, that end a row group sooner: they are held in memory."""
+PART_ROWS: Final = 1_000_000
+"""Rows that end a file of a folder, at the end of a row group."""
+PART_BYTES: Final = 1 << 30
+"""Bytes, before compression, that end a file of a folder sooner."""
+
+JSON = orjson.OPT_SERIALIZE_NUMPY
+JSON_LINE = JSON | orjson.OPT_APPEND_NEWLINE
+
+LINE_END = b"\r\n"  # RFC 4180
+QUOTED = re.compile('[",\r\n]').search
+
+
+class Parquet:
+    """Rows as one Parquet file, or as several if there are several `targets`: paths, or open files
+    that are left open.
+    """
+
+    def __init__(self, targets: Iterator[Any], schema: pa.Schema) -> None:
+        # row groups may have different dictionaries, and their union may overflow the index
+        self._schema = pa.schema(
+            [
+                field.with_type(kind.value_type) if pa.types.is_dictionary(kind) else field
+                for field, kind in zip(schema, schema.types, strict=True)
+            ],
+            schema.metadata,
+        )
+        # a dictionary of numbers rarely pays
+        texts = [field.name for field in self._schema if _is_text(field.type)]
+        self._settings: dict[str, Any] = {"compression": "zstd", "use_dictionary": texts or False}
+        self._targets = targets
+        self._open(next(targets))
+
+    def _open(self, target: Any) -> None:
+        self._file: Any = pq.ParquetWriter(target, self._schema, **self._settings)
+        self._rows = self._bytes = 0  # of the file
+        self._group: list[pa.Table] = []
+        self._group_rows = self._group_bytes = 0
+
+    def write(self, table: pa.Table) -> None:
+        is_full = self._rows >= PART_ROWS or self._bytes >= PART_BYTES
+        if is_full and (target := next(self._targets, None)) is not None:
+            self.close()
+            self._open(target)
+        table = table.cast(self._schema)
+        self._group.append(table)
+        self._group_rows += table.num_rows
+        self._group_bytes += table.nbytes
+        if self._group_rows >= GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        # in one piece: pages end with the pieces
+        table = pa.concat_tables(self._group).combine_chunks()
+        self._rows += self._group_rows
+        self._bytes += self._group_bytes
+        self._group = []
+        self._group_rows = self._group_bytes = 0
+        self._file.write_table(table, row_group_size=max(1, table.num_rows))
+        del table
+        # else Arrow's allocator keeps 100 MB after a million rows of text
+        pa.default_memory_pool().release_unused()
+
+    def close(self) -> None:
+        """Write the rest. A second call does nothing."""
+        if self._group:
+            self._end_group()
+        self._file.close()
+
+
+class Lines:
+    """Rows as lines of text in the file `target`."""
+
+    def __init__(self, target: Path, names: list[str], *, is_json: bool) -> None:
+        self._file = open(target, "wb", buffering=1 << 20)  # noqa: SIM115  # `close` does
+        self._names = names
+        self._lines = _json_lines if is_json else _csv_lines
+        if not is_json:
+            self.write({name: [name] for name in names})
+
+    def write(self, columns: Mapping[str, list[Any]]) -> None:
+        """Write rows as columns of canonical values."""
+        values = [columns[name] for name in self._names]
+        self._file.write(b"".join(self._lines(self._names, zip(*values, strict=True))))
+
+    def close(self) -> None:
+        """Write the rest. A second call does nothing."""
+        self._file.close()
+
+
+def _json_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
+    """Return each row as a line of JSON."""
+    lines = []
+    for row in rows:
+        record = dict(zip(names, row, strict=True))
+        try:
+            line = orjson.dumps(record, _json_value, JSON_LINE)
+        except TypeError:
+            line = b"null"
+        if b"null" in line:  # perhaps of NaN or an infinity
+            line = orjson.dumps(_with_fragments(record), _json_value, JSON_LINE)
+        lines.append(line)
+    return lines
+
+
+def _with_fragments(value: Any) -> Any:
+    """Return the value with JSON of the standard library where orjson writes none: NaN, infinities,
+    integers of more than 64 bits, lone surrogates.
+    """
+    if isinstance(value, dict):
+        return {name: _with_fragments(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+        return list(map(_with_fragments, value))
+    if isinstance(value, list):
+        return list(map(_with_fragments, value))
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        return orjson.Fragment(json.dumps(float(value)))
+    if isinstance(value, int):
+        return orjson.Fragment(json.dumps(value))
+    if isinstance(value, str) and not value.isascii():
+        with suppress(UnicodeEncodeError):
+            value.encode()
+            return value
+        return orjson.Fragment(json.dumps(value))
+    return value
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value that orjson writes in place of one that it does not know."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value)
+    raise TypeError(f"a {type(value).__name__} has no form as text")
+
+
+def _csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
+    """Return each row as a line of CSV."""
+    # a line without any character would be no row to most readers
+    none = "" if len(names) > 1 else '""'
+    return [
+        ",".join([none if value is None else _cell(value) for value in row]).encode() + LINE_END
+        for row in rows
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, bool):
+        return "true" if value else "false"
+    elif isinstance(value, int | float):
+        return str(value)
+    elif isinstance(value, dict | list | np.ndarray):
+        text = orjson.dumps(_with_fragments(value), _json_value, JSON).decode()
+    elif isinstance(value, date | time):
+        text = value.isoformat()
+    else:
+        text = str(_json_value(value))
+    if not text or QUOTED(text):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_kind(kind) for is_kind in texts)

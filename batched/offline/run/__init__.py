@@ -1,0 +1,1 @@
+"""Run: one source through all steps."""

@@ -1,0 +1,242 @@
+"""Reader: a thread that reads the source, and finds for each row the first step that it lacks.
+
+A step is done for a row if a result is committed for the row's key, from an input with the same
+hash: the hash of the source columns on which the step depends, directly or through earlier steps.
+So batch sizes, workers and the order of rows may change between runs. An edited row is computed
+again, from the first step that reads the edit.
+
+A row that cannot be read is a dead letter of phase `source`, before anything is computed for it. So
+is a row with the key of an earlier row, and a row with a value that the result cannot hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Final, cast
+
+from ..failures import letter_text
+from ..identity.inputs import hash_inputs
+from ..progress.commit import Committed, Key, Letter
+from ..progress.store import Progress
+from ..sources.base import Source, Window
+from ..sources.keys import keys_of
+from ..types.columns import Columns, Kinds
+from .plan import Plan
+from .verdicts import Row
+
+WINDOW: Final = 2048
+"""Rows that are read, and looked up, at once."""
+PATIENCE: Final = 10.0
+"""Time for a source to answer when a run ends (s): it may wait for a network."""
+CACHED: Final = 32
+"""Chunks of committed results that are kept decoded."""
+
+
+@dataclass
+class Reading:
+    """The outcome of reading one window of the source."""
+
+    size: int = 0  # rows in it
+    skipped: int = 0  # rows that are committed for all steps
+    recomputed: int = 0  # rows that were committed from another input
+    rows: list[list[Row]] = field(default_factory=list)  # by the first step that they lack
+    samples: list[tuple[Row, int]] = field(default_factory=list)  # each with a step it got through
+    letters: list[Letter] = field(default_factory=list)  # rows that cannot be read
+    last: bool = False  # there are no more
+    error: BaseException | None = None  # of the source
+
+
+class Kept:
+    """Columns of the source that the result has, and the kinds of their values."""
+
+    def __init__(self, names: Iterable[str] | None, plan: Plan, *, is_typed: bool) -> None:
+        """`is_typed`: each column of the result has one type."""
+        self.names = None if names is None else list(names)  # None: all
+        self._replaced = {name for step in plan.steps for name in step.outputs}
+        self._is_typed = is_typed
+        self.kinds: dict[str, Kinds] = {}  # by column, in the order in which they were read
+
+    def check(self, window: Window) -> None:
+        """Note the kinds of the values of a window. A value of no kind is a fault of its row."""
+        for name in window.columns if self.names is None else self.names:
+            if name in self._replaced:
+                continue
+            kinds = self.kinds.setdefault(name, Kinds(empty_dicts=not self._is_typed))
+            if self._is_typed and isinstance(window.columns[name], list):
+                values = Columns([name]).read(window.values(name))
+                for place, why in values.misfits.items():
+                    window.note_fault(place, why)
+                kinds.add(values.kinds[0])
+
+
+class Reader:
+    """Thread that reads windows of the source, each when it is asked for."""
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        progress: Progress,
+        kept: Kept,
+        tell: Callable[[Reading], None],
+    ) -> None:
+        self.source = source
+        self._plan = plan
+        self._progress = progress
+        self._kept = kept
+        self._results = Results(progress)
+        self._sampled = 0  # steps of which a sample was found
+        self._first = progress.is_empty  # so that nothing need be looked up
+        self._tell = tell
+        self._asked = threading.Semaphore(0)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="batched-reader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Request one more window."""
+        self._asked.release()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._asked.release()
+        self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            for reading in self._readings():
+                self._tell(reading)
+                if self._closed:
+                    return
+        except BaseException as error:
+            self._tell(Reading(last=True, error=error))
+
+    def _readings(self) -> Iterator[Reading]:
+        rows = 0
+        plan, kept = self._plan, self._kept
+        # Arrow sources know the types of columns that nobody reads
+        columns: list[str] | None = plan.columns
+        if self.source.schema is None:
+            columns = None if kept.names is None else [*plan.columns, *kept.names]
+        windows = self.source.windows(columns, WINDOW, required=plan.columns)
+        while True:
+            self._asked.acquire()
+            window = None if self._closed else next(windows, None)
+            if window is None:
+                break
+            yield self._find(window)
+            rows = window.first + window.size
+        if not self._closed:
+            self._progress.end_source(rows)
+        yield Reading(last=True)
+
+    def _find(self, window: Window) -> Reading:
+        """Return the rows of a window by the steps that they lack."""
+        plan, steps = self._plan, len(self._plan.steps)
+        keys = keys_of(window, plan.key)
+        columns = [window.values(name) for name in plan.source]
+        hashes = {names: hash_inputs(window, names) for names in set(plan.depends)}
+        if self.source.schema is None:
+            self._kept.check(window)
+        faults = window.faults
+        usable = [None if place in faults else key for place, key in enumerate(keys)]
+        for place in self._progress.note_source(window.first, usable if faults else keys):
+            window.note_fault(
+                place,
+                f"the key {keys[place]!r} stands twice in the source, here and in an earlier row; "
+                "each row needs a key of its own",
+            )
+        inputs = zip(*[hashes[names] for names in plan.depends], strict=True)
+        values: Iterable[dict[str, Any]]
+        if len(columns) == 1:
+            (name,) = plan.source
+            values = [{name: value} for value in columns[0]]
+        else:
+            values = map(dict, map(zip, repeat(plan.source), zip(*columns, strict=True)))
+        found = Reading(window.size, rows=[[] for _ in range(steps)])
+        rows: Iterable[Row] = map(
+            Row,
+            cast("list[Key]", keys),
+            inputs,
+            values,
+            range(window.first, window.first + window.size),
+        )
+        if faults:
+            for place, why in sorted(faults.items()):
+                number = window.first + place
+                text = letter_text("source", why)
+                found.letters.append(Letter(number, keys[place], text))
+            rows = (row for place, row in enumerate(rows) if place not in faults)
+        committed = (
+            {}
+            if self._first
+            else self._progress.committed([key for key in usable if key is not None])
+        )
+        if not committed:
+            found.rows[0] = list(rows)
+            return found
+        for row in rows:
+            self._look_up(row, committed, found)
+        return found
+
+    def _look_up(
+        self, row: Row, committed: Mapping[tuple[Any, int], Committed], found: Reading
+    ) -> None:
+        """Find the first step that `row` lacks."""
+        plan, steps = self._plan, len(self._plan.steps)
+        have: list[Committed] = []
+        ended = edited = False
+        for number, hashed in enumerate(row.inputs):
+            commit = committed.get((row.key, number))
+            if commit is None:
+                break
+            edited = commit.input != hashed
+            if edited or commit.status == "failed":
+                break
+            if commit.status == "filtered":
+                ended = True
+                break
+            have.append(commit)
+        ended = ended or len(have) == steps
+        found.skipped += ended
+        found.recomputed += edited
+        if ended and len(have) <= self._sampled:
+            return
+        for number, commit in enumerate(have):
+            if number == self._sampled:
+                found.samples.append((row.copy(), number))
+                self._sampled += 1
+            if plan.needed[number]:
+                made = self._results.row(commit)
+                for name in plan.needed[number]:
+                    row.values[name] = made[plan.steps[number].outputs.index(name)]
+        if not ended:
+            found.rows[len(have)].append(row)
+
+
+class Results:
+    """Committed results of steps, as later steps read them."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._chunks: OrderedDict[int, list[list[Any]]] = OrderedDict()  # by number, by column
+
+    def row(self, commit: Committed) -> list[Any]:
+        """Return the results of one row, column by column."""
+        number, place = commit.chunk, commit.place
+        assert number is not None
+        assert place is not None
+        columns = self._chunks.get(number)
+        if columns is None:
+            columns = self._chunks[number] = self._progress.values(number)
+            if len(self._chunks) > CACHED:
+                self._chunks.popitem(last=False)
+        self._chunks.move_to_end(number)
+        return [column[place] for column in columns]

@@ -1,0 +1,379 @@
+"""Stage: one step of a run. Rows wait in a scheduler, as online calls do, and leave in batches.
+
+A stage owns its counts, its queues and its engine; the coordinator only calls its methods. The
+methods that call the user's code (`prepare`, `finish`) touch no other state, so they may run on any
+thread.
+
+1. A batch is formed when the engine has room: for each slot one batch runs and one waits. The
+   batch must be full, unless no more rows will come.
+2. Rows of a step with a model for each key enter the scheduler key by key (`routing.py`).
+3. `verdicts.py` judges the rows that fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from ..._collate.outputs import tree_flatten, tree_unflatten
+from ..._core.scheduler import Batch, Request, Scheduler
+from ..._runtime.observer import Observer
+from ..engines.base import Engine
+from ..engines.spec import Outcome
+from ..report import StepCounts
+from ..step import Auto, Step
+from ..types.columns import Columns, Values
+from ..types.values import describe_kind
+from .routing import Routing
+from .sizes import AutoSize
+from .verdicts import Failure, Row, Verdicts
+
+_logger = logging.getLogger("batched")
+
+AHEAD: Final = 33
+"""Batches of each step that may be read and not yet done; enough to group similar lengths."""
+USELESS_BATCHES: Final = 8
+USELESS_ROWS: Final = 256
+"""Consecutive rows that fail outside the function, after which the run ends; or the rows of
+`USELESS_BATCHES` batches, if that is more.
+"""
+FILTERED: Final[Any] = object()
+"""Result of a row for which the step's `where` is false."""
+
+
+Result = tuple[Row, Any]
+"""A row, and its output or its result; an error in its place."""
+
+
+class Prepared(NamedTuple):
+    """Requests for rows, and the rows that failed to become requests, with their errors."""
+
+    requests: list[Request]
+    failed: list[tuple[Row, BaseException]]
+
+
+class Stage:
+    """One step of a run, owned by the thread of the coordinator."""
+
+    def __init__(
+        self,
+        number: int,
+        step: Step,
+        engine: Engine,
+        reserve: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`reserve` makes room for the engines of all steps, before one of them takes it all."""
+        self.number = number
+        self.step = step
+        self.name = step.name
+        self.engine = engine
+        self.columns = Columns(step.outputs, step.declared)
+        self.verdicts = Verdicts(step.call_retry, step.outage_s)
+        parts = step.parts
+        options = parts.function.options
+        self._parse = parts.requests.parse
+        self._features = options.features is not None
+        self.prepares = step.preprocess is not None
+        self.finishes = step.postprocess is not None or step.where is not None
+        policy = options.policy
+        slots = engine.slots
+        self._scheduler = Scheduler(
+            replace(
+                policy,
+                flush="window",  # hold a batch until it is full
+                timeout_ms=1e15,
+                max_concurrent_batches=2 * slots,
+                prefetch=0,
+                max_queue_size=None,
+                queue_timeout_ms=None,
+            )
+        )
+        # most rows that are read and not yet done
+        self.limit = max(AHEAD, 2 * slots + 1) * policy.batch_size
+        # rows that keep the engine busy; read even if they are large
+        self.least = (1 + slots) * policy.batch_size
+        # Batches of items that may be prepared and not yet run. The output of `preprocess` is often
+        # far larger than the row: an image and its path. Items with a length are all prepared.
+        varies = options.length is not None or self._features
+        self._prepared = self.limit // policy.batch_size if varies else 2 * slots + 1
+        self._most_useless = max(USELESS_BATCHES * policy.batch_size, USELESS_ROWS)
+        self._auto = AutoSize(step.batch_size) if isinstance(step.batch_size, Auto) else None
+        if self._auto:
+            self._scheduler.capacity.batch_size = self._auto.size
+        self._observer = None if options.on_batch is None else Observer(step.name, options.on_batch)
+        keys = engine.slots * step.models
+        self._routing = Routing(keys) if keys else None
+        self._reserve = reserve
+        self._began = False  # whether the engine was started: late, because it may build a model
+        self._unprepared: deque[Row] = deque()  # rows that wait to be prepared
+        self._preparing = 0  # rows that are being prepared
+        self._trial: Batch | None = None  # batch of the row that is being tried
+        self._spread = 0  # trials of waiting rows so far
+        self.open = 0  # rows that have arrived and have not ended
+        self.done: list[Result] = []  # rows that wait for the next commit
+        self.committed = -math.inf  # moment of the last commit (s)
+        self._useless = 0  # rows that failed outside the function since the last one with a result
+        self.ok = self.failed = self.filtered = self.batches = 0
+        self.seconds = 0.0  # time of the function (s)
+        # rows by type of value, for each output column
+        self._types: dict[str, Counter[str]] = {name: Counter() for name in step.outputs}
+
+    # rows that arrive
+
+    def enter(self, rows: Sequence[Row]) -> Prepared | None:
+        """Take rows that arrive. Return the rows that failed already, if any."""
+        self.open += len(rows)
+        return self.queue(rows)
+
+    def queue(self, rows: Sequence[Row]) -> Prepared | None:
+        """Take rows that are to be called; return them, prepared, if that takes no other thread."""
+        if self.prepares:
+            self._unprepared.extend(rows)
+            return None
+        return self.prepare(rows)
+
+    def take_unprepared(self, together: int) -> list[Row]:
+        """Return up to `together` rows that another thread is to prepare now."""
+        ready = self._waiting + self._preparing
+        if ready >= self._prepared * self._scheduler.capacity.batch_size:
+            return []
+        rows = [self._unprepared.popleft() for _ in range(min(together, len(self._unprepared)))]
+        self._preparing += len(rows)
+        return rows
+
+    def prepare(self, rows: Sequence[Row]) -> Prepared:
+        """Return requests for `rows`, and the rows that failed. Call the user's code."""
+        prepared = Prepared([], [])
+        caught = BaseException if self.prepares else Exception
+        for row in rows:
+            try:
+                prepared.requests.append(self._request(row))
+            except caught as error:
+                prepared.failed.append((row, error))
+        return prepared
+
+    def _request(self, row: Row) -> Request:
+        """Return the request for `row`, whose waker is the row."""
+        step = self.step
+        value = self.item_of(row)
+        # arguments that are the same for all rows are added when the function is called
+        args = () if step.route is None else (step.route(value),)
+        if step.preprocess is not None:
+            value = step.preprocess(value)
+        elif self._features:
+            import numpy
+
+            value = {name: numpy.asarray(each)[None] for name, each in value.items()}
+        return self._parse(value, args, {}, None, row, True)
+
+    def item_of(self, row: Row) -> Any:
+        """Return the item for `row`: the value of one column, or a dict of columns."""
+        inputs = self.step.inputs
+        if len(inputs) == 1 and not self._features:
+            return row.values[inputs[0]]
+        return {name: row.values[name] for name in inputs}
+
+    def admit(self, prepared: Prepared, now: float) -> None:
+        """Queue rows that were prepared."""
+        if self.prepares:
+            self._preparing -= len(prepared.requests) + len(prepared.failed)
+        if self._routing is not None:
+            self._routing.park(prepared.requests)
+            return
+        submit = self._scheduler.submit
+        for request in prepared.requests:
+            submit(request, now)
+
+    # batches
+
+    @property
+    def _waiting(self) -> int:
+        """Rows that wait for a batch."""
+        return self._scheduler.waiting + (self._routing.waiting if self._routing else 0)
+
+    @property
+    def expects(self) -> bool:
+        """Whether rows are on their way to the queue."""
+        return bool(self._preparing or self._unprepared)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a row is in the engine, is prepared or finished, or waits for a commit."""
+        idle = self._waiting + len(self._unprepared) + self.verdicts.pending
+        return self.open > idle or self._trial is not None
+
+    def dispatch(self, now: float, *, drain: bool) -> None:
+        """Send batches, or a trial. `drain`: no more rows will come."""
+        verdicts, scheduler = self.verdicts, self._scheduler
+        rest = self._waiting or self.busy or self.expects or verdicts.next_moment() < math.inf
+        if drain and verdicts.aside and not rest:
+            verdicts.doubt(now)
+        if verdicts.in_doubt:
+            if self._trial is None and now >= verdicts.next_moment():
+                self._try_row(now, drain=drain)
+            return
+        scheduler.draining = drain
+        if self._routing is not None:
+            self._routing.feed(scheduler, now)
+        while scheduler.has_room:
+            batch = scheduler.take(now) if scheduler.waiting else None
+            if batch is not None:
+                self._submit(batch)
+            elif self._routing is None or not self._routing.activate(scheduler, now, drain=drain):
+                break
+
+    def _submit(self, batch: Batch, *, thorough: bool = False) -> None:
+        if not self._began:
+            self._began = True
+            self._reserve()
+            self.engine.start()
+        thorough = thorough or any(request.waker.thorough for request, _, _ in batch.slices)
+        self.engine.submit(batch, thorough=thorough)
+
+    def _try_row(self, now: float, *, drain: bool) -> None:
+        """Run the sample, or another row, alone."""
+        verdicts = self.verdicts
+        row = verdicts.sample
+        request = None
+        if row is None:
+            waiting, failed = list(self._scheduler), verdicts.candidates()
+            self._spread += 1
+            if waiting and not (failed and self._spread % 2):
+                # rows far from each other tell most; 0.618 spreads them evenly
+                request = waiting[int(self._spread * 0.6180339887 % 1 * len(waiting))]
+                self._scheduler.cancel(request)
+                row = request.waker
+            elif failed:
+                row = failed[0]
+            elif drain:
+                verdicts.bury()
+                return
+            else:
+                return
+        verdicts.start_trial(row)
+        if request is None:
+            prepared = self.prepare([row])
+            if prepared.failed:
+                verdicts.end_trial(row, prepared.failed[0][1], now)
+                return
+            (request,) = prepared.requests
+        self._trial = Batch([(request, 0, 1)], 1, "drain", now, request.longest)
+        self._submit(self._trial, thorough=True)
+
+    # outcomes
+
+    def end(self, outcome: Outcome, now: float) -> list[Result]:
+        """Take the outcome of a batch. Return the rows that succeeded, with their outputs."""
+        batch = outcome.batch
+        assert batch is not None
+        self.batches += 1
+        self.seconds += outcome.seconds
+        batch.started = now - outcome.seconds
+        good: list[Result] = []
+        bad: list[Result] = []
+        for (request, _, _), output, tried in zip(
+            outcome.slices, outcome.results, outcome.tried, strict=True
+        ):
+            row: Row = request.waker
+            row.attempts += tried
+            (bad if isinstance(output, BaseException) else good).append((row, output))
+        # rows that failed in one call have one error
+        rows_with = Counter([id(error) for _, error in bad])
+        isolates = self.step.isolate_errors
+        failures = [
+            Failure(row, error, rows_with[id(error)] == 1 or row.thorough or not isolates)
+            for row, error in bad
+        ]
+        verdicts = self.verdicts
+        if batch is self._trial:
+            self._trial = None
+            row = batch.slices[0][0].waker
+            error = failures[0].error if failures else None
+            verdicts.end_trial(row, error, now)
+            return [] if row is verdicts.sample else good  # the sample is committed
+        self._note_size(outcome, now)
+        if self._observer is not None:
+            self._observer.observe(batch, (outcome.slices, outcome.results, outcome.tried))
+        verdicts.note_batch(failures, succeeded=bool(good), started=batch.started, now=now)
+        return good
+
+    def _note_size(self, outcome: Outcome, now: float) -> None:
+        """Learn from the time of a batch, and from its failure by memory or by the time limit."""
+        batch, capacity = outcome.batch, self._scheduler.capacity
+        assert batch is not None
+        self._scheduler.finished(batch, now)
+        if self._auto and batch.fitted and batch.attempts == 1:
+            capacity.batch_size = self._auto.next(batch.size, outcome.seconds)
+        if outcome.timed_out:
+            if not capacity.varies:
+                _logger.warning(
+                    "step %r: %d rows took longer than timeout_s, and their parts did not; smaller "
+                    "batches are formed from now on",
+                    self.name,
+                    batch.size,
+                )
+            capacity.too_big(batch.size, batch.longest)
+
+    def finish(self, outputs: list[Result]) -> list[Result]:
+        """Return the results to keep of outputs: values, errors or `FILTERED`.
+
+        Call the user's code.
+        """
+        if not (self.finishes or self._features):
+            return outputs
+        caught = BaseException if self.finishes else Exception
+        results: list[Result] = []
+        for row, output in outputs:
+            try:
+                results.append((row, self._finish(output)))
+            except caught as error:
+                results.append((row, error))
+        return results
+
+    def _finish(self, output: Any) -> Any:
+        step = self.step
+        if self._features:
+            arrays = [array[0] for _, array in tree_flatten(output)]
+            output = tree_unflatten(output, iter(arrays))
+        if step.postprocess is not None:
+            output = step.postprocess(output)
+        return output if step.where is None or step.where(output) else FILTERED
+
+    def note_ended(
+        self, *, ok: int = 0, filtered: int = 0, failed: int = 0, outside: int = 0
+    ) -> None:
+        """Count rows that have ended, `outside` of which failed outside the function."""
+        self.ok += ok
+        self.filtered += filtered
+        self.failed += failed
+        self.open -= ok + filtered + failed
+        self._useless = 0 if ok or filtered else self._useless + outside
+
+    def note_kinds(self, values: Values) -> None:
+        """Count the types of results."""
+        for counts, kinds in zip(self._types.values(), values.kinds, strict=True):
+            for kind, rows in kinds.items():
+                if kind != "null":
+                    counts[describe_kind(kind)] += rows
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether too many rows in a row have failed outside the function."""
+        return self._useless >= self._most_useless
+
+    def counts(self) -> StepCounts:
+        """Return the counts of now."""
+        return StepCounts(
+            name=self.name,
+            ok=self.ok,
+            failed=self.failed,
+            waiting=self.open,
+            batches=self.batches,
+            seconds=self.seconds,
+            filtered=self.filtered,
+            types={name: dict(counts) for name, counts in self._types.items()},
+        )

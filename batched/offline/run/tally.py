@@ -1,0 +1,54 @@
+"""Tally: the dead letters of a run, and the budget for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from ...errors import RunStopped
+from ..report import DeadLetter, error_type
+
+FEW: Final = 10
+"""Failed rows that a share of all must allow before it is judged, while rows are still read."""
+
+
+class Stopped(RunStopped):
+    """The end of a run before all is done, because of an error, if there is one."""
+
+    def __init__(self, why: str, error: BaseException | None = None) -> None:
+        super().__init__(why)
+        self.error = error
+
+
+class Tally:
+    """Dead letters of one run by type of error, and the number that is allowed."""
+
+    def __init__(self, max_failed: float | None) -> None:
+        self._most = max_failed  # rows, or a share of all of them if below 1
+        self.errors: Counter[str] = Counter()
+        self.examples: dict[str, DeadLetter] = {}  # the first of each type
+        self.failed = 0  # rows
+
+    def note(self, letter: DeadLetter) -> None:
+        """Count a dead letter."""
+        self.failed += 1
+        kind = error_type(letter["phase"], letter["error"])
+        self.errors[kind] += 1
+        self.examples.setdefault(kind, letter)
+
+    def check(self, read: int, total: int | None) -> None:
+        """Stop the run if more rows have failed than are allowed.
+
+        `read`: rows that were read; `total`: rows of the source, if their number is known.
+        """
+        if self._most is None:
+            return
+        allowed = self._most
+        if 0 < allowed < 1:
+            allowed = allowed * total if total is not None else max(allowed * read, FEW)
+        if self.failed > allowed:
+            rows = "row has" if self.failed == 1 else "rows have"
+            raise Stopped(f"{self.failed:,} {rows} failed, and max_failed is {self._most:g}")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count:,} x {name}" for name, count in self.errors.items())

@@ -1,0 +1,1 @@
+"""Sources: rows in windows of bounded size, read in the same order each time."""

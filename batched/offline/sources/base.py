@@ -1,0 +1,336 @@
+"""Sources, their windows of rows, and values as Python objects.
+
+1. A row is named by its number in the source, counted from 0; in text files by file and line, too.
+2. A row that cannot be read is a fault of its window. It keeps its number; its values are None.
+3. A source is refused if it has several rows and none of the first window can be read.
+4. A column that the source is known to lack is refused before any row is read. Rows of JSON and
+   dicts have columns of their own: a row that lacks a required one is a fault.
+5. Lists of numbers in Arrow columns become numpy arrays that can be written to. A list with a null
+   in it stays a list.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ...errors import SourceError
+from ..types.arrow import cast, to_python, without_views
+
+if TYPE_CHECKING:
+    from .files import Files
+
+WINDOW_ROWS: Final = 2048
+"""Rows of a window, at most."""
+
+WINDOW_BYTES = 64 << 20
+"""Bytes of values after which a window ends, though it has room for more rows."""
+
+Line = tuple[str, int] | None
+"""File and line of a row of text; lines are counted from 1."""
+
+Rows = Iterator[tuple[Any, Line]]
+"""Rows, each a mapping or a `Fault`, with their lines."""
+
+_PRINTER = reprlib.Repr()
+_PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 80
+
+
+class Fault(str):
+    """Reason why a row cannot be read, in place of the row."""
+
+    __slots__ = ()
+
+
+def shorten(value: object) -> str:
+    """Return the `repr` of a value for messages, cut in the middle where it is long."""
+    return _PRINTER.repr(value)
+
+
+def explain(error: BaseException) -> str:
+    """Return the type and message of an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@contextmanager
+def refusing(place: Callable[[], str]) -> Iterator[None]:
+    """Raise every error as `SourceError` with the name of its place."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{place()} cannot be read: {explain(error)}") from error
+
+
+def row_name(number: int) -> str:
+    """Return the name of a row for messages."""
+    return f"row {number} (counted from 0)"
+
+
+def missing_column(name: str, place: str, names: Sequence[str]) -> SourceError:
+    """Return the error for a column that `place`, which has the columns `names`, lacks."""
+    return SourceError(f"{place} {_lacks(name, names)}")
+
+
+def _lacks(name: str, names: Sequence[str]) -> str:
+    close = get_close_matches(name, names, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    there = ", ".join(map(repr, names)) or "none"
+    return f"has no column {name!r}; its columns are {there}{hint}"
+
+
+def check_names(place: str, names: Sequence[str]) -> None:
+    """Raise `SourceError` if two columns of a place have the same name."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SourceError(f"{place} has two columns {twice[0]!r}; names must differ")
+
+
+@dataclass
+class Window:
+    """Consecutive rows of a source, column by column."""
+
+    first: int
+    """Number of the first row in the source."""
+    size: int
+    """Rows."""
+    columns: Mapping[str, Any]
+    """Arrow arrays if the source is Arrow's, else lists of Python values."""
+    faults: dict[int, str] = field(default_factory=dict)
+    """Sentence for each row that cannot be read, by its place in the window."""
+    lines: Sequence[Line] = ()
+    """File and line of each row; empty if the source has no lines."""
+    _values: dict[str, list[Any]] = field(default_factory=dict, repr=False)
+
+    def values(self, name: str) -> list[Any]:
+        """Return a column as Python objects, which must not be changed.
+
+        A value that Python has no equal for is None, and a fault of its row.
+        """
+        if name not in self._values:
+            column = self.columns[name]
+            is_list = isinstance(column, list)
+            self._values[name] = column if is_list else self._convert(name, column)
+        return self._values[name]
+
+    def _convert(self, name: str, array: Any, place: int = 0) -> list[Any]:
+        try:
+            return to_python(array, vectors=True)
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            if len(array) > 1:
+                each = [self._convert(name, array.slice(at, 1), at) for at in range(len(array))]
+                return list(chain.from_iterable(each))
+            self.note_fault(
+                place,
+                f"the value in column {name!r}, of type {array.type}, has no equal in Python "
+                f"({explain(error)}); cast the column first, for instance to timestamp[us] or to "
+                "int64",
+            )
+            return [None]
+
+    def where(self, number: int) -> str:
+        """Return the name of the row with this number in the source, for messages."""
+        line = self.lines[number - self.first] if self.lines else None
+        return f"{line[0]!r}, line {line[1]}, {row_name(number)}" if line else row_name(number)
+
+    def note_fault(self, place: int, reason: str) -> None:
+        """Record why the row at a place cannot be read; its first reason stays."""
+        self.faults.setdefault(place, f"{self.where(self.first + place)}: {reason}")
+
+
+class Source:
+    """Rows that can be read from the start any number of times, in the same order each time."""
+
+    columns: list[str] | None = None
+    """Names of the columns; None if only the rows know."""
+    schema: Any = None
+    """Arrow's schema of all columns; None if rows are Python's."""
+
+    def __init__(
+        self,
+        name: str,
+        rows: int | None = None,
+        files: Files | None = None,
+        end: Callable[[], object] | None = None,
+    ) -> None:
+        """`end` ends all reading, and deletes the spool."""
+        self.name = name
+        """Path or kind of object, for messages."""
+        self.rows = rows
+        """Number of rows; None until it is known."""
+        self.files = files
+        """Files that the source reads, if it reads any."""
+        self.close = end or (lambda: None)
+
+    def windows(
+        self,
+        columns: Sequence[str] | None,
+        size: int = WINDOW_ROWS,
+        *,
+        required: Sequence[str] | None = None,
+    ) -> Iterator[Window]:
+        """Read all rows from the first on, at most `size` at once, with `columns` (None: all).
+
+        A row that lacks a column in `required` (None: in `columns`) is a fault.
+        """
+        needed = columns or () if required is None else required
+        known = self.columns
+        for column in (*(columns or ()), *needed):
+            if known is not None and column not in known:
+                raise missing_column(column, self.name, known)
+        return self._windows(columns, size, needed)
+
+    def _windows(
+        self, columns: Sequence[str] | None, size: int, required: Sequence[str]
+    ) -> Iterator[Window]:
+        raise NotImplementedError
+
+    def about(self) -> int | None:
+        """Return the number of rows, estimated if it is not known yet; None without an estimate."""
+        return self.rows
+
+    def check_unchanged(self) -> None:
+        """Raise `SourceError` if files changed since the source was opened."""
+        if self.files:
+            self.files.check_unchanged()
+
+
+class RowSource(Source):
+    """Rows that come as dicts."""
+
+    def __init__(self, name: str, read: Callable[[], Rows], **about: Any) -> None:
+        """`read` reads all rows from the first on; `about` are arguments of `Source`."""
+        super().__init__(name, **about)
+        self._read = read
+
+    def _windows(
+        self, columns: Sequence[str] | None, size: int, required: Sequence[str]
+    ) -> Iterator[Window]:
+        first, needed = 0, set(required)
+        for rows, lines in gather(self._read(), size, self.name):
+            window = Window(first, len(rows), {}, lines=lines)
+            for place, row in enumerate(rows):
+                if type(row) is dict and row.keys() >= needed:
+                    continue
+                if why := _fault(row, required):
+                    window.note_fault(place, why)
+                    rows[place] = {}
+            if not first and len(window.faults) == len(rows) > 1:
+                raise SourceError(f"no row of {self.name} can be read: {window.faults[0]}")
+            names = dict.fromkeys(chain.from_iterable(rows) if columns is None else columns)
+            if odd := [name for name in names if not isinstance(name, str)]:
+                raise SourceError(f"{self.name} has a column {shorten(odd[0])}; names are strings")
+            window.columns = {name: [row.get(name) for row in rows] for name in names}
+            first += len(rows)
+            self._note(first)
+            yield window
+        self.rows = first
+
+    def _note(self, rows: int) -> None:
+        """Note that the first `rows` rows are read, in the thread that reads."""
+
+
+def _fault(row: Any, required: Sequence[str]) -> str | None:
+    if isinstance(row, Mapping):
+        lacking = next((name for name in required if name not in row), None)
+        return None if lacking is None else _lacks(lacking, list(map(str, row)))
+    if isinstance(row, Fault):
+        return row
+    return f"a row is a dict of columns, not {shorten(row)}, a {type(row).__name__}"
+
+
+def gather(rows: Rows, size: int, name: str) -> Iterator[tuple[list[Any], list[Line]]]:
+    """Gather rows and their lines to lists of `size`, or shorter lists where rows are large."""
+    block: list[Any] = []
+    lines: list[Line] = []
+    first = held = 0
+    with refusing(lambda: f"{row_name(first + len(block))} of {name}"):
+        for row, line in rows:
+            block.append(row)
+            lines.append(line)
+            held += _weight(row)
+            if len(block) == size or held >= WINDOW_BYTES:
+                yield block, lines
+                first += len(block)
+                block, lines, held = [], [], 0
+    if block:
+        yield block, lines
+
+
+def _weight(value: Any) -> int:
+    """Return the bytes of the parts of a value that may be large, roughly."""
+    if isinstance(value, dict):
+        held = 0
+        for part in value.values():
+            kind = type(part)
+            if kind is str:
+                held += len(part)
+            elif kind not in _SMALL:
+                held += _weight(part)
+        return held
+    if isinstance(value, list | tuple):
+        numbers = not value or type(value[0]) in _SMALL
+        return 8 * len(value) + (0 if numbers else sum(map(_weight, value)))
+    return len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0)
+
+
+_SMALL: Final = {int, float, bool, type(None)}
+
+
+class ArrowSource(Source):
+    """Rows that come as Arrow's record batches, with one type for each column."""
+
+    def __init__(
+        self, name: str, schema: Any, read: Callable[[list[str]], Iterable[Any]], **about: Any
+    ) -> None:
+        """`read` reads record batches that have the columns; `about` are arguments of `Source`."""
+        super().__init__(name, **about)
+        self._read = read
+        self.schema = pa.schema([part.with_type(without_views(part.type)) for part in schema])
+        self.columns = self.schema.names
+        check_names(name, schema.names)
+
+    def _windows(
+        self, columns: Sequence[str] | None, size: int, required: Sequence[str]
+    ) -> Iterator[Window]:
+        del required  # all columns are known, and `windows` has checked them
+        names = list(dict.fromkeys(self.schema.names if columns is None else columns))
+        read = names or self.schema.names[:1]  # a table without columns has no rows
+        schema = pa.schema([self.schema.field(name) for name in read])
+        first = 0
+        with refusing(lambda: f"{row_name(first)} of {self.name}, or one soon after it,"):
+            for pieces in _regroup(self._read(read), schema, size):
+                table = pa.Table.from_batches(pieces)
+                data = {name: table.column(name).combine_chunks() for name in names}
+                yield Window(first, table.num_rows, data)
+                first += table.num_rows
+
+
+def _regroup(batches: Iterable[Any], schema: Any, size: int) -> Iterator[list[Any]]:
+    """Cut and gather batches to groups of `size` rows, or fewer rows where these are large."""
+    pieces: list[Any] = []
+    rows, room = 0, WINDOW_BYTES
+    for batch in batches:
+        offset = 0
+        while offset < batch.num_rows:
+            piece = batch.slice(offset, size - rows)
+            arrays = [cast(piece.column(part.name), part.type) for part in schema]
+            piece = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            if is_full := piece.nbytes > room:
+                piece = piece.slice(0, max(1, piece.num_rows * room // piece.nbytes))
+            pieces.append(piece)
+            offset += piece.num_rows
+            rows += piece.num_rows
+            room -= piece.nbytes
+            if is_full or rows == size:
+                yield pieces
+                pieces, rows, room = [], 0, WINDOW_BYTES
+    if pieces:
+        yield pieces

@@ -1,0 +1,141 @@
+"""Objects as sources: tables of any library that speaks Arrow, datasets, dicts.
+
+Objects that can be read from the start again, in the same order, are read in place: tables in
+memory, `datasets.Dataset`, `pyarrow.dataset.Dataset`, sequences (a length, and items by number).
+All other objects are written to a spool as they are read for the first time. Iterators have one
+pass. A duckdb relation or a `ray.data.Dataset` computes its rows anew, perhaps in another order. A
+data loader shuffles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, repeat
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ...errors import SourceError
+from .base import WINDOW_ROWS, ArrowSource, Fault, RowSource, Source, explain, shorten
+from .spool import spool_batches, spool_rows
+
+_IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}
+"""Packages of tables that are whole in memory, except readers."""
+
+
+def _open_sequence(sequence: Any, name: str) -> Source:
+    """Open rows by number, because the iteration of a map-style dataset may never end."""
+
+    def item(number: int) -> Any:
+        try:
+            return sequence[number]
+        except Exception as error:
+            return Fault(f"the row cannot be read: {explain(error)}")
+
+    return RowSource(
+        name, lambda: zip(map(item, range(len(sequence))), repeat(None)), rows=len(sequence)
+    )
+
+
+def _open_dataset(dataset: Any, name: str) -> Source:
+    """Open a `datasets.Dataset`, with the choice and order of rows that it stands for."""
+    rows = dataset.with_format("arrow")
+
+    def read(columns: list[str]) -> Iterator[Any]:
+        for table in rows.select_columns(columns).iter(batch_size=WINDOW_ROWS):
+            yield from table.to_batches()
+
+    return ArrowSource(name, dataset.features.arrow_schema, read, rows=dataset.num_rows)
+
+
+def _open_ray(dataset: Any, name: str, spool: Path) -> Source:
+    """Open a `ray.data.Dataset`; Ray computes its blocks as they are read."""
+    blocks = dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+    batches = (_without_tensors(batch) for block in blocks for batch in block.to_batches())
+    first = next(batches, None)
+    if first is None:
+        return _open_sequence([], name)
+
+    def end() -> None:
+        with suppress(ValueError):  # a reader is inside, and ends with the run
+            batches.close()
+
+    source = spool_batches(first.schema, chain([first], batches), name, spool, end)
+    if type(dataset).__name__ == "MaterializedDataset":  # any other would be computed to be counted
+        source.rows = dataset.count()
+    return source
+
+
+def _without_tensors(batch: Any) -> Any:
+    """Return a batch with Arrow's own types for Ray's tensors."""
+    arrays = list(map(_plain, batch.schema.names, batch.columns))
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _plain(name: str, array: Any) -> Any:
+    kind = array.type
+    if not getattr(kind, "extension_name", "").startswith("ray.data."):
+        return array
+    storage = array.storage
+    if pa.types.is_struct(storage.type):  # shapes differ by row
+        if kind.ndim == 1:
+            return storage.field("data")
+        raise SourceError(
+            f"the column {name!r} of the Ray dataset holds tensors of several shapes; drop it, or "
+            "keep paths of files in it that preprocess= opens"
+        )
+    if len(kind.shape) == 1:
+        return storage
+    items = storage.flatten()
+    lists = pa.FixedSizeListArray.from_arrays(items, prod(kind.shape))
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(items.type, kind.shape), lists)
+
+
+def open_object(source: Any, spool: Path) -> Source:
+    """Open an object that has rows."""
+    kind = type(source)
+    package = kind.__module__.split(".")[0]
+    name = f"the {kind.__name__}" if package == "builtins" else f"the {package} {kind.__name__}"
+    if package == "polars" and kind.__name__ == "LazyFrame":
+        raise SourceError(
+            "a polars LazyFrame is a query, not rows: pass its .collect(), or where that is too "
+            "large the path of a file that its .sink_parquet() wrote"
+        )
+    if hasattr(source, "with_format") and hasattr(source, "num_rows"):
+        if not isinstance(source.num_rows, int):
+            raise SourceError(f"{name} has several splits; pass one of {list(source.num_rows)}")
+        return _open_dataset(source, name)
+    if package == "ray" and hasattr(source, "iter_batches"):
+        return _open_ray(source, name, spool)
+    if package == "pyarrow" and hasattr(source, "get_fragments"):
+        from .tables import open_dataset
+
+        return open_dataset(source, name)
+    if hasattr(source, "__arrow_c_stream__"):
+        try:
+            reader = pa.RecordBatchReader.from_stream(source)
+            if package in _IN_MEMORY and not isinstance(source, pa.RecordBatchReader):
+                table = reader.read_all()
+                return ArrowSource(
+                    name, table.schema, lambda _: table.to_batches(), rows=table.num_rows
+                )
+        except (pa.ArrowException, TypeError) as error:
+            raise SourceError(f"{name} is no Arrow table: {error}") from error
+        return spool_batches(reader.schema, reader, name, spool, reader.close)
+    if isinstance(source, Mapping):
+        raise SourceError(
+            f"{name} is no list of rows; a dict of columns is made one by pyarrow.table(...)"
+        )
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return _open_sequence(source, name)
+    try:
+        rows = iter(source)
+    except TypeError:
+        raise SourceError(
+            f"{shorten(source)} is no source; sources are paths, tables of Arrow, polars, pandas "
+            "or duckdb, datasets, also of Ray, and lists or iterators of dicts"
+        ) from None
+    return spool_rows(zip(rows, repeat(None)), name, spool)

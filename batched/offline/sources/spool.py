@@ -1,0 +1,116 @@
+"""Spools: files that keep the rows of a source with one pass for further passes."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ...errors import SourceError
+from .base import WINDOW_ROWS, ArrowSource, Rows, RowSource, explain, gather
+
+_BATCH_ROWS: Final = 1 << 16
+"""Rows of a batch that are written at once, and read back at once."""
+
+
+class _Spool:
+    """Pieces of an iterator, written to a file as they are read for the first time.
+
+    Several readers may go over it at once; the first that comes to the end of the file reads on. An
+    error of the iterator is the error of every later reader, too: the rest is unknown.
+    """
+
+    def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
+        self._path = path
+        self._pieces = pieces
+        self._file = path.open("w+b")
+        self._places: list[tuple[int, int]] = []
+        """Offset and length of each piece (bytes)."""
+        self._end: BaseException | None = None
+        """`StopIteration` once all is read, or the error that ended the reading."""
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for number in count():
+            with self._lock:
+                if number == len(self._places) and not self._read_on():
+                    return
+                offset, length = self._places[number]
+                self._file.seek(offset)
+                piece = self._file.read(length)
+            yield piece
+
+    def _read_on(self) -> bool:
+        if self._end is None:
+            try:
+                piece = next(self._pieces)
+                offset = self._file.seek(0, 2)
+                self._file.write(piece)
+                self._places.append((offset, len(piece)))
+                return True
+            except BaseException as error:
+                self._end = error
+        if not isinstance(self._end, StopIteration):
+            raise self._end
+        return False
+
+    def close(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def spool_rows(rows: Rows, name: str, path: Path) -> RowSource:
+    """Open the rows of an iterator; the spool keeps the types of their values."""
+    spool = _Spool(path, map(_pickle, gather(rows, WINDOW_ROWS, name)))
+
+    def read() -> Rows:
+        for piece in spool:
+            yield from zip(*pickle.loads(piece), strict=True)
+
+    return RowSource(name, read, end=spool.close)
+
+
+def _pickle(block: Any) -> bytes:
+    try:
+        return pickle.dumps(block, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise SourceError(
+            f"a row cannot be kept for a second reading ({explain(error)}); pass a list of the "
+            "rows, or values that can be pickled"
+        ) from error
+
+
+def spool_batches(
+    schema: Any, batches: Iterable[Any], name: str, path: Path, end: Callable[[], object]
+) -> ArrowSource:
+    """Open the record batches of a stream, which `end` stops."""
+    spool = _Spool(path, _serialize(batches, schema, name))
+
+    def close() -> None:
+        spool.close()
+        end()
+
+    def read() -> Iterator[Any]:
+        for piece in spool:
+            yield from pa.ipc.open_stream(piece)
+
+    return ArrowSource(name, schema, lambda _: read(), end=close)
+
+
+def _serialize(batches: Iterable[Any], schema: Any, name: str) -> Iterator[bytes]:
+    for batch in batches:
+        if sorted(batch.schema.names) != sorted(schema.names):
+            raise SourceError(
+                f"{name} has batches of different columns: first {schema.names}, later "
+                f"{batch.schema.names}"
+            )
+        for offset in range(0, batch.num_rows, _BATCH_ROWS):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch.slice(offset, _BATCH_ROWS))
+            yield sink.getvalue().to_pybytes()

@@ -1,0 +1,128 @@
+"""Parquet, Arrow IPC, and every `pyarrow.dataset.Dataset` as sources.
+
+- Parquet is read in small batches, even from one huge row group, and only the columns asked for:
+  the scanner of `pyarrow.dataset` would decode a row group as a whole. The scanner reads all else,
+  and Parquet with a filter.
+- Folders named `column=value` (Hive), below the folder given or the first wildcard, are columns.
+- Files that paths name have the same columns; a column of nulls joins a column of any type. Files
+  of a `Dataset` object are read as its schema says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from .base import WINDOW_BYTES, WINDOW_ROWS, ArrowSource, refusing
+from .files import Files
+
+_BUFFER: Final = 1 << 20
+"""Bytes of a Parquet column that are read at once; without a buffer its whole row group is."""
+
+_OPENERS: Final = 16
+"""Files that are opened at once, for a filesystem that answers slowly."""
+
+
+def _scan(name: str, files: Files | None, dataset: Any) -> ArrowSource:
+    """Open a dataset that the scanner of `pyarrow.dataset` reads."""
+
+    def read(columns: list[str]) -> Iterator[Any]:
+        batches: Iterator[Any] = dataset.to_batches(
+            columns=columns,
+            batch_size=WINDOW_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
+            use_threads=False,
+        )
+        return batches
+
+    return ArrowSource(name, dataset.schema, read, files=files)
+
+
+def _read_parquet(
+    fragments: list[Any], schema: Any, by_groups: bool, columns: list[str]
+) -> Iterator[Any]:
+    """Read fragments, each a Parquet file, or with `by_groups` some of its row groups."""
+    fields = [schema.field(name) for name in columns]
+    for fragment in fragments:
+        folders = ds.get_partition_keys(fragment.partition_expression)
+        with refusing(partial(repr, fragment.path)), fragment.open() as file:
+            reader = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
+            groups = map(reader.metadata.row_group, range(reader.num_row_groups))
+            widths = [group.total_byte_size / max(1, group.num_rows) for group in groups]
+            for batch in reader.iter_batches(
+                max(1, min(WINDOW_ROWS, int(WINDOW_BYTES / max(1, *widths)))),
+                # the metadata of a fragment stays in memory
+                [group.id for group in fragment.row_groups] if by_groups else None,
+                columns=columns,
+                use_threads=False,  # each more that decodes keeps some memory
+            ):
+                # "a.b" also brings the field b of a column a
+                arrays = [
+                    batch.column(field.name)
+                    if field.name in batch.schema.names
+                    else pa.repeat(pa.scalar(folders.get(field.name), field.type), batch.num_rows)
+                    for field in fields
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, columns)
+
+
+def open_tables(files: Files) -> ArrowSource:
+    """Open Parquet or IPC files."""
+    is_parquet = files.format == "parquet"
+    factory = ds.FileSystemDatasetFactory(
+        files.filesystem,
+        list(files.found),
+        ds.ParquetFileFormat() if is_parquet else ds.IpcFileFormat(),
+        ds.FileSystemFactoryOptions(
+            partition_base_dir=files.base, partitioning=ds.HivePartitioning.discover()
+        ),
+    )
+    with refusing(lambda: files.name):
+        *_, folders = factory.inspect_schemas()  # of one file, and of the names of folders
+        fragments = list(factory.finish(folders).get_fragments())
+        with ThreadPoolExecutor(_OPENERS) as pool:
+            schemas, rows = zip(*pool.map(_read_footer, fragments), strict=True)
+    files.check_columns([schema.names for schema in schemas])
+    schema = schemas[0]
+    for path, each in zip(files.paths, schemas, strict=True):
+        with refusing(partial(repr, path)):
+            schema = pa.unify_schemas([schema, each])  # null to any type, no more
+    schema = pa.schema([*schema, *[each for each in folders if each.name not in schema.names]])
+    if not is_parquet:
+        return _scan(files.name, files, factory.finish(schema))
+    read = partial(_read_parquet, fragments, schema, False)
+    return ArrowSource(files.name, schema, read, rows=sum(rows), files=files)
+
+
+def _read_footer(fragment: Any) -> tuple[Any, int]:
+    """Return schema and number of rows of a file; 0 rows of IPC, of which no footer knows it."""
+    with refusing(partial(repr, fragment.path)), fragment.open() as file:
+        if not isinstance(fragment, ds.ParquetFileFragment):
+            return fragment.physical_schema.remove_metadata(), 0
+        reader = pq.ParquetFile(file)
+        return reader.schema_arrow.remove_metadata(), reader.metadata.num_rows
+
+
+def open_dataset(dataset: Any, name: str) -> ArrowSource:
+    """Open a `pyarrow.dataset.Dataset`; its files are read in its order."""
+    files = None
+    if paths := getattr(dataset, "files", None):
+        filesystem = dataset.filesystem
+        is_local = filesystem.type_name == "local"
+        paths = [os.path.abspath(path) if is_local else path for path in paths]
+        files = Files(filesystem, paths, "" if is_local else f"{filesystem.type_name}://")
+    # the filter of a dataset has no public name
+    fragments = [] if getattr(dataset, "_scan_options", None) else list(dataset.get_fragments())
+    if not fragments or not all(isinstance(each, ds.ParquetFileFragment) for each in fragments):
+        return _scan(name, files, dataset)
+    rows = sum(group.num_rows for each in fragments for group in each.row_groups)
+    read = partial(_read_parquet, fragments, dataset.schema, True)
+    return ArrowSource(name, dataset.schema, read, rows=rows, files=files)

@@ -1,0 +1,279 @@
+"""Step: one batch function over all rows, and its settings, checked where they are written."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Final
+
+from .._batched import _BatchedBase, parts_of
+from .._batcher import BatchFunction, Options, Parts
+from .._core.policy import BatchPolicy
+from .._method import BatchedMethod
+from .checks import check_amount, check_whole
+from .retry import Retry
+
+LEAST: Final = 8
+MOST: Final = 512
+BATCH_SIZE: Final = BatchPolicy.batch_size
+
+
+@dataclass(frozen=True)
+class Auto:
+    """A batch size that the library finds: it begins with `least` rows, and doubles, up to `most`,
+    for as long as that makes a row cheaper.
+    """
+
+    least: int = LEAST
+    """Rows in the first batches; at least 1."""
+    most: int = MOST
+    """Rows in the largest batches; at least `least`."""
+
+    def __post_init__(self) -> None:
+        for name in ("least", "most"):
+            check_whole(f"Auto: {name}", getattr(self, name))
+        if self.most < self.least:
+            raise ValueError(
+                f"Auto: most must be at least {self.least}, which is least, got {self.most}"
+            )
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch function, the columns that it reads and the columns that it writes.
+
+    Raises:
+        TypeError, ValueError: a setting is of the wrong type or out of its range; the sentence
+            names the setting and the allowed values.
+    """
+
+    fn: Callable[..., Any]
+    """A decorated function, which keeps its settings; a plain batch function, `list` in, `list`
+    out; a coroutine function; or a class, built once per worker: its instances are called with a
+    list.
+    """
+    input: str | Iterable[str] = field(kw_only=True)
+    """Columns that it reads: an item is the value of one column, or a dict of several."""
+    output: str | Iterable[str] | Mapping[str, Any] = field(kw_only=True)
+    """Columns that it writes: the result of a row is the value of one column, or a dict of several.
+    A batch may also return a dict of lists. A mapping from names to `pyarrow` types declares the
+    types; None leaves a type open.
+    """
+    name: str = field(default="", kw_only=True)
+    """Name for reports and `resume_step`; the function's own by default."""
+    args: tuple[Any, ...] = field(default=(), kw_only=True)
+    """Arguments after the list; of a class, the arguments of its constructor."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Keyword arguments, likewise."""
+    version: str | int | None = field(default=None, kw_only=True)
+    """Version of code and arguments: results count as long as the version is the same. None: the
+    code and the arguments themselves are compared.
+    """
+    batch_size: int | Auto | None = field(default=None, kw_only=True)
+    """Most rows in one batch; None: the decorated function's, or 32."""
+    length: Callable[[Any], float] | None = field(default=None, kw_only=True)
+    """Length of an item, so that items of similar length run together; None: the decorated
+    function's, or unknown.
+    """
+    max_batch_tokens: int | None = field(default=None, kw_only=True)
+    """Most rows times the longest of them in one batch."""
+    workers: int | None = field(default=None, kw_only=True)
+    """Batches that run at once, each in a thread, in a process, or as a task; None: the run's, or
+    else the decorated function's own `max_concurrent_batches`, or 1.
+    """
+    processes: bool = field(default=False, kw_only=True)
+    """Whether each worker is a process; on Ray it always is."""
+    timeout_s: float | None = field(default=None, kw_only=True)
+    """Longest time of one call (s), after which it is cut off. It needs processes, Ray, or a
+    coroutine function.
+    """
+    retry: Retry = field(default_factory=Retry, kw_only=True)
+    """Retries after errors of a service."""
+    outage_s: float = field(default=600.0, kw_only=True)
+    """Time for which a step that fails for every row is tried before the run ends (s)."""
+    preprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
+    """Function of one row's input that returns the item, called in threads beside the batches."""
+    postprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
+    """Function of one row's output that returns the result to keep, likewise."""
+    where: Callable[[Any], bool] | None = field(default=None, kw_only=True)
+    """Predicate on a row's result, likewise. A row for which it is false ends here: it enters no
+    later step, and is not in the result.
+    """
+    route: Callable[[Any], str] | None = field(default=None, kw_only=True)
+    """Function of one row's input that returns a key. Rows of one key run together: a function gets
+    the key after the list, a class is built for each key, with the key before its other arguments.
+    """
+    max_models: int = field(default=1, kw_only=True)
+    """Instances that each worker keeps of a class with `route`; the least recently used goes."""
+    num_cpus: float | None = field(default=None, kw_only=True)
+    """CPUs of each worker that is an actor of Ray; None: as the engine says."""
+    num_gpus: float | None = field(default=None, kw_only=True)
+    """GPUs, likewise."""
+    isolate_errors: bool = field(default=True, kw_only=True)
+    """Whether a batch that fails is called again in parts, to find the rows that fail."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fn, Step):
+            raise TypeError("a step holds a function, got a Step")
+        if isinstance(self.fn, BatchedMethod):
+            raise TypeError(
+                f"{self.fn.__qualname__} is a method: give that of an instance, or a class, which "
+                "is built once per worker"
+            )
+        if not callable(self.fn):
+            raise TypeError(f"a step needs a batch function or a class, got {self.fn!r}")
+        set_field = partial(object.__setattr__, self)
+        name = self.name or getattr(self.fn, "__name__", "") or type(self.fn).__name__
+        if not isinstance(name, str):
+            raise TypeError(f"a step's name must be a string, got {name!r}")
+        set_field("name", name)
+        for which in ("input", "output"):
+            self._check_columns(which, getattr(self, which))
+        set_field("input", _names(self.input))
+        if not isinstance(self.output, Mapping):
+            set_field("output", _names(self.output))
+        if not isinstance(self.args, (tuple, list)):
+            raise TypeError(f"step {name!r}: args must be a tuple, got {self.args!r}")
+        if not isinstance(self.kwargs, Mapping):
+            raise TypeError(f"step {name!r}: kwargs must be a dict, got {self.kwargs!r}")
+        set_field("args", tuple(self.args))
+        set_field("kwargs", dict(self.kwargs))
+        for which in ("batch_size", "workers", "max_models"):
+            given = getattr(self, which)
+            if given is not None and not isinstance(given, Auto):
+                check_whole(f"step {name!r}: {which}", given)
+        for which in ("num_cpus", "num_gpus", "outage_s"):
+            check_amount(f"step {name!r}: {which}", getattr(self, which) or 0)
+        for which in ("length", "preprocess", "postprocess", "route", "where"):
+            given = getattr(self, which)
+            if given is not None and not callable(given):
+                raise TypeError(f"step {name!r}: {which} must be a function, got {given!r}")
+        if not isinstance(self.retry, Retry):
+            raise TypeError(f"step {name!r}: retry must be an offline.Retry, got {self.retry!r}")
+        if self.processes and self.is_coroutine:
+            raise TypeError(f"step {name!r}: a coroutine function runs on a loop, not in processes")
+        if self.timeout_s is not None:
+            check_amount(f"step {name!r}: timeout_s", self.timeout_s)
+        self._check_arguments()  # and settings: here, not in the run
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the columns that it reads."""
+        return self.input  # type: ignore[return-value]  # by __post_init__
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the columns that it writes."""
+        return tuple(self.output)
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """Types of the columns that have one, by name."""
+        given = self.output if isinstance(self.output, Mapping) else {}
+        return {name: kind for name, kind in given.items() if kind is not None}
+
+    @property
+    def is_coroutine(self) -> bool:
+        """Whether calls of the function are awaited."""
+        return not inspect.isclass(self.fn) and self.parts.function.coroutine
+
+    @property
+    def own_workers(self) -> int:
+        """Batches that run at once by the function's own settings."""
+        return self.parts.function.options.policy.max_concurrent_batches
+
+    @property
+    def models(self) -> int:
+        """Instances that each worker keeps of a class with `route`; 0: the step has none."""
+        return self.max_models if inspect.isclass(self.fn) and self.route is not None else 0
+
+    @property
+    def call_retry(self) -> Retry:
+        """Retries by the run; a function that retries by itself needs no more."""
+        by_itself = getattr(self.fn, "retries_itself", False)
+        return replace(self.retry, attempts=1) if by_itself else self.retry
+
+    @property
+    def parts(self) -> Parts:
+        """The function's parts, as a batcher has them, with the settings of this step."""
+        settings: dict[str, Any] = {"isolate_errors": self.isolate_errors}
+        if isinstance(self.batch_size, Auto):
+            settings["batch_size"] = self.batch_size.most
+        elif self.batch_size is not None:
+            settings["batch_size"] = self.batch_size
+        if self.length is not None:
+            settings["length"] = self.length
+        if self.max_batch_tokens is not None:
+            settings["max_batch_tokens"] = self.max_batch_tokens
+        if isinstance(self.fn, _BatchedBase):
+            function = parts_of(self.fn).function
+            function = replace(function, options=function.options.updated(settings))
+        else:
+            options = Options(name=self.name).updated(settings)
+            func = _call if inspect.isclass(self.fn) else self.fn
+            function = BatchFunction.of(func, options, coroutines=True)
+        # further arguments are given where the function is called
+        return replace(function, func=_call).parts(bound=False)
+
+    def _check_arguments(self) -> None:
+        """Raise a TypeError if the function, or the class, does not take its arguments."""
+        func: Any = self.fn.__wrapped__ if isinstance(self.fn, _BatchedBase) else self.fn
+        is_class = inspect.isclass(func)
+        features = self.parts.function.options.features
+        if features is not None and features.spread_kwargs:
+            return  # these are known only with the first row
+        key = ("key",) if self.route is not None else ()
+        first = () if is_class else (["items"],)
+        try:
+            inspect.signature(func).bind(*first, *key, *self.args, **self.kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"step {self.name!r}: {error}; args= and kwargs= are given "
+                f"{'to the constructor' if is_class else 'after the list'}"
+            ) from None
+        except ValueError:  # builtins need not have a signature
+            return
+        if is_class and not any("__call__" in vars(each) for each in func.__mro__):
+            raise TypeError(
+                f"step {self.name!r}: instances of a class are called with a list, and this one "
+                "has no __call__"
+            )
+
+    def _check_columns(self, which: str, given: Any) -> None:
+        names = _names(given)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise TypeError(
+                f"step {self.name!r}: {which} must be a column's name or several, got {given!r}"
+            )
+        if len(set(names)) < len(names):
+            raise ValueError(f"step {self.name!r}: {which} names a column twice: {given!r}")
+        if isinstance(given, Mapping):
+            import pyarrow
+
+            for name, kind in given.items():
+                if kind is not None and not isinstance(kind, pyarrow.DataType):
+                    raise TypeError(
+                        f"step {self.name!r}: the type of column {name!r} must be a "
+                        f"pyarrow.DataType, got {kind!r}"
+                    )
+
+
+def _names(given: Any) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:
+    """Stand for the function where only requests are made of rows."""
+    raise AssertionError(f"a worker calls a function of its own with {items}")
+
+
+def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise a TypeError for the first name that is no setting of `owner`."""
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{owner} has no setting {name!r}{hint}")

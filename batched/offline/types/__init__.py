@@ -1,0 +1,1 @@
+"""Types: values of functions as plain Python, and columns of Arrow."""

@@ -1,0 +1,237 @@
+"""Results of a step as columns of canonical values, and the final type of each column.
+
+1. `Columns.read` judges each row alone. A row that does not fit is left out, with one sentence.
+2. The kind of a final column is decided once, from the kinds of all rows (`Kinds`): the narrowest
+   kind that takes all values without loss, else the kind that most rows fit. Neither the order of
+   the rows nor their grouping changes it.
+3. A declared Arrow type is part of the result: values are converted to it when they are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from .arrow import to_python
+from .packing import pack
+from .values import (
+    Kind,
+    Unfit,
+    arrow_type,
+    as_dict,
+    describe_kind,
+    read_column,
+    show,
+    to_array,
+    unify,
+)
+
+MAX_BYTES: Final = 2**26
+"""Most bytes of values that are packed together, unless they are of one row."""
+MAX_ROW_BYTES: Final = 2**29
+"""Most bytes of one row: SQLite and Arrow have limits of 1 and 2 GB."""
+MOST_KINDS: Final = 256
+"""Kinds of one column that are counted."""
+SEEDS: Final = 16
+"""Kinds, the most frequent first, to which other kinds are added for a column in conflict."""
+
+
+@dataclass(slots=True)
+class Values:
+    """Canonical results of one step."""
+
+    columns: list[list[Any]]  # one list for each output column; only rows that fit
+    kinds: list[Counter[Kind]]  # of each output column
+    places: list[int] = field(default_factory=list)  # places in the results of the rows that fit
+    misfits: dict[int, str] = field(default_factory=dict)  # place -> reason
+    packed: list[tuple[int, bytes]] = field(default_factory=list)  # rows and values, in parts
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the values."""
+        return sum([len(data) for _, data in self.packed])
+
+
+class Columns:
+    """Output columns of one step."""
+
+    def __init__(
+        self, names: Sequence[str], declared: Mapping[str, pa.DataType] | None = None
+    ) -> None:
+        self.names = list(names)
+        self.declared = dict(declared or {})
+
+    def read(self, results: Sequence[Any]) -> Values:
+        """Return the canonical form of results; raise nothing.
+
+        A result is the value itself where there is one column, else a mapping with every name.
+        """
+        values = Values([[] for _ in self.names], [Counter() for _ in self.names])
+        if results:
+            self._read(results, 0, values)
+        return values
+
+    def _read(self, results: Sequence[Any], first: int, values: Values) -> None:
+        """Read the results from place `first` on. Halving finds the results that do not fit."""
+        half = len(results) // 2
+        try:
+            columns = (
+                [results] if len(self.names) == 1 else zip(*map(self.row, results), strict=True)
+            )
+            read = [self._take(*each) for each in zip(self.names, columns, strict=True)]
+            data = pack([column for column, _ in read])
+            if len(data) > (MAX_BYTES if half else MAX_ROW_BYTES):
+                raise Unfit(
+                    f"a row has at most {MAX_ROW_BYTES:,} bytes, and this has {len(data):,}"
+                )
+        except Exception as error:
+            if half:
+                self._read(results[:half], first, values)
+                self._read(results[half:], first + half, values)
+            else:
+                reason = error if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
+                # a message may quote lone surrogates
+                values.misfits[first] = str(reason).encode(errors="backslashreplace").decode()
+            return
+        values.places += range(first, first + len(results))
+        values.packed.append((len(results), data))
+        for column, kinds, (plain, found) in zip(values.columns, values.kinds, read, strict=True):
+            column.extend(plain)
+            kinds.update(found)
+
+    def row(self, result: Any) -> list[Any]:
+        """Return the values of one result by column; raise `Unfit` if there are other columns."""
+        row = result if type(result) is dict else as_dict(result)
+        if row is None or row.keys() != set(self.names):
+            names = ", ".join(map(repr, self.names))
+            raise Unfit(
+                f"each row's result must be a dict with {names}, and this is {show(result)}"
+            )
+        return [row[name] for name in self.names]
+
+    def _take(self, name: str, values: Sequence[Any]) -> tuple[Any, Mapping[Kind, int]]:
+        """Return the canonical values of one column, and their kinds; raise for a misfit."""
+        try:
+            plain, kinds = read_column(values)
+            if (declared := self.declared.get(name)) is not None:
+                array = to_array(plain, declared)
+                if not all(map(_equal, plain, to_python(array, vectors=True))):
+                    raise Unfit(f"the column is declared as {declared}")
+                plain, kinds = read_column(to_python(array))
+        except Exception as error:
+            reason = error if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
+            raise Unfit(f"column {name!r} cannot take {show(values[0])}: {reason}") from None
+        return plain, kinds
+
+
+def _equal(value: Any, declared: Any) -> bool:
+    """Return whether a value is the same in its declared type, but for the digits of floats."""
+    if isinstance(declared, dict):
+        return all(_equal(value.get(name), declared.get(name)) for name in value | declared)
+    if isinstance(declared, float):
+        return isinstance(value, (int, float))
+    if isinstance(declared, np.ndarray):
+        same = getattr(value, "shape", declared.shape) == declared.shape
+        return same and (declared.dtype.kind == "f" or np.array_equal(value, declared))
+    if isinstance(declared, list):
+        return all(map(_equal, value, declared))
+    return bool(value == declared)
+
+
+class Kinds:
+    """Kinds of the values of one column, and the kind of the column."""
+
+    def __init__(self, *, empty_dicts: bool = True) -> None:
+        """Without `empty_dicts`, the final kind is one that Parquet can store."""
+        self._empty_dicts = empty_dicts
+        self._common: Kind | None = "unseen"  # of all so far; None: there is none
+        self._counts: dict[Kind, tuple[int, Kind]] = {}  # by kind without shape: rows, kind
+
+    def add(self, kinds: Mapping[Kind, int]) -> None:
+        """Count rows by kind."""
+        for kind, rows in kinds.items():
+            kind = kind if self._empty_dicts else _without_empty(kind)
+            try:
+                self._common = self._common and unify(self._common, kind)
+            except Unfit:
+                self._common = None
+            alike = unify("null", kind)
+            count, common = self._counts.get(alike, (0, "unseen"))
+            self._counts[alike] = count + rows, unify(common, kind)
+            if len(self._counts) > MOST_KINDS:  # which one is dropped depends on no order
+                del self._counts[max(self._counts, key=_rank)]
+
+    @property
+    def agree(self) -> bool:
+        """Whether one kind takes all values; else `final` needs the kind of every single row."""
+        return self._common is not None
+
+    def final(self) -> Kind:
+        """Return the kind of the column."""
+        if self._common is not None:
+            return self._common
+        counts = sorted(self._counts.values(), key=lambda one: (-one[0], _rank(one[1])))
+        best: tuple[int, Kind] = 0, "null"
+        for _, common in counts[:SEEDS]:
+            total = 0
+            for rows, kind in counts:
+                with suppress(Unfit):
+                    common = unify(common, kind)
+                    total += rows
+            best = max(best, (total, common), key=itemgetter(0))
+        return best[1]
+
+
+_rank = lru_cache(1024)(repr)
+
+
+def _without_empty(kind: Kind) -> Kind:
+    """Return the kind with null for dicts without fields, which Parquet cannot store."""
+    if kind[0] == "list":
+        return "list", _without_empty(kind[1])
+    if kind[0] == "struct":
+        fields: Any = kind[1]
+        items = [(name, _without_empty(item)) for name, item in fields]
+        return ("struct", tuple(items)) if items else "null"
+    return kind
+
+
+def fit(column: Any, kind: Kind | pa.DataType) -> tuple[Any, dict[int, str]]:
+    """Return a column as an Arrow array of its final kind, or of a declared type.
+
+    The column has canonical values, or is an Arrow array of them. Values that do not fit are null;
+    the dict has the reason for each by its place.
+    """
+    final = kind if isinstance(kind, pa.DataType) else arrow_type(kind)
+    if isinstance(column, pa.Array):
+        if column.type == final:
+            return column, {}
+        column = to_python(column)
+    misfits: dict[int, str] = {}
+    try:
+        return _convert(column, kind, final), misfits
+    except Exception:
+        column = list(column)
+    for place, value in enumerate(column):
+        try:
+            _convert([value], kind, final)
+        except Exception:
+            column[place] = None
+            words = final if kind is final else describe_kind(kind)
+            misfits[place] = f"the column holds {words}, and this row's value is {show(value)}"
+    return to_array(column, final), misfits
+
+
+def _convert(values: Sequence[Any], kind: Any, final: Any) -> Any:
+    # Arrow itself would take 1.5 as an integer, and drop unknown fields.
+    if kind is not final and any(unify(kind, each) != kind for each in read_column(values)[1]):
+        raise Unfit
+    return to_array(values, final)

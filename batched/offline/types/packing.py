@@ -1,0 +1,68 @@
+"""Columns of canonical values as bytes, and back, each value exactly as it was.
+
+The bytes are pickled, but only the constructors in `_LOADABLE` are loaded from them. So a file of
+an unknown author can do no harm. Packed bytes can be appended to each other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import pickle
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+
+def pack(columns: Sequence[Any]) -> bytes:
+    """Return columns as bytes: lists of values, or arrays with a row for each value."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, 5).dump(columns)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> list[Any]:
+    """Return the columns, each joined from all parts."""
+    buffer = io.BytesIO(data)
+    parts = []
+    while buffer.tell() < len(data):
+        parts.append(_Unpickler(buffer).load())
+    return list(map(_join, zip(*parts, strict=True)))
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    forms = {getattr(part, "dtype", None) and (part.dtype, part.shape[1:]) for part in parts}
+    if len(forms) > 1 or None in forms:
+        return list(chain.from_iterable(parts))
+    return np.concatenate(parts)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Name no function of numpy: functions move between its versions."""
+        if isinstance(value, np.ndarray):
+            return np.ndarray, (value.shape, value.dtype.str, pickle.PickleBuffer(value.data))
+        return NotImplemented
+
+
+def _array(shape: tuple[int, ...], dtype: str, data: bytearray) -> Any:
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+_TIMES = datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone
+_LOADABLE: Final[dict[tuple[str, str], Any]] = {
+    ("numpy", "ndarray"): _array,
+    ("decimal", "Decimal"): decimal.Decimal,
+    **{("datetime", each.__name__): each for each in _TIMES},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a constructor of values."""
+        if found := _LOADABLE.get((module, name)):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no constructor of values")

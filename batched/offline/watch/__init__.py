@@ -1,0 +1,1 @@
+"""Watch: status file and bars of a run."""

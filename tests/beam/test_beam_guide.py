@@ -1,0 +1,185 @@
+"""Patterns of Beam's guide to RunInference, with the model handler of this package.
+
+The guide is beam.apache.org/documentation/ml/about-ml.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("apache_beam")
+
+import apache_beam as beam
+from apache_beam.ml.inference.base import (
+    KeyedModelHandler,
+    KeyModelMapping,
+    KeyModelPathMapping,
+    MaybeKeyedModelHandler,
+    RunInference,
+)
+
+from batched.beam import FailedPrediction, ModelHandler
+from beam_pipelines import RUNNER, SEEN, record, run
+
+
+def invert(numbers: list[int]) -> list[float]:
+    return [1 / number for number in numbers]
+
+
+class Divider:
+    def __init__(self, dividend: int) -> None:
+        record("built", dividend)
+        self._dividend = dividend
+
+    def __call__(self, numbers: list[int]) -> list[float]:
+        return [self._dividend / number for number in numbers]
+
+
+def keyed_inference(element: tuple[str, Any]) -> tuple[str, float]:
+    key, result = element
+    return key, result.inference
+
+
+def test_a_keyed_handler_returns_each_result_with_its_key() -> None:
+    handler = KeyedModelHandler(ModelHandler(invert))
+    outcome = run(handler, [(f"row {number}", number) for number in range(1, 9)])
+    assert dict(map(keyed_inference, outcome.results)) == {
+        f"row {number}": 1 / number for number in range(1, 9)
+    }
+
+
+def a_model_per_key() -> Any:
+    return KeyedModelHandler(
+        [
+            KeyModelMapping(["one"], ModelHandler(Divider, args=(1,))),
+            KeyModelMapping(["two", "zwei"], ModelHandler(Divider, args=(2,))),
+        ]
+    )
+
+
+def test_each_key_has_its_model() -> None:
+    outcome = run(a_model_per_key(), [("one", 4), ("two", 4), ("zwei", 8)], after=keyed_inference)
+    assert sorted(outcome.results) == [("one", 0.25), ("two", 0.5), ("zwei", 0.25)]
+    assert sorted(SEEN["built"]) == [1, 2]
+
+
+@pytest.mark.parametrize("per_key", [False, True])
+def test_one_bad_element_with_a_key_is_one_dead_letter(per_key: bool) -> None:
+    SEEN.clear()
+    handler = a_model_per_key() if per_key else KeyedModelHandler(ModelHandler(invert))
+    elements = [(key, number) for number in range(16) for key in ("one", "two")]
+    with beam.Pipeline(RUNNER) as pipeline:
+        results, dead = (
+            pipeline | beam.Create(elements) | RunInference(handler).with_exception_handling()
+        )
+        good, failed = results | beam.Map(keyed_inference).with_exception_handling()
+        good | "record good" >> beam.Map(lambda result: record("good", result))
+        failed | "record failed" >> beam.Map(lambda letter: record("failed", letter))
+        dead.failed_inferences | "record batch" >> beam.Map(lambda pair: record("batches", pair))
+    assert len(SEEN["good"]) == 30
+    assert sorted((key, bad.example, kind) for (key, bad), (kind, _, _) in SEEN["failed"]) == [
+        ("one", 0, ZeroDivisionError),
+        ("two", 0, ZeroDivisionError),
+    ]
+    assert SEEN["batches"] == []
+
+
+def test_a_keyed_result_that_failed_never_passes_for_a_value() -> None:
+    with pytest.raises(Exception, match="division by zero"):
+        run(a_model_per_key(), [("one", 0)], after=keyed_inference)
+
+
+def test_a_function_after_a_keyed_handler_makes_dead_letters() -> None:
+    handler = KeyedModelHandler(ModelHandler(invert)).with_postprocess_fn(keyed_inference)
+    outcome = run(handler, [("a", 0), ("b", 1)])
+    assert outcome.results == [("b", 1.0)]
+    (((key, failed), (kind, _, _)),) = outcome.failed_after[0]
+    assert (key, failed.example, kind) == ("a", 0, ZeroDivisionError)
+    assert outcome.counters["failed_elements_counter"] == 1
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_keys_may_be_left_out(keyed: bool) -> None:
+    elements = [("a", 0), ("b", 2)] if keyed else [0, 2]
+    outcome = run(MaybeKeyedModelHandler(ModelHandler(invert)), elements)
+    (result,) = outcome.results
+    assert (result[1].inference if keyed else result.inference) == 0.5
+    assert len(outcome.failed_after[0]) == 1
+
+
+def test_an_update_for_a_key_is_refused_by_its_name() -> None:
+    handler = ModelHandler(invert)
+    keyed = KeyedModelHandler([KeyModelMapping(["one"], handler)])
+    keyed.override_metrics("RunInference")
+    manager = keyed.load_model()
+    keyed.update_model_paths(manager, [KeyModelPathMapping(["one"], "v2")])
+    with pytest.raises(ValueError, match="got an update of the model to 'v2'"):
+        handler.run_inference([1], handler.load_model())
+
+
+def halve(result: Any) -> float:
+    if result.inference == 1:
+        raise ValueError("one")
+    half: float = result.inference / 2
+    return half
+
+
+def test_functions_before_and_after_inference_have_dead_letters_of_their_own() -> None:
+    handler = ModelHandler(invert).with_preprocess_fn(int).with_postprocess_fn(halve)
+    outcome = run(handler, ["2", "1", "0", "none"])
+    assert outcome.results == [0.25]
+    ((before,),) = outcome.failed_before
+    (function,), (after,) = outcome.failed_after
+    assert (before[0], before[1][0]) == ("none", ValueError)
+    assert (function[0].example, function[1][0]) == (0, ZeroDivisionError)
+    assert (after[0].example, after[1][0]) == (1, ValueError)
+
+
+def test_elements_may_be_batches_already() -> None:
+    outcome = run(ModelHandler(invert).with_no_batching(), [[1, 0], [2]])
+    assert sorted(result.inference for result in outcome.results) == [0.5, 1.0]
+    assert [failed.example for failed, _ in outcome.failed_after[0]] == [0]
+
+
+def test_models_may_follow_each_other() -> None:
+    SEEN.clear()
+    with beam.Pipeline(RUNNER) as pipeline:
+        first = pipeline | beam.Create([1, 2]) | "first" >> RunInference(ModelHandler(invert))
+        second = (
+            first
+            | beam.Map(lambda result: result.inference)
+            | "second" >> RunInference(ModelHandler(invert))
+        )
+        second | beam.Map(lambda result: record("results", result.inference))
+    assert sorted(SEEN["results"]) == [1.0, 2.0]
+
+
+def test_a_monitoring_transform_sees_failed_results() -> None:
+    SEEN.clear()
+    monitor = beam.Map(lambda result: record("failed", isinstance(result, FailedPrediction)))
+    inference = RunInference(ModelHandler(invert)).with_monitoring_transform(monitor)
+    with beam.Pipeline(RUNNER) as pipeline:
+        pipeline | beam.Create([0, 1]) | inference.with_exception_handling()
+    assert sorted(SEEN["failed"]) == [False, True]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "beam.md"
+
+
+def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    printed = []
+    for example in examples:
+        exec(compile(example, PAGE.name, "exec", dont_inherit=True), {"__name__": "page"})
+        printed.append(sorted(capsys.readouterr().out.splitlines()))
+    assert printed == [
+        ["good [4.0, 1.0]", "not so good [11.0, 1.0]"],
+        [
+            "('de', {'caption': 'German: gut', 'score': 0.5})",
+            "('us', {'caption': 'English: good', 'score': 0.5})",
+        ],
+    ]

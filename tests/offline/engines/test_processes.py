@@ -1,0 +1,521 @@
+"""Batch functions in processes: messages, deaths and leftovers."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("cloudpickle")
+
+import batched
+from batched._batched import parts_of
+from batched._core.request import Batch
+from batched._execution.memory import is_out_of_memory
+from batched.errors import BatchSizeMismatch, RemoteError, TimeLimitExceeded, WorkerDied
+from batched.offline.engines import Outcome, Spec, engine_for
+from batched.offline.engines.processes import WorkerKilled
+from batched.offline.engines.serving import receive
+from batched.offline.failures import error_text
+from batched.offline.retry import Retry
+from offline_steps import (
+    SOON,
+    Process,
+    batch_of,
+    close,
+    double,
+    fail,
+    faulty,
+    leftovers,
+    note_threads,
+    outcome,
+    raise_unpicklable,
+    results,
+    running,
+    spawned_by,
+    spec,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    note_threads()
+    yield
+    assert not leftovers()
+
+
+def in_process(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Any:
+    return outcome(func, rows, processes=True, **settings)
+
+
+def test_a_function_runs_in_a_process_that_is_kept() -> None:
+    with running(Process, processes=True) as (engine, outcomes):
+        pids = []
+        for _ in range(3):
+            engine.submit(batch_of([1, 2]))
+            pids += results(outcomes.get(timeout=SOON))
+        assert len(set(pids)) == 1
+        assert pids[:1] == spawned_by(os.getpid())
+    assert pids[0] != os.getpid()
+
+
+def test_lambdas_closures_and_arguments_travel() -> None:
+    factor = 3
+    done = in_process(
+        lambda items, plus, *, times: [times * factor * item + plus for item in items],
+        [1, 2],
+        args=(100,),
+        kwargs={"times": 10},
+    )
+    assert results(done) == [130, 160]
+
+
+def test_what_cannot_travel_is_refused_in_one_sentence_before_anything_runs() -> None:
+    lock = threading.Lock()
+
+    def fn(items: list[int]) -> list[int]:
+        with lock:
+            return items
+
+    with pytest.raises(TypeError) as raised:
+        engine_for(spec(fn, processes=True), SimpleQueue[Outcome]().put)
+    assert str(raised.value).startswith(
+        "fn, or what its args= and kwargs= hold, cannot be sent to another process (TypeError: "
+    )
+    assert "define it in a module that can be imported" in str(raised.value)
+
+
+def test_what_its_process_cannot_import_ends_the_workers_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden = types.ModuleType("hidden_module")
+    exec("def fn(items): return items", vars(hidden))
+    monkeypatch.setitem(sys.modules, "hidden_module", hidden)
+    done = in_process(hidden.fn, [1])
+    assert "fn cannot be found in its process (ModuleNotFoundError" in str(done.fatal)
+
+
+def test_a_row_that_its_process_cannot_make_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = types.ModuleType("hidden_module")
+    exec("class Row: pass", vars(hidden))
+    monkeypatch.setitem(sys.modules, "hidden_module", hidden)
+    good, bad = results(in_process(double, [1, hidden.Row()]))
+    assert good == 2
+    assert "ModuleNotFoundError" in str(bad)
+
+
+def test_large_arrays_cross_whole_and_can_be_written_to() -> None:
+    def add_one(arrays: list[Any]) -> list[Any]:
+        for array in arrays:
+            array += 1
+        return arrays
+
+    rows = [numpy.zeros(size, numpy.float32) for size in (3, 1_000_000, 50_000)]
+    found = results(in_process(add_one, rows))
+    for row, result in zip(rows, found, strict=True):
+        assert result.dtype == numpy.float32
+        assert numpy.array_equal(result, row + 1)
+        result += 1
+
+
+def test_a_text_that_names_the_main_script_crosses_like_any_other() -> None:
+    assert results(in_process(double, ["__main__"])) == ["__main__" * 2]
+
+
+def test_an_array_of_which_half_arrives_is_the_end_of_a_process() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    theirs.send([1_000_000])
+    theirs.send_bytes(b"the pickle")
+    os.write(theirs.fileno(), bytes(10))
+    theirs.close()
+    with pytest.raises(EOFError):
+        receive(ours)
+    ours.close()
+
+
+def test_an_error_that_cannot_be_pickled_crosses_with_its_lines() -> None:
+    (error,) = in_process(raise_unpicklable, [1]).results
+    assert str(error) == "Unpicklable: onetwo"
+    assert "in raise_unpicklable" in error_text(error).traceback
+    assert "_serving.py" not in error_text(error).traceback
+
+
+def test_errors_in_the_place_of_rows_cross_too() -> None:
+    class Local(Exception):
+        pass
+
+    done = in_process(lambda items: [Local(item) if item else item for item in items], [0, 1])
+    good, bad = results(done)
+    assert good == 0
+    assert isinstance(bad, RemoteError)
+    assert str(bad) == "Local: 1"
+
+
+@pytest.mark.once
+def test_a_fault_of_a_service_is_known_across_processes() -> None:
+    class Busy(Exception):
+        pass
+
+    def busy(items: list[int]) -> list[int]:
+        raise Busy("busy")
+
+    done = in_process(busy, [1, 2], retry=Retry(on=(Busy,)))
+    assert [str(each) for each in done.results] == ["Busy: busy"] * 2
+    assert done.tried == [1, 1], "which is not narrowed"
+
+
+def test_results_that_cannot_be_sent_are_an_error_of_the_batch() -> None:
+    done = in_process(lambda items: [(item for item in items)] * len(items), [1])
+    assert "returned what cannot be sent from its process" in str(done.results[0])
+
+
+@pytest.mark.once
+def test_too_few_results_are_found_out() -> None:
+    (error,) = in_process(lambda items: [], [1]).results
+    assert type(error) is BatchSizeMismatch
+
+
+@pytest.mark.once
+def test_memory_errors_of_a_process_split() -> None:
+    def small(items: list[int]) -> list[int]:
+        if len(items) > 2:
+            raise MemoryError("too many")
+        return items
+
+    done = in_process(small, list(range(8)))
+    assert results(done) == list(range(8))
+    assert list(done.batch.too_big) == [(8, 0), (4, 0)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        pytest.param(
+            "hang",
+            TimeLimitExceeded,
+            "faulty took longer than timeout_s=0.3, and was ended",
+            marks=pytest.mark.once,
+        ),
+        ("hold the GIL", TimeLimitExceeded, "faulty took longer than timeout_s=0.3, and was ended"),
+        ("segfault", WorkerDied, "the process of faulty got SIGSEGV"),
+        pytest.param(
+            "exit 0", WorkerDied, "the process of faulty exited with 0", marks=pytest.mark.once
+        ),
+        pytest.param(
+            "exit 1", WorkerDied, "the process of faulty exited with 1", marks=pytest.mark.once
+        ),
+        ("sys.exit", RemoteError, "SystemExit: 0"),
+        pytest.param(
+            "be killed",
+            WorkerKilled,
+            "the process of faulty was killed, as systems do when memory",
+            marks=pytest.mark.once,
+        ),
+        ("raise", RemoteError, "ValueError: bad row"),
+    ],
+)
+def test_a_fault_costs_its_row_and_the_next_batch_runs(
+    fault: str, kind: type[Exception], message: str
+) -> None:
+    with running(faulty, processes=True, timeout_s=0.3) as (engine, outcomes):
+        engine.submit(batch_of([1, fault]))
+        engine.submit(batch_of([2, 3]))
+        good, bad = results(outcomes.get(timeout=SOON))
+        assert results(outcomes.get(timeout=SOON)) == [2, 3]
+    assert good == 1
+    assert type(bad) is kind
+    assert message in str(bad)
+    assert is_out_of_memory(bad) is (fault == "be killed")
+
+
+@pytest.mark.slow
+def test_of_512_rows_with_six_faults_506_have_results() -> None:
+    faults = {
+        40: "hang",
+        100: "hold the GIL",
+        200: "segfault",
+        300: "exit 0",
+        400: "be killed",
+        500: "raise",
+    }
+    rows: list[Any] = [faults.get(row, row) for row in range(512)]
+    found: dict[int, Any] = {}
+    settings: dict[str, Any] = {"processes": True, "workers": 2, "timeout_s": 0.3}
+    with running(faulty, **settings) as (engine, outcomes):
+        batches = [batch_of(rows[start : start + 64]) for start in range(0, 512, 64)]
+        for batch in batches:
+            engine.submit(batch)
+        for _ in batches:
+            done = outcomes.get(timeout=2 * SOON)
+            assert done.fatal is None
+            assert not done.gave_up
+            first = 64 * [each is done.batch for each in batches].index(True)
+            found.update(enumerate(results(done), first))
+    failed = {row for row, result in found.items() if isinstance(result, BaseException)}
+    assert failed == set(faults)
+    assert all(found[row] == row for row in range(512) if row not in faults)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("at_rest", [True, False])
+def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again(at_rest: bool) -> None:
+    with running(Process, processes=True) as (engine, outcomes):
+        engine.submit(batch_of([1, 2]))
+        (pid,) = set(results(outcomes.get(timeout=SOON)))
+        os.kill(pid, signal.SIGKILL)
+        assert not at_rest or is_gone(pid)
+        engine.submit(batch_of([1, 2]))
+        done = outcomes.get(timeout=SOON)
+        (another,) = set(results(done))
+    assert another != pid
+
+
+@pytest.mark.once
+def test_what_cannot_be_built_is_reported_once_for_all_processes() -> None:
+    with running(Process, processes=True, args=("raise",), workers=2) as (engine, outcomes):
+        engine.submit(batch_of([1]))
+        done = outcomes.get(timeout=SOON)
+    assert str(done.fatal) == "ValueError: bad row"
+    assert outcomes.empty()
+
+
+@pytest.mark.once
+def test_a_class_whose_process_dies_while_it_is_built_ends_the_workers() -> None:
+    done = in_process(Process, [1], args=("exit 1",))
+    assert str(done.fatal) == "the process of Process exited with 1"
+
+
+@pytest.mark.once
+def test_what_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> None:
+    model = tmp_path / "model.bin"
+    model.write_text("")
+
+    class Model:
+        def __init__(self, path: Path) -> None:
+            path.read_text()
+
+        def __call__(self, items: list[Any]) -> list[Any]:
+            if "end" in items:
+                model.unlink()
+                os._exit(3)
+            return items
+
+    done = in_process(Model, [1, "end"], args=(model,))
+    assert "FileNotFoundError" in str(done.fatal)
+
+
+def test_a_process_whose_pipe_another_one_holds_open_is_found_dead() -> None:
+    def forking(items: list[Any]) -> list[Any]:
+        if "fork" in items:
+            if os.fork() == 0:
+                threading.Event().wait(10)
+            os._exit(4)
+        return items
+
+    good, bad = results(in_process(forking, [1, "fork"]))
+    assert good == 1
+    assert str(bad) == "the process of forking exited with 4"
+
+
+def test_an_interrupt_of_the_terminal_is_for_the_driver_alone() -> None:
+    (session,) = results(in_process(lambda items: [os.getsid(0)], [1]))
+    assert session != os.getsid(0), "Ctrl-C is for all processes of a session"
+
+
+@pytest.mark.once
+def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batched.offline.engines.processes._EXIT_TIME", 0.1)
+
+    def closing(items: list[Any]) -> list[Any]:
+        os.closerange(3, 100)
+        threading.Event().wait(60)
+        return items
+
+    (error,) = in_process(closing, [1]).results
+    # or its own thread ends it, which takes the closed pipe for the driver's end
+    how = str(error).removeprefix("the process of closing ")
+    assert how in {"closed its pipe", "exited with 1"}
+
+
+def test_closing_before_a_process_has_started_starts_none() -> None:
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    engine = engine_for(spec(double, processes=True, workers=2), outcomes.put)
+    close(engine, 0)
+    engine.start()
+    close(engine)
+    assert outcomes.empty()
+
+
+def test_features_run_in_processes_as_they_do_online() -> None:
+    @batched.inference.dynamically
+    def fn(features: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": features["ids"].sum(axis=1), "same": features["ids"]}
+
+    parts = parts_of(fn)
+    rows = [{"ids": numpy.arange(size)[None]} for size in (2, 4)]
+    requests = [parts.requests.parse(row, (), {}, None, None, True) for row in rows]
+    batch = Batch([(each, 0, 1) for each in requests], 2, "full", 0.0)
+    step = Spec(0, "fn", fn, parts.execution.collator, processes=True)
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    engine = engine_for(step, outcomes.put)
+    engine.start()
+    engine.submit(batch)
+    done = outcomes.get(timeout=SOON)
+    close(engine)
+    assert [each["sum"].tolist() for each in results(done)] == [[1], [6]]
+
+
+def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def holding(items: list[Any]) -> list[Any]:
+        begun.touch()
+        fail("hold the GIL")
+        return items
+
+    with running(holding, processes=True) as (engine, outcomes):
+        engine.submit(batch_of([1, 2]))
+        while not begun.exists():
+            threading.Event().wait(0.01)
+        close(engine, 0.1)
+        assert not leftovers()
+    assert outcomes.empty()
+
+
+def test_closing_ends_a_process_that_is_being_built() -> None:
+    with running(Process, processes=True, args=("hang",)) as (engine, outcomes):
+        while not spawned_by(os.getpid()):
+            threading.Event().wait(0.01)
+        close(engine, 0)
+        assert not leftovers()
+    assert outcomes.empty(), "that it was closed is no error"
+
+
+def script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
+    """A script without a main guard that runs workers in two processes."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(text))
+    tests = HERE.parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_script_without_a_main_guard_works_and_runs_once(tmp_path: Path) -> None:
+    driver = script(
+        tmp_path,
+        """
+        import batched
+        from offline_steps import outcome, results
+
+        print("the script runs", flush=True)
+
+        class Point:
+            def __init__(self, x):
+                self.x = x
+
+        @batched.dynamically
+        def fn(items):
+            return [Point(2 * item) for item in items]
+
+        done = outcome(fn, [1, 2], processes=True)
+        print([(type(each) is Point, each.x) for each in results(done)])
+                """,
+    )
+    text, _ = driver.communicate(timeout=SOON)
+    lines = text.splitlines()
+    assert lines == ["the script runs", "[(True, 2), (True, 4)]"]
+
+
+def test_a_driver_that_ends_without_closing_leaves_no_process(tmp_path: Path) -> None:
+    driver = script(
+        tmp_path,
+        """
+        from queue import SimpleQueue
+        from offline_steps import Process, batch_of, results, spec
+        from batched.offline.engines import engine_for
+
+        outcomes = SimpleQueue()
+        engine = engine_for(spec(Process, processes=True, workers=2), outcomes.put)
+        engine.start()
+        engine.submit(batch_of([1]))
+        print(results(outcomes.get(timeout=30)), flush=True)
+        """,
+    )
+    text, _ = driver.communicate(timeout=SOON)
+    assert driver.returncode == 0, text
+    (pid,) = ast.literal_eval(text)
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize("fault", ["hang", "hold the GIL"])
+def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path, fault: str) -> None:
+    if fault == "hold the GIL" and sys.platform != "linux":
+        pytest.skip("no thread of it can run, and only Linux ends it from outside")
+    driver = script(
+        tmp_path,
+        f"""
+        import threading
+        from queue import SimpleQueue
+        from offline_steps import Process, batch_of, spec, spawned_by, results
+        from batched.offline.engines import engine_for
+        import os
+
+        outcomes = SimpleQueue()
+        engine = engine_for(spec(Process, processes=True, workers=2), outcomes.put)
+        engine.start()
+        engine.submit(batch_of([1]))
+        outcomes.get(timeout=30)
+        for _ in range(2):
+            engine.submit(batch_of([{fault!r}]))
+        while len(spawned_by(os.getpid())) < 2:
+            threading.Event().wait(0.01)
+        print(spawned_by(os.getpid()), flush=True)
+        threading.Event().wait(60)
+        """,
+    )
+    assert driver.stdout is not None
+    pids = ast.literal_eval(driver.stdout.readline())
+    assert len(pids) == 2
+    driver.kill()
+    driver.wait(SOON)
+    driver.stdout.close()
+    assert all(is_gone(pid) for pid in pids)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process ends within moments."""
+    for _ in range(500):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # ended, and not yet waited for
+            return True
+        threading.Event().wait(0.01)
+    return False

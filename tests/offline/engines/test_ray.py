@@ -1,0 +1,455 @@
+"""Runs on a real Ray: two raylets on this machine, of which one comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("ray")
+
+import pyarrow.parquet as pq
+import ray
+import ray_steps
+
+from batched import offline
+from batched.offline.engines import Engine, Outcome, engine_for
+from batched.offline.progress.store import Progress
+from offline_steps import SOON, batch_of, close, results, routed, spec
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("default"),  # of Ray itself
+]
+
+TESTS = Path(__file__).parents[2]
+CPUS = 2
+"""Those of the node that stays."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": CPUS, "include_dashboard": False, "object_store_memory": 2**28},
+    )
+    ray.init(address=found.address, logging_level="ERROR", log_to_driver=False)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+def rows(count: int, **odd: str) -> list[dict[str, Any]]:
+    """Return rows, each with its own text; `row5="bad"` names another text."""
+    return [{"id": n, "text": odd.get(f"row{n}", f"row {n}")} for n in range(count)]
+
+
+def pipeline(log: Path, pause: float = 0.0, count: int = 1, **settings: Any) -> offline.Pipeline:
+    return offline.Pipeline(
+        offline.Step(
+            ray_steps.Shout,
+            args=(str(log), pause, count),
+            input=["id", "text"],
+            output="loud",
+            version=1,
+        ),
+        offline.Step(
+            ray_steps.measure,
+            input=["id", "loud"],
+            output=["size", "vector"],
+            num_cpus=0,
+            **settings,
+        ),
+    )
+
+
+def run(steps: offline.Pipeline, source: Any, dest: Path, **more: Any) -> offline.Report:
+    engine = offline.Ray(startup_timeout_s=60)
+    settings = {"engine": engine, "workers": 1, "key": "id", "watch": False}
+    return steps.run(source, dest, **{**settings, **more})
+
+
+def test_each_actor_builds_its_class_once_and_the_result_is_that_of_any_engine(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    dest, local = tmp_path / "ray.parquet", tmp_path / "local.parquet"
+    report = run(pipeline(log, 0.02, CPUS), rows(5000), dest, workers=CPUS)
+    assert (report.ok, report.failed) == (5000, 0)
+    words = ray_steps.notes(log)
+    built = [int(each[1]) for each in words if each[0] == "built"]
+    assert len(built) == len(set(built)) == CPUS
+    assert os.getpid() not in built
+    assert {int(each[1]) for each in words} == set(built), "all of them work"
+    seen = Counter(key for each in words if each[0] == "rows" for key in each[2:])
+    assert set(seen.values()) == {1}
+    assert len(seen) == 5000
+    run(pipeline(tmp_path / "other"), rows(5000), local, engine=None)
+    assert dest.read_bytes() == local.read_bytes()
+
+
+def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
+    odd = {"row5": "bad", "row15": "exit", "row25": "sys.exit", "row35": "hang"}
+    steps = pipeline(tmp_path / "log", timeout_s=3.0, processes=True)
+    report = run(steps, rows(100, **odd), tmp_path / "out.parquet", batch_size=2)
+    letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
+    assert set(letters) == {5, 15, 25, 35}, letters
+    assert report.ok == 96
+    assert letters[5] == "ValueError: bad row"
+    assert letters[15].startswith("WorkerDied: the actor of measure was lost: ")
+    assert letters[25] == "SystemExit: 3"
+    assert "timeout_s=3" in letters[35]
+
+
+def killed_once(log: Path, kill: Callable[[int], object], after: int) -> threading.Thread:
+    """Return a thread that kills the process of the latest batch, once so many have begun."""
+
+    def wait_and_kill() -> None:
+        pause = threading.Event()
+        while len(words := [each for each in ray_steps.notes(log) if each[0] == "rows"]) < after:
+            pause.wait(0.01)
+        kill(int(words[-1][1]))
+
+    thread = threading.Thread(target=wait_and_kill)
+    thread.start()
+    return thread
+
+
+def recomputed(log: Path, committed: set[int]) -> set[int]:
+    """Rows computed although they were committed."""
+    return committed & {int(key) for each in ray_steps.notes(log) for key in each[2:]}
+
+
+def test_a_killed_actor_costs_nothing_but_the_calls_on_their_way(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    killer = killed_once(log, lambda pid: os.kill(pid, signal.SIGKILL), after=20)
+    dest = tmp_path / "out.parquet"
+    report = run(pipeline(log, 0.02), rows(2000), dest, batch_size=25, workers=CPUS)
+    killer.join()
+    assert (report.ok, report.failed) == (2000, 0)
+    words = ray_steps.notes(log)
+    again = Counter(key for each in words if each[0] == "rows" for key in each[2:])
+    assert sum(count > 1 for count in again.values()) <= 2 * 25
+
+
+@contextlib.contextmanager
+def actors(func: Callable[..., Any], **settings: Any) -> Iterator[tuple[Engine, Any]]:
+    """Start an engine of actors, and yield it with the queue of its outcomes."""
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    engine = engine_for(spec(func, **{"ray": offline.Ray(), **settings}), outcomes.put)
+    engine.start()
+    try:
+        yield engine, outcomes
+    finally:
+        close(engine)
+
+
+def test_actors_that_die_while_they_have_nothing_to_do_cost_no_row(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log, pause = tmp_path / "log", threading.Event()
+    with actors(ray_steps.Shout, args=(str(log),), workers=CPUS) as (engine, outcomes):
+        assert engine.slots == 2 * CPUS
+        while len(built := ray_steps.notes(log)) < CPUS:
+            pause.wait(0.01)
+        for _, pid in built:
+            os.kill(int(pid), signal.SIGKILL)
+        engine.submit(batch_of([{"id": 1, "text": "a"}]))
+        assert results(outcomes.get(timeout=SOON)) == ["A"]
+        large = "x" * 200_000  # which Ray stores first
+        engine.submit(batch_of([{"id": 2, "text": large}]))
+        assert results(outcomes.get(timeout=SOON)) == [large.upper()]
+
+
+def test_a_row_that_kills_its_actor_costs_no_row_beside_it(cluster: Any) -> None:
+    with actors(ray_steps.measure) as (engine, outcomes):
+        batches = [
+            batch_of([{"id": 3 * number + row, "loud": text} for row, text in enumerate(texts)])
+            for number, texts in enumerate([["a", "EXIT", "b"], ["c", "d", "e"], ["f", "BAD", "g"]])
+        ]
+        for batch in batches:
+            engine.submit(batch)
+        found = {
+            id(done.batch): results(done) for done in (outcomes.get(timeout=60) for _ in "abc")
+        }
+    errors = [str(each) for batch in batches for each in found[id(batch)] if type(each) is not dict]
+    assert len(errors) == 2
+    assert errors[0].startswith("the actor of measure was lost: ")
+    assert errors[1] == "ValueError: bad row"
+
+
+def test_a_batch_goes_to_the_actor_that_has_its_model(cluster: Any, tmp_path: Path) -> None:
+    log, pause = tmp_path / "log", threading.Event()
+    settings = {"workers": CPUS, "models": 1, "args": (str(log),)}
+    with actors(ray_steps.Keyed, **settings) as (engine, outcomes):
+        built, before = 0, -1
+        while built > before:  # until both actors are there, each key drops the model of another
+            before = built
+            for number in range(CPUS):
+                engine.submit(routed(f"model{number}", [1]))
+                assert results(outcomes.get(timeout=SOON)) == [f"model{number}"]
+            built = len(ray_steps.notes(log))
+            pause.wait(0.05)
+
+
+def test_closing_ends_a_call_and_its_actor(cluster: Any, tmp_path: Path) -> None:
+    log, pause = tmp_path / "log", threading.Event()
+    with actors(ray_steps.Shout, args=(str(log), 1e6)) as (engine, outcomes):
+        engine.submit(batch_of([{"id": 1, "text": "a"}]))
+        while not (rows := [words for words in ray_steps.notes(log) if words[0] == "rows"]):
+            pause.wait(0.01)
+        close(engine, 0)
+        assert outcomes.empty()
+        while Path(f"/proc/{rows[0][1]}").exists():
+            pause.wait(0.01)
+
+
+def test_a_node_that_comes_is_used_and_one_that_goes_costs_no_row(
+    cluster: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    nodes: list[Any] = []
+
+    def change(snapshot: offline.Snapshot) -> None:  # in this thread, as Ray has it
+        built = sum(each[0] == "built" for each in ray_steps.notes(log))
+        if built == CPUS and not nodes:
+            nodes.append(cluster.add_node(num_cpus=CPUS, object_store_memory=2**28))
+        elif built == 2 * CPUS and snapshot.steps[0].ok and nodes[0] in cluster.list_all_nodes():
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            sizes.append(snapshot.steps[0].ok)
+
+    sizes: list[int] = []
+    report = run(
+        pipeline(log, 0.05, 2 * CPUS),
+        rows(4000),
+        tmp_path / "out.parquet",
+        workers=2 * CPUS,
+        batch_size=16,
+        watch=change,
+    )
+    assert (report.ok, report.failed) == (4000, 0)
+    assert sizes[0] < 4000, "in the middle of the run"
+
+
+def committed_in(dest: Path) -> set[int]:
+    path = Path(f"{dest}.progress")
+    if not path.exists():
+        return set()
+    with contextlib.closing(Progress.open(path)) as progress:
+        found = progress.committed(range(5000))
+    return {int(key) for (key, step), each in found.items() if step == 0 and each.status == "ok"}
+
+
+DRIVER = """
+import sys, pathlib
+from batched import offline
+sys.path[:0] = [{tests!r}]
+from offline.engines.test_ray import pipeline, rows, run
+dest, log, address = sys.argv[1:]
+engine = offline.Ray(address=address) if address else None
+steps = pipeline(pathlib.Path(log), 0.01)
+run(steps, rows(5000), pathlib.Path(dest), engine=engine, batch_size=16, workers=2)
+"""
+
+
+@pytest.mark.slow  # tests/offline/run/test_kills.py kills drivers of threads
+def test_killed_drivers_of_engines_in_turn_compute_nothing_twice(
+    cluster: Any, tmp_path: Path
+) -> None:
+    dest, log, whole = tmp_path / "out.parquet", tmp_path / "log", tmp_path / "whole.parquet"
+    for address in (cluster.address, "", cluster.address, ""):
+        before = committed_in(dest)
+        log.unlink(missing_ok=True)
+        with subprocess.Popen(
+            [sys.executable, "-c", DRIVER.format(tests=str(TESTS)), str(dest), str(log), address],
+            stderr=subprocess.DEVNULL,
+        ) as driver:
+            killer = killed_once(log, lambda _: driver.kill(), after=30)
+            killer.join()
+        assert driver.returncode == -signal.SIGKILL
+        assert len(committed_in(dest)) > len(before)
+        assert not recomputed(log, before)
+    run(pipeline(log, 0.01), rows(5000), dest)
+    run(pipeline(log), rows(5000), whole, engine=None)
+    assert dest.read_bytes() == whole.read_bytes()
+
+
+def test_a_cluster_without_room_is_told_in_one_sentence(cluster: Any, tmp_path: Path) -> None:
+    engine = offline.Ray(num_cpus=64, num_gpus=0.5, startup_timeout_s=1)
+    step = offline.Step(ray_steps.Shout, args=("log",), input=["id", "text"], output="loud")
+    with pytest.raises(TimeoutError) as refused:
+        run(offline.Pipeline(step), rows(10), tmp_path / "out.parquet", engine=engine)
+    assert re.match(  # nodes and actors that are leaving may still be counted
+        "step 'Shout' has no actor after 1 s: each needs CPU=64, GPU=0.5; the cluster has "
+        r"CPU=\d, GPU=0, of which CPU=\d, GPU=0 is free",
+        str(refused.value),
+    )
+    assert run(pipeline(tmp_path / "log"), rows(10), tmp_path / "other.parquet").ok == 10
+
+
+def three_steps(num_cpus: float) -> offline.Pipeline:
+    return offline.Pipeline(
+        *(
+            offline.Step(ray_steps.same, input="text", output="text", name=name, num_cpus=num_cpus)
+            for name in "abc"
+        )
+    )
+
+
+def wait_for_room() -> None:
+    """Until all actors of the tests before are gone."""
+    pause = threading.Event()
+    while ray.available_resources().get("CPU", 0) < CPUS:
+        pause.wait(0.1)
+
+
+def test_no_step_takes_the_room_of_others(cluster: Any, tmp_path: Path) -> None:
+    wait_for_room()
+    # two actors of each step would need 3.6 CPUs
+    dest = tmp_path / "out.parquet"
+    assert run(three_steps(0.6), rows(500), dest, workers=2, batch_size=4).ok == 500
+
+
+def test_room_for_fewer_actors_than_steps_is_told(cluster: Any, tmp_path: Path) -> None:
+    wait_for_room()
+    engine = offline.Ray(startup_timeout_s=8)
+    with pytest.raises(TimeoutError, match="each needs CPU=1; the cluster has CPU=2, of"):
+        run(three_steps(1), rows(10), tmp_path / "out.parquet", engine=engine)
+
+
+@pytest.mark.slow  # a cluster of its own
+def test_a_cluster_of_this_program_without_room_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WITHOUT_ROOM)
+    found = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert "each needs CPU=1, tpu=1; the cluster has CPU=2, tpu=0, of which" in found.stdout
+    assert "each needs CPU=1; the cluster has CPU=2, of which" in found.stdout
+
+
+WITHOUT_ROOM = """
+import ray
+from batched import offline
+
+def same(texts):
+    return texts
+
+ray.init("local", num_cpus=2, include_dashboard=False)
+step = offline.Step(same, input="text", output="text", name="a")
+steps = [offline.Step(same, input="text", output="text", name=name) for name in "abc"]
+for pipeline, resources in (offline.Pipeline(step), {"tpu": 1}), (offline.Pipeline(*steps), {}):
+    try:
+        pipeline.run([{"text": "abc"}], "out.parquet", engine=offline.Ray(resources=resources))
+    except TimeoutError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_answers_is_told_at_once(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ConnectionError, match=f"no Ray answers at {address} "):
+        offline.Ray(address=address).join()
+
+
+WITH_FOLDER = """
+import sys
+from batched import offline
+
+def helped(texts):
+    import only_there
+    return [only_there.size(text) for text in texts]
+
+engine = offline.Ray("local", runtime_env={"working_dir": "there"})
+for number in range(2):
+    report = offline.run(
+        helped, [{"text": "abc"}], f"{number}.parquet", input="text", output="size", engine=engine
+    )
+    assert report.ok == 1, report
+"""
+
+
+@pytest.mark.slow  # a cluster of its own
+def test_a_folder_goes_to_the_actors_of_each_run(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "only_there.py").write_text("def size(text):\n    return len(text)\n")
+    (tmp_path / "script.py").write_text(WITH_FOLDER)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "message"),
+    [
+        (ray_steps.Broken, Exception, "FileNotFoundError: no model.bin"),
+        (
+            ray_steps.Dying,
+            Exception,
+            "the actor of Dying was lost: ",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_told(
+    cluster: Any, tmp_path: Path, broken: Any, error: type[Exception], message: str
+) -> None:
+    step = offline.Step(broken, input="text", output="out")
+    with pytest.raises(error, match=message):
+        run(offline.Pipeline(step), rows(10), tmp_path / "out.parquet")
+
+
+def test_a_coroutine_function_stays_with_the_driver(cluster: Any, tmp_path: Path) -> None:
+    step = offline.Step(ray_steps.wait, input="text", output="pid")
+    dest = tmp_path / "out.parquet"
+    run(offline.Pipeline(step), rows(10), dest)
+    assert set(pq.read_table(dest)["pid"].to_pylist()) == {os.getpid()}
+
+
+def test_nothing_is_left_of_a_run(cluster: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    run(pipeline(log), rows(100), tmp_path / "out.parquet")
+    pids = {int(each[1]) for each in ray_steps.notes(log)}
+    pause = threading.Event()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        pause.wait(0.01)
+    assert not [each for each in threading.enumerate() if each.name.startswith("batched-ray")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"num_gpus": -1}, "Ray: num_gpus must be a number of at least 0, got -1"),
+        ({"num_cpus": True}, "Ray: num_cpus must be a number of at least 0, got True"),
+        ({"resources": {"tpu": "1"}}, "Ray: tpu must be a number of at least 0, got '1'"),
+        ({"startup_timeout_s": float("nan")}, "startup_timeout_s must be a number of at least 0"),
+        ({"max_in_flight": 0}, "Ray: max_in_flight must be at least 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        offline.Ray(**settings)
+
+
+def test_an_engine_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"engine must be an offline.Ray\(\), got 'ray'"):
+        run(pipeline(tmp_path / "log"), rows(1), tmp_path / "out.parquet", engine="ray")

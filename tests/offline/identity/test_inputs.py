@@ -1,0 +1,196 @@
+"""Hashes of inputs: equal for equal values from any source, different for different values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import itertools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import uuid
+from collections import OrderedDict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import numpy as np  # noqa: E402  # after the skip
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+
+from batched.offline.identity.inputs import hash_inputs  # noqa: E402  # after the skip
+from batched.offline.sources.opening import Window, open_source  # noqa: E402  # after the skip
+
+NAN = float("nan")
+UTC = dt.UTC
+
+
+def hash_of(*values: Any) -> int:
+    columns = {f"c{number}": [value] for number, value in enumerate(values)}
+    (number,) = hash_inputs(Window(0, 1, columns), list(columns))
+    return number
+
+
+DIFFERENT = [
+    *(1, 1.0, True, "1", None, b"1", Decimal(1), [1], (1, 1), {1}, {"1": 1}),
+    *(0, 0.0, -0.0, False, "", b"", [], {}, NAN, float("inf"), set(), "None", "nan"),
+    *(-1, 255, 256, -256, 2**63, 2**64, -(2**70), 1e300, Decimal("1.0")),
+    *([1.0], [1, 1.0], [1.0, None], [[1.0]], [[1], [1]], [[1, 1]], ["11"], ["1", "1"]),
+    *({"a": 1, "b": None}, {"a": 1}, {"a": {"b": 1}}, [["a", 1]]),
+    *("é", "e\u0301", "a\0", "a", "\ud800"),
+    *([NAN], [NAN, 1.0], [None], [float("inf"), -float("inf")]),
+    dt.datetime(2020, 1, 1),
+    dt.datetime(2020, 1, 1, tzinfo=UTC),
+    dt.datetime(2020, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+    dt.date(2020, 1, 1),
+    dt.time(1),
+    dt.timedelta(1),
+    "2020-01-01",
+    np.datetime64("2020-01-01T00:00:00.000000001"),
+    uuid.UUID(int=1),
+    Path("1"),
+]
+
+
+def test_values_that_differ_have_hashes_that_differ() -> None:
+    hashes = [hash_of(value) for value in DIFFERENT]
+    for (one, first), (other, second) in itertools.combinations(
+        zip(hashes, DIFFERENT, strict=True), 2
+    ):
+        assert one != other, (first, second)
+
+
+class Point(NamedTuple):
+    x: int
+    y: str
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("value", "equal"),
+    [
+        (np.int8(5), 5),
+        (np.float32(0.1), float(np.float32(0.1))),
+        (np.float64(0.5), 0.5),
+        (np.bool_(1), True),
+        (np.str_("a"), "a"),
+        (np.bytes_(b"a"), b"a"),
+        (np.array([0.5, 1.5], "f4"), [0.5, 1.5]),
+        (np.array([1, 2], "u1"), [1, 2]),
+        (np.array([[1, 2]]), [[1, 2]]),
+        (np.array(["a", 1], object), ["a", 1]),
+        (np.datetime64("2020-01-01T00:00:01"), dt.datetime(2020, 1, 1, 0, 0, 1)),
+        ((1, 2), [1, 2]),
+        (Point(1, "a"), [1, "a"]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (OrderedDict(b=2, a=1), {"a": 1, "b": 2}),
+        ({"b", "a", "c"}, {"c", "b", "a"}),
+        (bytearray(b"a"), b"a"),
+        (Colour.RED, "red"),
+        (-NAN, NAN),
+        (np.array([-NAN, 1.0]), [NAN, 1.0]),
+        (pathlib.PurePosixPath("a"), Path("a")),
+        (dt.datetime(2020, 1, 1, tzinfo=UTC), dt.datetime(2020, 1, 1, tzinfo=ZoneInfo("UTC"))),
+    ],
+)
+def test_the_same_value_in_another_form_has_the_same_hash(value: Any, equal: Any) -> None:
+    assert hash_of(value) == hash_of(equal)
+
+
+def test_tensors_hash_as_lists() -> None:
+    torch = pytest.importorskip("torch")
+    assert hash_of(torch.tensor([0.5, 1.5])) == hash_of([0.5, 1.5])
+
+
+def test_columns_count_by_place_and_do_not_run_into_each_other() -> None:
+    rows = [("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"), ("c", "ab"), ("abc",)]
+    assert len({hash_of(*row) for row in rows}) == len(rows)
+
+
+def test_hashes_are_signed_integers_of_64_bits() -> None:
+    hashes = [hash_of(number) for number in range(200)]
+    assert all(-(2**63) <= number < 2**63 for number in hashes)
+    assert any(number < 0 for number in hashes)
+    assert any(number > 0 for number in hashes)
+
+
+def test_each_row_has_its_own_hash() -> None:
+    window = Window(0, 3, {"a": pa.array(["x", None, "x"]), "b": [1, 1, 1]})
+    first, second, third = hash_inputs(window, ["a", "b"])
+    assert first == third != second
+
+
+def test_hashes_are_the_same_in_every_process_and_with_every_python() -> None:
+    # as computed by CPython 3.11, 3.12 and 3.13
+    assert [hash_of(value) for value in ("text", [0.5, None], {"a": {"b", "c"}})] == PINNED
+    code = (
+        "from batched.offline.identity.inputs import *\n"
+        "from batched.offline.sources.base import Window\n"
+        "values = ['text', [0.5, None], {'a': {'b', 'c'}}]\n"
+        "print(hash_inputs(Window(0, 3, {'x': values}), ['x']))"
+    )
+    for seed in "1", "2":
+        shown = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        assert json.loads(shown.stdout) == PINNED
+
+
+PINNED = [
+    3609239972523671007,
+    -1057327258966018147,
+    8707446626851083500,
+]
+
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "é\0", "n": 2**62, "x": -0.0, "flag": True, "v": [0.5, 1.5], "d": {"a": 1, "b": "x"}},
+    {"text": "", "n": None, "x": 1.0, "flag": None, "v": [], "d": {"a": 2, "b": None}},
+]
+
+
+def test_a_row_hashes_alike_from_parquet_jsonl_arrow_or_dicts(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    hashes = []
+    for source in (
+        tmp_path / "rows.parquet",
+        tmp_path / "rows.jsonl",
+        table,
+        table.to_reader(),
+        ROWS,
+        iter(ROWS),
+    ):
+        opened = open_source(source, spool=tmp_path / "spool")
+        (window,) = opened.windows(list(ROWS[0]))
+        hashes.append(hash_inputs(window, list(ROWS[0])))
+        opened.close()
+    assert all(found == hashes[0] for found in hashes)
+    assert hashes[0][0] != hashes[0][1]
+
+
+def test_a_value_of_an_unknown_type_is_a_fault_of_its_row() -> None:
+    window = Window(10, 3, {"a": ["x", "y", "z"], "b": [1, [object()], 2]})
+    hashes = hash_inputs(window, ["a", "b"])
+    assert hashes[1] == 0
+    assert 0 not in (hashes[0], hashes[2])
+    (sentence,) = window.faults.values()
+    assert re.match(
+        r"row 11 .*: column 'b' has a value .*\(builtins\.object\); rows hold", sentence
+    )
+    assert hash_inputs(Window(0, 1, {"a": ["z"], "b": [2]}), ["a", "b"]) == hashes[2:]

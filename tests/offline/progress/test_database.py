@@ -1,0 +1,281 @@
+"""The file of a run: its lock, its owner, foreign files, full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from batched.errors import RunLocked, RunMismatch
+from batched.offline.progress.commit import Key
+from batched.offline.progress.database import LAYOUT
+from batched.offline.progress.store import Progress
+from progress_files import done, outputs, query, value
+
+HOLDER = """
+import sys
+from pathlib import Path
+from batched.offline.progress.store import Progress
+progress = Progress.open(Path(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.read()
+progress.close()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "vectors.parquet.progress"
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the file open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "open\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_second_run_is_refused_and_told_who_has_the_file(
+    path: Path, holder: subprocess.Popen[str], stopped: bool
+) -> None:
+    if stopped:
+        holder.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+    with pytest.raises(RunLocked) as refused:
+        Progress.open(path)
+    message = str(refused.value)
+    assert str(path) in message
+    assert f"process {holder.pid} on {socket.gethostname()}" in message
+    assert "\n" not in message
+
+
+def test_a_run_that_was_killed_gives_the_file_back_at_once(
+    path: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.kill()
+    holder.wait()
+    Progress.open(path).close()
+
+
+@pytest.mark.once
+def test_a_run_that_ended_leaves_one_file(path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.communicate("")
+    with closing(Progress.open(path)):
+        assert len(list(path.parent.iterdir())) > 1
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_second_run_of_one_process_is_refused_and_does_no_harm(path: Path) -> None:
+    with closing(Progress.open(path)) as first:
+        for _ in range(2):
+            with pytest.raises(RunLocked, match=f"process {os.getpid()} on"):
+                Progress.open(path)
+        first.commit([done(["a"])])
+    with closing(Progress.open(path)) as second:
+        assert outputs(second, ["a"]) == {("a", 0): value("a")}
+
+
+def test_of_runs_that_open_a_new_file_together_one_has_it(tmp_path: Path) -> None:
+    for turn in range(10):
+        path = tmp_path / f"{turn}.progress"
+        barrier = threading.Barrier(4)
+        opened: list[Progress] = []
+        refused: list[RunLocked] = []
+
+        def run(
+            path: Path = path,
+            barrier: threading.Barrier = barrier,
+            opened: list[Progress] = opened,
+            refused: list[RunLocked] = refused,
+        ) -> None:
+            barrier.wait(10)
+            try:
+                opened.append(Progress.open(path))
+            except RunLocked as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert (len(opened), len(refused)) == (1, 3)
+        opened[0].close()
+
+
+# --- foreign files
+
+
+def foreign_text(path: Path) -> None:
+    path.write_text("id,text\n" + "1,a sentence of a table that somebody needs\n" * 100)
+
+
+def foreign_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("create table rows(key, step)")
+
+
+def newer_layout(path: Path) -> None:
+    set_layout(path, LAYOUT + 1)
+
+
+def first_layout(path: Path) -> None:
+    set_layout(path, 1)
+
+
+def set_layout(path: Path, layout: int) -> None:
+    Progress.open(path).close()
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute(f"pragma user_version = {layout}")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (foreign_text, "is no progress file"),
+        (foreign_database, "is a database, but no progress file"),
+        (newer_layout, f"newer version of batched (layout {LAYOUT + 1}; this one knows {LAYOUT})"),
+        (first_layout, f"older version of batched (layout 1; this one knows {LAYOUT})"),
+    ],
+)
+def test_a_foreign_file_is_refused_and_left_alone(path: Path, make: Any, why: str) -> None:
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(RunMismatch) as refused:
+        Progress.open(path)
+    assert str(path) in str(refused.value)
+    assert why in str(refused.value)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_without_content_is_a_new_one(path: Path) -> None:
+    """A run was killed before it had made its tables."""
+    path.touch()
+    with closing(Progress.open(path)) as progress:
+        progress.commit([done(["a"])])
+
+
+def test_a_missing_folder_is_named(path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no progress file can be made here") as refused:
+        Progress.open(path / "below")
+    assert refused.value.filename == str(path / "below")
+
+
+def test_a_file_that_is_in_ruins_is_named(path: Path) -> None:
+    with closing(Progress.open(path)) as progress:
+        progress.commit([done(list(range(5000)))])
+    data = path.read_bytes()
+    path.write_bytes(data[:8192] + bytes(len(data) - 8192))
+    with (
+        pytest.raises(OSError, match="malformed") as failed,
+        closing(Progress.open(path)) as progress,
+    ):
+        progress.committed(list(range(5000)))
+    assert failed.value.filename == str(path)
+
+
+# --- disks
+
+
+def test_every_commit_is_on_disk_before_it_returns(path: Path) -> None:
+    """SQLite promises this with these settings; fsync itself is below it."""
+    with closing(Progress.open(path)) as progress:
+        for name, setting in (
+            ("journal_mode", "wal"),
+            ("locking_mode", "exclusive"),
+            ("synchronous", 2),
+            ("fullfsync", 1),
+            ("checkpoint_fullfsync", 1),
+        ):
+            assert query(progress, f"pragma {name}") == [(setting,)]
+
+
+def test_a_full_disk_keeps_what_is_committed_and_the_run_goes_on_once_there_is_room(
+    path: Path,
+) -> None:
+    def names(prefix: str) -> list[Key]:
+        return [f"{prefix} {n}" for n in range(2000)]
+
+    progress = Progress.open(path)
+    progress.commit([done(names("a"))])
+    progress.note_source(0, names("a"))
+    (pages,) = query(progress, "pragma page_count")[0]
+    query(progress, f"pragma max_page_count = {pages + 2}")
+    with pytest.raises(OSError, match="no room") as full:
+        progress.commit([done(names("b")), done(names("c"))])
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(path))
+    assert set(progress.committed(names("b"))) == set()
+    assert len(outputs(progress, names("a")[:10])) == 10
+    progress.close()
+    with closing(Progress.open(path)) as progress:
+        progress.commit([done(names("b"))])
+        assert progress.counts() == {0: {"ok": 4000, "failed": 0, "filtered": 0}}
+
+
+def test_a_file_that_cannot_be_written_is_named(path: Path) -> None:
+    with closing(Progress.open(path)) as progress:
+        query(progress, "pragma query_only = 1")
+        with pytest.raises(OSError, match="cannot be written") as failed:
+            progress.commit([done(["a"])])
+        assert (failed.value.errno, failed.value.filename) == (errno.EROFS, str(path))
+        query(progress, "pragma query_only = 0")
+        progress.commit([done(["a"])])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.once
+def test_a_small_disk_fills_up_and_nothing_is_lost(small_disk: Path) -> None:
+    path = small_disk / "vectors.progress"
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(600_000))
+    acknowledged = 0
+    progress = Progress.open(path)
+    with pytest.raises(OSError, match="no room|No space") as full:
+        while True:
+            progress.commit([done(list(range(acknowledged, acknowledged + 100)))])
+            acknowledged += 100
+    assert full.value.errno == errno.ENOSPC
+    progress.close()
+    filler.unlink()
+    with closing(Progress.open(path)) as progress:
+        assert acknowledged > 100
+        assert progress.counts() == {0: {"ok": acknowledged, "failed": 0, "filtered": 0}}
+        progress.commit([done(list(range(acknowledged, acknowledged + 100)))])
+        keys: list[Key] = list(range(acknowledged + 100))
+        assert outputs(progress, keys) == {(key, 0): value(key) for key in keys}

@@ -1,0 +1,537 @@
+"""The progress file: rows and results are one commit; keys, order of the source, replaced rows."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batched.offline.progress import chunks as _chunks
+from batched.offline.progress import order as _order
+from batched.offline.progress.commit import Commit, Committed, Key, Letter
+from batched.offline.progress.database import WINDOW
+from batched.offline.progress.order import NOTES
+from batched.offline.progress.store import PAGE, Progress
+from batched.offline.types import columns as _columns
+from progress_files import done, failed, outputs, query, results, value
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "vectors.parquet.progress"
+
+
+@pytest.fixture
+def progress(path: Path) -> Iterator[Progress]:
+    progress = Progress.open(path)
+    yield progress
+    progress.close()
+
+
+def note(progress: Progress, keys: Sequence[Key | None], size: int = WINDOW) -> list[int]:
+    """Note a source, and return the rows of keys that stand twice."""
+    twice: list[int] = []
+    for first in range(0, len(keys), size):
+        places = progress.note_source(first, keys[first : first + size])
+        twice += [first + place for place in places]
+    progress.end_source(len(keys))
+    return twice
+
+
+def source(progress: Progress) -> list[Any]:
+    rows = query(progress, "select row, key from source order by row")
+    assert [row for row, _ in rows] == list(range(len(rows)))
+    return [key for _, key in rows]
+
+
+def changes(progress: Progress) -> int:
+    """Return the number of rows that were written since the file was opened."""
+    with progress._database.use() as conn:
+        return conn.total_changes
+
+
+# --- rows and results
+
+
+def test_what_is_committed_is_there_after_reopening(path: Path) -> None:
+    progress = Progress.open(path)
+    progress.commit([done(["a", "b"]), done(["c"]), done(["a"], step=1), failed(["d"])])
+    progress.close()
+    progress = Progress.open(path)
+    found = progress.committed(["a", "b", "c", "d", "e"])
+    assert set(found) == {("a", 0), ("b", 0), ("c", 0), ("a", 1), ("d", 0)}
+    assert found["b", 0] == Committed("ok", 1, 1, 7, 1, None)
+    row = found["d", 0]
+    assert (row.status, row.chunk, row.place, row.attempts) == ("failed", None, None, 3)
+    assert outputs(progress, ["a", "b", "c", "d"]) == {
+        ("a", 0): value("a"),
+        ("b", 0): value("b"),
+        ("c", 0): value("c"),
+        ("a", 1): value("a", 1),
+    }
+    progress.close()
+
+
+def test_batches_of_one_step_share_a_chunk(progress: Progress) -> None:
+    progress.commit([done([f"{n}"], step=n % 2) for n in range(10)])
+    assert query(progress, "select count(*) from chunks") == [(2,)]
+    places = query(progress, "select step, group_concat(place) from rows group by step")
+    assert places == [(0, "0,1,2,3,4"), (1, "0,1,2,3,4")]
+
+
+def test_values_of_different_kinds_share_a_chunk_and_stay_as_they_are(progress: Progress) -> None:
+    values = [1, 0.5, "x", None, [1], {"a": 1}, True]
+    progress.commit([results([place], [each]) for place, each in enumerate(values)])
+    found = [outputs(progress, [place])[place, 0] for place in range(len(values))]
+    assert list(map(repr, found)) == list(map(repr, values))
+    assert query(progress, "select count(*) from chunks") == [(1,)]
+
+
+def test_a_chunk_of_one_short_answer_takes_tens_of_bytes(progress: Progress) -> None:
+    progress.commit([results(["a"], ["yes"])])
+    ((size,),) = query(progress, "select length(data) from chunks")
+    assert size < 50
+
+
+def test_arrays_of_one_shape_are_stored_as_one(progress: Progress) -> None:
+    rows = list(np.random.default_rng(1).random((100, 384), "f4"))
+    progress.commit([results(list(range(50)), rows[:50]), results(list(range(50, 100)), rows[50:])])
+    ((size,),) = query(progress, "select length(data) from chunks")
+    assert size < 100 * 384 * 4 + 500
+    (column,) = progress.chunk(1)
+    assert (len(column), column.type.list_size) == (100, 384)
+    found = outputs(progress, list(range(100)))
+    assert all(np.array_equal(found[place, 0], row) for place, row in enumerate(rows))
+
+
+def test_a_large_commit_is_split_into_chunks(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_chunks, "MAX_BYTES", 500)
+    monkeypatch.setattr(_columns, "MAX_BYTES", 500)
+    keys: list[Key] = [f"key {n}" for n in range(100)]
+    large: list[Key] = ["x" * 2000]  # more than a chunk in a single row
+    progress.commit([done(keys), done(large)])
+    assert outputs(progress, keys + large) == {(key, 0): value(key) for key in keys + large}
+    chunks = query(
+        progress, "select bytes, count(*) from rows join chunks on id = chunk group by id"
+    )
+    assert len(chunks) > 5
+    assert all(size <= 500 or rows == 1 for size, rows in chunks)
+
+
+@pytest.mark.once
+def test_a_chunk_holds_at_most_64_megabytes(progress: Progress) -> None:
+    progress.commit([results(list(range(100)), [bytes([n]) * 2**20 for n in range(100)])])
+    rows = query(progress, "select count(*) from rows group by chunk")
+    assert rows == [(50,), (50,)]
+
+
+def test_a_commit_that_fails_leaves_nothing(progress: Progress) -> None:
+    bad: Any = object()  # which SQLite cannot store
+    with pytest.raises(sqlite3.Error):
+        progress.commit([done(["a"]), Commit(0, failed=[("b", 1, 1, bad)])])
+    assert progress.committed(["a"]) == {}
+    assert query(progress, "select count(*) from chunks") == [(0,)]
+    progress.commit([done(["a"])])
+    assert set(progress.committed(["a"])) == {("a", 0)}
+
+
+def test_values_are_kept_by_name(path: Path) -> None:
+    progress = Progress.open(path)
+    assert progress.get("fingerprint") is None
+    progress.put_all({"fingerprint": {"steps": ["clean", {"version": 3}], "größe": None}})
+    progress.close()
+    progress = Progress.open(path)
+    assert progress.get("fingerprint") == {"steps": ["clean", {"version": 3}], "größe": None}
+    progress.close()
+
+
+def test_a_number_and_its_digits_are_two_keys(progress: Progress) -> None:
+    keys: list[Key] = [1, "1", "01", "1 ", "", "a", "A", "a\0b", "a\0c", "ä", "a\u0308"]
+    keys += [2**63 - 1, -(2**63), 0, "0", "😀", "NaN", "null"]
+    note(progress, keys)
+    assert source(progress) == keys
+    progress.commit([done(keys)])
+    found = outputs(progress, keys)
+    assert found == {(key, 0): value(key) for key in keys}
+    assert {type(key) for key, _ in found} == {int, str}
+    assert outputs(progress, ["a\0b"]) == {("a\0b", 0): value("a\0b")}
+
+
+def test_any_number_of_keys_is_looked_up(progress: Progress) -> None:
+    keys: list[Key] = [f"key {n}" for n in range(3 * WINDOW + 5)]
+    with progress._database.use() as conn:
+        conn.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)  # as of an older SQLite
+    progress.commit([done(keys)])
+    assert len(progress.committed(keys)) == len(keys)
+    assert progress.committed([]) == {}
+    note(progress, keys)
+    note(progress, keys[::-1])
+    assert source(progress) == keys[::-1]
+
+
+# --- rows that are committed again
+
+
+def test_a_row_that_is_computed_again_replaces_the_old_one(progress: Progress) -> None:
+    progress.commit([done(["a", "b"]), failed(["c"])])
+    progress.commit([done(["b", "c", "d"], hashed=8, note=" anew")])
+    assert outputs(progress, ["a", "b", "c", "d"]) == {
+        ("a", 0): value("a"),
+        ("b", 0): value("b") + " anew",
+        ("c", 0): value("c") + " anew",
+        ("d", 0): value("d") + " anew",
+    }
+    hashes = {key: row.input for (key, _), row in progress.committed(["a", "b", "c", "d"]).items()}
+    assert hashes == {"a": 7, "b": 8, "c": 8, "d": 8}
+    assert progress.counts() == {0: {"ok": 4, "failed": 0, "filtered": 0}}
+
+
+def test_a_failure_takes_the_later_steps_along(progress: Progress) -> None:
+    progress.commit([done(["a", "b"], step) for step in (0, 1, 2)])
+    progress.commit([failed(["a"], step=1)])
+    states = {at: row.status for at, row in progress.committed(["a", "b"]).items()}
+    assert states == {
+        ("a", 0): "ok",
+        ("a", 1): "failed",
+        ("b", 0): "ok",
+        ("b", 1): "ok",
+        ("b", 2): "ok",
+    }
+
+
+def test_a_row_done_anew_leaves_later_steps_to_their_hashes(progress: Progress) -> None:
+    """They may not read it."""
+    progress.commit([done(["a"], step) for step in (0, 1)])
+    progress.commit([done(["a"], 0, hashed=8)])
+    assert {at: row.input for at, row in progress.committed(["a"]).items()} == {
+        ("a", 0): 8,
+        ("a", 1): 7,
+    }
+
+
+def test_a_step_is_forgotten_with_all_later_ones(progress: Progress) -> None:
+    progress.commit([done(["a", "b"], step) for step in (0, 1, 2)] + [failed(["c"], 1)])
+    progress.forget(1)
+    assert set(progress.committed(["a", "b", "c"])) == {("a", 0), ("b", 0)}
+    assert query(progress, "select count(*) from chunks") == [(1,)]
+    assert progress.dead_letters() == []
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda: done(["a", "b"], hashed=8),
+        lambda: failed(["a", "b"], hashed=8),
+        lambda: failed(["a", "b"], step=-1),  # which takes step 0 along
+    ],
+    ids=["done", "failed", "failed before"],
+)
+def test_chunks_without_rows_are_dropped(path: Path, again: Callable[[], Commit]) -> None:
+    progress = Progress.open(path)
+    progress.commit([done(["a", "b"])])
+    progress.commit([done(["c", "d"])])
+    progress.commit([again()])
+    ((before,),) = query(progress, "select count(*) from chunks")
+    progress.close()
+    progress = Progress.open(path)
+    assert query(progress, "select count(*) from chunks") == [(before - 1,)]
+    assert outputs(progress, ["c", "d"]) == {("c", 0): value("c"), ("d", 0): value("d")}
+    progress.close()
+
+
+def test_a_chunk_stays_as_long_as_one_of_its_rows_does(path: Path) -> None:
+    progress = Progress.open(path)
+    progress.commit([done(["a", "b"])])
+    progress.commit([done(["a"], hashed=8)])
+    progress.close()
+    progress = Progress.open(path)
+    assert outputs(progress, ["a", "b"]) == {("a", 0): value("a"), ("b", 0): value("b")}
+    progress.close()
+
+
+def test_a_file_of_rows_computed_again_and_again_does_not_grow(path: Path) -> None:
+    random.seed(1)
+    sizes = []
+    for _ in range(5):
+        progress = Progress.open(path)
+        progress.commit([done([1, 2, 3], note=random.randbytes(100_000).hex())])
+        progress.close()
+        sizes.append(path.stat().st_size)
+    assert sizes[1:] == sizes[1:2] * 4  # old and new outputs, for a moment
+
+
+# --- the order of the source
+
+
+@pytest.mark.parametrize("size", [1, 3, WINDOW])
+def test_the_source_is_noted_in_order(progress: Progress, size: int) -> None:
+    note(progress, ["b", 1, "a", "1"], size)
+    assert source(progress) == ["b", 1, "a", "1"]
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(["a", "b", "x", "c", "d", "e"], id="inserted"),
+        pytest.param(["a", "c", "d", "e"], id="removed"),
+        pytest.param(["a", "b", "c"], id="cut"),
+        pytest.param(["a", "b", "c", "d", "e", "f"], id="longer"),
+        pytest.param(["e", "d", "c", "b", "a"], id="reversed"),
+        pytest.param(["b", "a", "c", "d", "e"], id="swapped"),
+        pytest.param(["a", "b", "x", "d", "e"], id="renamed"),
+        pytest.param([], id="empty"),
+    ],
+)
+@pytest.mark.parametrize("notes", [1, 2, 100])
+def test_a_source_that_changed_is_noted_anew(
+    progress: Progress, now: list[Key], notes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that has moved is no key that stands twice."""
+    monkeypatch.setattr(_order, "NOTES", notes)
+    note(progress, ["a", "b", "c", "d", "e"])
+    note(progress, now)
+    assert source(progress) == now
+
+
+@pytest.mark.once
+def test_any_change_of_a_long_source_is_noted(progress: Progress) -> None:
+    chance = random.Random(1)
+    keys: list[Key] = list(range(3 * NOTES))
+    note(progress, keys)
+    for _ in range(3):
+        chance.shuffle(keys)
+        del keys[chance.randrange(len(keys)) :]
+        keys += [f"new {chance.random()}" for _ in range(chance.randrange(1000))]
+        note(progress, keys)
+        assert source(progress) == keys
+
+
+def test_a_source_that_did_not_change_is_not_written(progress: Progress) -> None:
+    keys: list[Key] = [f"key {n}" for n in range(5000)]
+    note(progress, keys)
+    before = changes(progress)
+    note(progress, keys)
+    assert changes(progress) == before
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param(["a", "b", "b", "c", "a"], id="growing at first"),
+        pytest.param(["b", "a", "c", "a", "d"], id="unordered"),
+        pytest.param([1, 2, 3, 2, "2", 4], id="numbers and text"),
+        pytest.param([None, "a", None, "a"], id="rows without a key"),
+    ],
+)
+def test_a_key_that_stands_twice_is_found_in_its_window(
+    progress: Progress, keys: list[Key | None], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_order, "NOTES", 2)
+    twice = [row for row, key in enumerate(keys) if key is not None and key in keys[:row]]
+    for _ in range(2):  # in a file that has them, too
+        assert note(progress, keys, size) == twice
+        first = {row: key for row, key in enumerate(keys) if row not in twice and key is not None}
+        assert progress.keys_of_rows(0, len(keys)) == first
+        assert progress.source_rows == len(keys)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (3, 40_000), (39_999, 40_000)])
+@pytest.mark.parametrize("growing", [True, False])
+def test_a_key_that_stands_twice_far_apart_is_found(
+    progress: Progress, first: int, second: int, growing: bool
+) -> None:
+    keys: list[Key] = [f"key {n:05}" for n in range(50_000)]
+    if not growing:
+        random.Random(1).shuffle(keys)
+    note(progress, keys[::-1])  # rows that moved, besides
+    kept = keys[second]
+    keys[second] = keys[first]
+    assert note(progress, keys) == [second]
+    keys[second] = kept  # mended
+    assert note(progress, keys) == []
+    assert source(progress) == keys
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    runs=st.lists(st.lists(st.integers(0, 30) | st.sampled_from("abc") | st.none()), max_size=4),
+    size=st.integers(1, 7),
+)
+def test_any_sources_are_noted_with_each_key_once(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[list[Key | None]], size: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_order, "NOTES", 5)
+        patch.setattr(_order, "SLOTS", 8)
+        progress = Progress.open(tmp_path_factory.mktemp("progress") / "file")
+        for keys in runs:
+            twice = note(progress, keys, size)
+            present = [key for row, key in enumerate(keys) if row not in twice and key is not None]
+            assert list(progress.keys_of_rows(0, 100).values()) == present
+            assert list(map(repr, present)) == list(map(repr, dict.fromkeys(present)))
+            assert all(keys[row] in keys[:row] for row in twice)
+        progress.close()
+
+
+# --- counts and dead letters
+
+
+def test_rows_are_counted_by_step_and_status(progress: Progress) -> None:
+    assert progress.counts() == {}
+    filtered = Commit(1, filtered=[("c", 7, 1), (5, 7, 1)])
+    progress.commit([done(["a", "b", "c"]), failed(["d", 4]), done(["a"], 1), failed(["b"], 1)])
+    progress.commit([filtered])
+    assert progress.counts() == {
+        0: {"ok": 3, "failed": 2, "filtered": 0},
+        1: {"ok": 1, "failed": 1, "filtered": 2},
+    }
+    assert progress.committed([5])[5, 1] == Committed("filtered", None, None, 7, 1, None)
+
+
+def test_a_filtered_row_takes_the_later_steps_along(progress: Progress) -> None:
+    progress.commit([done(["a"], step) for step in (0, 1, 2)])
+    progress.commit([Commit(1, filtered=[("a", 8, 1)])])
+    assert {at: row.status for at, row in progress.committed(["a"]).items()} == {
+        ("a", 0): "ok",
+        ("a", 1): "filtered",
+    }
+
+
+def test_rows_that_left_the_source_count_for_nothing_until_they_are_back(
+    progress: Progress,
+) -> None:
+    note(progress, ["a", "b", "c", "d"])
+    progress.commit([done(["a", "b"]), failed(["c", "d"])])
+    for now, ok, dead in ((["a", "c"], 1, ["c"]), (["a", "x", "b"], 2, []), (["d"], 0, ["d"])):
+        note(progress, list(now))
+        assert progress.counts().get(0, {}).get("ok", 0) == ok
+        assert [letter["key"] for letter in progress.dead_letters()] == dead
+    note(progress, ["a", "b", "c", "d"])
+    assert progress.counts() == {0: {"ok": 2, "failed": 2, "filtered": 0}}
+
+
+def test_rows_whose_keys_are_still_to_be_noted_count(path: Path) -> None:
+    """A killed run had not written all of its notes."""
+    progress = Progress.open(path)
+    progress.note_source(0, ["a", "b"])
+    progress.commit([done(["a"]), failed(["b"])])
+    assert progress.counts() == {0: {"ok": 1, "failed": 1, "filtered": 0}}
+    assert [letter["key"] for letter in progress.dead_letters()] == ["b"]
+    progress.close()
+
+
+def said(phase: str) -> str:
+    return f'{{"phase": "{phase}", "error": "ValueError: bad row", "traceback": ""}}'
+
+
+def test_dead_letters_tell_all_of_a_failure(progress: Progress) -> None:
+    progress.commit([failed(["b", 1], step=1), failed(["c"], step=0)])
+    assert progress.dead_letters() == [
+        {
+            "row": None,
+            "key": key,
+            "step": step,
+            "phase": "inference",
+            "error": "ValueError: bad row",
+            "attempts": 3,
+            "traceback": "File ...",
+        }
+        for step, key in ((0, "c"), (1, 1), (1, "b"))
+    ]
+
+
+def test_rows_outside_of_all_steps_are_dead_letters_by_row(progress: Progress) -> None:
+    progress.commit([Commit(0, letters=[Letter(7, None, said("source"))]), failed(["a"])])
+    progress.add_letters("output", [Letter(3, "k", said("output"))])
+    progress.add_letters("output", [Letter(3, "k", said("output"))])  # one for each row
+    found = [(letter["row"], letter["key"], letter["phase"]) for letter in progress.dead_letters()]
+    assert found == [(7, None, "source"), (None, "a", "inference"), (3, "k", "output")]
+    progress.clear_letters("output")
+    progress.clear_letters("source")
+    assert [letter["phase"] for letter in progress.dead_letters()] == ["inference"]
+
+
+def test_dead_letters_come_in_pages_while_commits_go_on(progress: Progress) -> None:
+    keys: list[Key] = [*range(2 * PAGE), *(f"{n:05}" for n in range(PAGE))]
+    progress.commit([failed(keys)])
+    found: list[Key] = []
+    while page := progress.dead_letters(len(found)):
+        assert len(page) == PAGE
+        found += [letter["key"] for letter in page]
+        progress.commit([done([f"between {len(found)}"])])
+    assert found == keys
+
+
+def test_queries_use_their_indexes(progress: Progress) -> None:
+    dead = "select step, key from rows indexed by failed where status = 'failed'"
+    for statement, index in (
+        (dead, "SCAN rows USING INDEX failed"),
+        ("select key, row from source where key in (1, 2) and +row < 5", "source_key (key=?)"),
+        ("select status from rows where key in (1, 2)", "PRIMARY KEY (key=?)"),
+    ):
+        (plan,) = query(progress, f"explain query plan {statement}")
+        assert index in plan[3]
+
+
+# --- kinds of final columns
+
+
+def test_the_kind_of_a_column_takes_all_chunks(progress: Progress) -> None:
+    progress.commit([results(["a"], [1])])
+    progress.commit([results(["b"], [0.5]), done(["c"], 1)])
+    assert progress.final_kinds(0, 1) == ["float"]
+    assert progress.final_kinds(1, 1) == ["str"]
+    assert progress.final_kinds(2, 1) == ["unseen"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
+    progress: Progress, size: int
+) -> None:
+    values = [1, None, "x", 2**60, 3, "y", 5] + ["of a row that left"] * 5
+    keys: list[Key] = list(range(len(values)))
+    for first in range(0, len(values), size):
+        some = slice(first, first + size)
+        progress.commit([results(keys[some], values[some])])
+    note(progress, keys)
+    note(progress, keys[:7])
+    assert progress.final_kinds(0, 1) == ["int64"]
+
+
+def test_a_dict_without_fields_gives_no_type_where_none_can_be_stored(progress: Progress) -> None:
+    progress.commit([results(["a", "b"], [{}, {"a": {}}])])
+    assert progress.final_kinds(0, 1) == [("struct", (("a", ("struct", ())),))]
+    assert progress.final_kinds(0, 1, empty_dicts=False) == [("struct", (("a", "null"),))]
+
+
+def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:
+    keys: list[Key] = list(range(2000))
+    wrong: list[object] = []
+
+    def look_up() -> None:
+        while len(found := outputs(progress, keys)) < len(keys):
+            if len(found) % 8 or any(text != value(key) for (key, _), text in found.items()):
+                wrong.append(found)
+
+    reader = threading.Thread(target=look_up)
+    reader.start()
+    for first in range(0, len(keys), 8):
+        progress.commit([done(keys[first : first + 8])])
+    reader.join(30)
+    assert not reader.is_alive()
+    assert not wrong

@@ -1,0 +1,117 @@
+"""Export: the committed rows of a run as a file, from its progress file alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+
+from batched import offline  # noqa: E402
+from batched.errors import ResultError, RunLocked, RunStopped  # noqa: E402
+from batched.offline.progress.commit import Commit, Key  # noqa: E402
+from batched.offline.progress.store import Progress  # noqa: E402
+from batched.offline.types.columns import Columns  # noqa: E402
+
+pytestmark = pytest.mark.once
+
+
+def make_run(
+    folder: Path, source: Sequence[Key | None], *steps: dict[Key, Any], key: str | None = "id"
+) -> str:
+    """Leave the progress file of a run that has committed these values; return its result."""
+    with closing(Progress.open(folder / "r.parquet.progress")) as progress:
+        names = [f"out{number}" for number in range(len(steps))]
+        progress.put_all(
+            {"key": key, "steps": [{"name": name, "output": [name]} for name in names]}
+        )
+        for number, values in enumerate(steps):
+            read = Columns([names[number]]).read(list(values.values()))
+            progress.commit([Commit(number, [(each, 0, 1) for each in values], read)])
+        progress.note_source(0, source)
+        progress.end_source(len(source))
+    return f"{folder}/r.parquet"
+
+
+def test_rows_that_went_through_all_steps_are_exported_in_the_order_of_the_source(
+    tmp_path: Path,
+) -> None:
+    first: dict[Key, Any] = {"a": 1, "b": 2, "c": 3, "gone": 4}
+    result = make_run(tmp_path, ["c", None, "b", "a"], first, {"a": [1.5], "c": [2.5, 3.5]})
+    path = offline.export(result)
+    assert path == f"{tmp_path}/r.partial.parquet"
+    assert pq.read_table(path).to_pylist() == [
+        {"id": "c", "out0": 3, "out1": [2.5, 3.5]},
+        {"id": "a", "out0": 1, "out1": [1.5]},
+    ]
+
+
+def test_rows_without_a_key_column_are_known_by_their_number(tmp_path: Path) -> None:
+    result = make_run(tmp_path, [0, 1, 2], {0: "x", 2: "z"}, key=None)
+    path = offline.export(result, tmp_path / "some.jsonl")
+    assert [json.loads(line) for line in Path(path).read_text().splitlines()] == [
+        {"row": 0, "out0": "x"},
+        {"row": 2, "out0": "z"},
+    ]
+
+
+def test_an_export_replaces_its_own_file_and_no_other(tmp_path: Path) -> None:
+    result = make_run(tmp_path, ["a"], {"a": 1})
+    path = offline.export(result)
+    assert offline.export(result) == path
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(ResultError, match="is there already"):
+        offline.export(result)
+    assert offline.export(result, overwrite=True) == path
+    assert {name for name in os.listdir(tmp_path) if "progress" not in name} == {
+        "r.partial.parquet"
+    }
+
+
+def test_an_export_waits_for_the_end_of_the_run(tmp_path: Path) -> None:
+    result = make_run(tmp_path, ["a"], {"a": 1})
+    with (
+        closing(Progress.open(Path(f"{result}.progress"))),
+        pytest.raises(RunLocked, match=r"is in use by the run of process \d+"),
+    ):
+        offline.export(result)
+
+
+def test_a_run_that_has_not_begun_has_no_export(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match=r"r\.csv\.progress does not exist"):
+        offline.export(tmp_path / "r.csv")
+    assert not os.listdir(tmp_path)
+
+
+def test_the_export_of_a_remote_result_needs_a_file(tmp_path: Path) -> None:
+    make_run(tmp_path, ["a"], {"a": 1})
+    progress = tmp_path / "r.parquet.progress"
+    with pytest.raises(ResultError, match="name a file for the export"):
+        offline.export("s3://bucket/r.parquet", progress=progress)
+    path = offline.export("s3://bucket/r.parquet", tmp_path / "r.csv", progress=progress)
+    assert Path(path).read_bytes() == b"id,out0\r\na,1\r\n"
+
+
+def test_a_run_that_was_stopped_is_exported_and_goes_on(tmp_path: Path) -> None:
+    def upper(texts: list[str]) -> list[str]:
+        if "bad" in texts:
+            raise ValueError("no")
+        return [text.upper() for text in texts]
+
+    rows = [{"id": n, "text": "bad" if n == 90 else f"text {n}"} for n in range(100)]
+    settings: dict[str, Any] = {"input": "text", "output": "out", "key": "id", "watch": False}
+    result = tmp_path / "r.parquet"
+    with pytest.raises(RunStopped):
+        offline.run(upper, rows, result, max_failed=0, batch_size=4, **settings)
+    some = pq.read_table(offline.export(result)).to_pylist()
+    assert all(row["out"] == f"TEXT {row['id']}" for row in some)
+    report = offline.run(upper, rows, result, **settings)
+    assert (report.skipped, report.ok + report.failed) == (len(some), 100 - len(some))

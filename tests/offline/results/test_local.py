@@ -1,0 +1,454 @@
+"""The result file: it appears whole, and replaces no foreign file."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+
+from batched.errors import ResultError  # noqa: E402
+from batched.offline.results import formats as _formats  # noqa: E402
+from batched.offline.results.local import Result, Stamp, open_result  # noqa: E402
+
+pytestmark = pytest.mark.once
+
+DESTINATIONS = ["r.parquet", "r.jsonl", "r.csv", "r/"]
+
+
+def rows_of(dest: str, columns: Mapping[str, Any]) -> Any:
+    """Rows as the writer of the destination takes them."""
+    return pa.table(columns) if dest.endswith((".parquet", "/")) else columns
+
+
+class Writer:
+    """Rows on their way to a result."""
+
+    def __init__(self, result: Result, columns: Any) -> None:
+        self.result = result
+        self._rows = result.create(columns)
+        self.write: Callable[[Any], None] = self._rows.write
+        self.close = self._rows.close
+
+    def publish(self, note: Callable[[Stamp], object] = len) -> Stamp:
+        return self.result.publish(note)
+
+    def abort(self) -> None:
+        with suppress(OSError):
+            self.close()
+        self.result.abort()
+
+
+def writer_of(dest: str, **settings: Any) -> Writer:
+    result = open_result(dest, **settings)
+    return Writer(result, SCHEMA if result.is_typed else SCHEMA.names)
+
+
+def publish(writer: Writer) -> Stamp:
+    writer.close()
+    return writer.publish()
+
+
+def write(dest: str, columns: Mapping[str, Any], **settings: Any) -> Stamp:
+    result = open_result(dest, **settings)
+    rows = rows_of(dest, columns)
+    writer = Writer(result, rows.schema if result.is_typed else list(columns))
+    writer.write(rows)
+    return publish(writer)
+
+
+def content(dest: str) -> dict[str, bytes]:
+    path = Path(dest)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {file.name: file.read_bytes() for file in files}
+
+
+@pytest.fixture(params=DESTINATIONS)
+def dest(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"{tmp_path}/{request.param}"
+
+
+SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
+ROWS = {"id": ["a", None], "n": [1, 2]}
+OTHER = {"id": ["b"], "n": [3]}
+
+
+# --- it appears whole ---
+
+
+def test_the_result_appears_when_it_is_whole(dest: str, tmp_path: Path) -> None:
+    seen = []
+
+    def note(stamp: Stamp) -> None:
+        seen.append((stamp, Path(dest).exists()))
+
+    writer = writer_of(dest)
+    writer.write(rows_of(dest, ROWS))
+    writer.close()
+    assert not Path(dest).exists()
+    stamp = writer.publish(note)
+    assert seen == [(stamp, False)]
+    assert os.listdir(tmp_path) == [Path(dest).name]
+    assert open_result(dest, known=[stamp]).holds([stamp])
+
+
+def test_leftovers_of_a_killed_run_are_removed(dest: str, tmp_path: Path) -> None:
+    half = Path(dest.rstrip("/") + ".writing")
+    if dest.endswith("/"):
+        half.mkdir()
+        half /= "part-00007.parquet"
+    half.write_text("half")
+    write(dest, ROWS)
+    assert os.listdir(tmp_path) == [Path(dest).name]
+    assert "part-00007.parquet" not in content(dest)
+    assert b"half" not in b"".join(content(dest).values())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_aborted_result_leaves_nothing(closed: bool, dest: str, tmp_path: Path) -> None:
+    writer = writer_of(dest)
+    writer.write(rows_of(dest, ROWS))
+    if closed:
+        writer.close()
+    writer.abort()
+    assert not os.listdir(tmp_path)
+
+
+def test_a_result_of_no_rows_has_its_columns(dest: str) -> None:
+    publish(writer_of(dest))
+    if dest.endswith(".jsonl"):
+        assert Path(dest).read_bytes() == b""
+    elif dest.endswith(".csv"):
+        assert Path(dest).read_bytes() == b"id,n\r\n"
+    else:
+        assert pq.read_table(dest).schema == SCHEMA
+
+
+# --- it replaces no foreign file ---
+
+
+def test_a_foreign_file_is_refused(dest: str) -> None:
+    write(dest, ROWS)
+    before = content(dest)
+    with pytest.raises(ResultError, match=r"is there already, .* overwrite=True"):
+        open_result(dest)
+    assert content(dest) == before
+
+
+def test_an_earlier_result_is_replaced(dest: str) -> None:
+    stamp = json.loads(json.dumps(write(dest, ROWS)))
+    write(dest, OTHER, known=[{"x": [1, 2]}, stamp])
+    assert content(dest) != {}
+    with pytest.raises(ResultError, match="is there already"):
+        open_result(dest, known=[stamp])
+
+
+def test_overwrite_replaces_any_file(dest: str) -> None:
+    write(dest, ROWS)
+    write(dest, OTHER, overwrite=True)
+    replaced = content(dest)
+    write(dest, OTHER, overwrite=True)
+    assert content(dest) == replaced
+
+
+def test_an_earlier_result_that_was_changed_is_foreign(dest: str) -> None:
+    stamp = write(dest, ROWS)
+    file = next(Path(dest).iterdir()) if dest.endswith("/") else Path(dest)
+    os.utime(file, ns=(0, 0))
+    with pytest.raises(ResultError, match="left it as it is"):
+        open_result(dest, known=[stamp])
+
+
+def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str) -> None:
+    writer = writer_of(dest)
+    writer.close()
+    write(dest.rstrip("/") + "2" + Path(dest).suffix + "/" * dest.endswith("/"), ROWS)
+    os.rename(dest.rstrip("/") + "2" + Path(dest).suffix, dest.rstrip("/"))
+    before = content(dest)
+    with pytest.raises(ResultError, match="is there already"):
+        writer.publish()
+    writer.abort()
+    assert content(dest) == before
+
+
+def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
+    known = [write(dest, ROWS)]
+    before = content(dest)
+
+    def die(stamp: Stamp) -> None:
+        known.append(stamp)
+        raise KeyboardInterrupt
+
+    writer = writer_of(dest, known=known)
+    writer.write(rows_of(dest, OTHER))
+    writer.close()
+    with pytest.raises(KeyboardInterrupt):
+        writer.publish(die)
+    assert content(dest) == before
+    open_result(dest, known=known)
+    write(dest, OTHER, known=known)
+
+
+def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ResultError, match=r"holds 'notes\.txt', which is no part of a result"):
+        open_result(f"{tmp_path}/", overwrite=True)
+
+
+def test_an_empty_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    write(f"{tmp_path}/r/", ROWS)
+    assert pq.read_table(tmp_path / "r").to_pydict() == ROWS
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "./in.jsonl", "sub/../in.jsonl", "link.jsonl"])
+def test_a_source_is_never_replaced_by_its_own_result(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "in.jsonl").write_text("{}")
+    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
+    with pytest.raises(ResultError, match=r"in\.jsonl would replace 'in\.jsonl', which the source"):
+        open_result(name, overwrite=True, source_paths=["other.jsonl", "in.jsonl"])
+    assert (tmp_path / "in.jsonl").read_text() == "{}"
+
+
+def test_a_folder_of_the_source_is_never_replaced_by_its_own_result(tmp_path: Path) -> None:
+    write(f"{tmp_path}/r/", ROWS)
+    (tmp_path / "link").symlink_to("r")
+    with pytest.raises(ResultError, match="which the source reads"):
+        open_result(
+            f"{tmp_path}/link/",
+            overwrite=True,
+            source_paths=[f"{tmp_path}/r/part-00000.parquet"],
+        )
+
+
+def test_the_destination_stays_where_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = open_result("r.csv")
+    monkeypatch.chdir("elsewhere")
+    publish(Writer(result, ["a"]))
+    assert (tmp_path / "r.csv").exists()
+    assert result.path == str(tmp_path / "r.csv")
+
+
+# --- the destination is tried before anything runs ---
+
+
+@pytest.mark.parametrize("name", ["r.xlsx", "r", "", ".", "r.parquet.gz"])
+def test_an_unknown_format_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match=r"must end in \.parquet, \.jsonl or \.csv, or '/' for"):
+        open_result(name)
+
+
+def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path: Path) -> None:
+    (tmp_path / "r.parquet").mkdir()
+    with pytest.raises(ResultError, match=r"r\.parquet is a folder; it must end in"):
+        open_result(tmp_path / "r.parquet")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultError, match="file/ is a file; it must end in"):
+        open_result(f"{tmp_path}/file/")
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="missing: No such file or directory"):
+        open_result(tmp_path / "missing" / "r.parquet")
+
+
+def test_a_folder_that_takes_no_files_is_refused(
+    dest: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResultError, match=f"folder {tmp_path}: No space left on device"):
+        open_result(dest)
+    assert not os.listdir(tmp_path)
+
+
+def test_foreign_files_in_the_hidden_folder_stay(dest: str) -> None:
+    way = Path(dest.rstrip("/") + ".writing")
+    way.mkdir()
+    (way / "mine").write_text("")
+    with pytest.raises(ResultError, match="not empty"):
+        open_result(dest)
+    assert (way / "mine").exists()
+
+
+def test_a_lack_of_space_is_told_before_writing(dest: str) -> None:
+    result = open_result(dest)
+    result.check_space(1)
+    with pytest.raises(ResultError, match=r"takes about 1,000,000,000,000 MB, .* MB left"):
+        result.check_space(10**18)
+
+
+def test_a_full_disk_leaves_nothing_half(
+    dest: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    writer = writer_of(dest)
+    writer.write(rows_of(dest, ROWS))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer.close()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.publish()
+    writer.abort()
+    assert not os.listdir(tmp_path)
+
+
+# --- its size in memory is bounded ---
+
+
+def test_row_groups_and_parts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_formats, "GROUP_ROWS", 64)
+    monkeypatch.setattr(_formats, "PART_ROWS", 200)
+    table = pa.table(
+        {"id": list(range(500)), "text": ["x" * (100 * (n < 200)) for n in range(500)]}
+    )
+
+    def groups_of(dest: str) -> list[list[int]]:
+        result = open_result(dest, overwrite=True)
+        writer = Writer(result, table.schema)
+        for first in range(0, 500, 16):
+            writer.write(table.slice(first, 16))
+        stamp = publish(writer)
+        folder = Path(dest) if dest.endswith("/") else tmp_path
+        files = [pq.ParquetFile(folder / name).metadata for name in stamp]
+        return [[file.row_group(n).num_rows for n in range(file.num_row_groups)] for file in files]
+
+    assert groups_of(f"{tmp_path}/r/") == [[64] * 4, [64] * 3 + [52]]
+    monkeypatch.setattr(_formats, "PART_BYTES", 10_000)  # 16 rows are 1,792 bytes or 192
+    assert groups_of(f"{tmp_path}/r/") == [[64, 64], [64] * 4, [64, 52]]
+    assert sorted(content(f"{tmp_path}/r/")) == [f"part-{n:05}.parquet" for n in range(3)]
+    monkeypatch.setattr(_formats, "GROUP_BYTES", 3_000)
+    assert groups_of(f"{tmp_path}/r.parquet")[0][:3] == [32, 32, 32]
+
+
+def test_memory_stays_flat_whatever_the_size_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_formats, "GROUP_BYTES", 1 << 20)
+    vectors = pa.array(list(np.zeros((16, 8192), "float32")), pa.list_(pa.float32(), 8192))
+    writer = Writer(open_result(tmp_path / "r.parquet"), pa.schema([("v", vectors.type)]))
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in range(40):  # 21 MB
+        writer.write(pa.table({"v": vectors}))
+        most = max(most, pa.total_allocated_bytes() - before)
+    writer.abort()
+    assert most < 5 << 20
+
+
+# --- values ---
+
+VALUES: list[tuple[Any, str, str]] = [
+    (None, "null", ""),
+    (True, "true", "true"),
+    (-(2**63), "-9223372036854775808", "-9223372036854775808"),
+    (0.1, "0.1", "0.1"),
+    (math.nan, "NaN", "nan"),
+    (-math.inf, "-Infinity", "-inf"),
+    ("", '""', '""'),
+    ("plain text", '"plain text"', "plain text"),
+    ('a,"b"\r\nc', '"a,\\"b\\"\\r\\nc"', '"a,""b""\r\nc"'),
+    ("null", '"null"', "null"),
+    (b"\xff\0", '"/wA="', "/wA="),
+    (date(2024, 1, 2), '"2024-01-02"', "2024-01-02"),
+    (time(1, 2, 3, 4), '"01:02:03.000004"', "01:02:03.000004"),
+    (datetime(2024, 1, 2, 3), '"2024-01-02T03:00:00"', "2024-01-02T03:00:00"),
+    (
+        datetime(2024, 1, 2, 3, tzinfo=UTC),
+        '"2024-01-02T03:00:00+00:00"',
+        "2024-01-02T03:00:00+00:00",
+    ),
+    (timedelta(seconds=90, microseconds=5), "90.000005", "90.000005"),
+    (Decimal("1234567890123456789.10"), '"1234567890123456789.10"', "1234567890123456789.10"),
+    ([1, None], "[1,null]", '"[1,null]"'),
+    ([0.5, math.nan, math.inf], "[0.5,NaN,Infinity]", '"[0.5,NaN,Infinity]"'),
+    ({"a": [math.nan], "b": None}, '{"a":[NaN],"b":null}', '"{""a"":[NaN],""b"":null}"'),
+    (np.array([0.1, 0.2], "float32"), "[0.1,0.2]", '"[0.1,0.2]"'),
+    (np.array([0.1, math.nan], "float32"), "[0.1,NaN]", '"[0.1,NaN]"'),
+    (np.array([True, False]), "[true,false]", '"[true,false]"'),
+    (np.arange(4.0).reshape(2, 2).T, "[[0.0,2.0],[1.0,3.0]]", '"[[0.0,2.0],[1.0,3.0]]"'),
+    (2**65, "36893488147419103232", "36893488147419103232"),
+    ([2**65, "é", None], '[36893488147419103232,"é",null]', '"[36893488147419103232,""é"",null]"'),
+]
+
+
+@pytest.mark.parametrize(("value", "as_json", "as_csv"), VALUES, ids=lambda value: repr(value)[:30])
+def test_values_as_text(value: Any, as_json: str, as_csv: str, tmp_path: Path) -> None:
+    columns = {"id": [1, 2], "out": [value, None]}
+    write(f"{tmp_path}/r.jsonl", columns)
+    text = (tmp_path / "r.jsonl").read_bytes().decode()
+    assert text == f'{{"id":1,"out":{as_json}}}\n{{"id":2,"out":null}}\n'
+    assert all(map(json.loads, text.splitlines()))
+    write(f"{tmp_path}/r.csv", columns)
+    text = (tmp_path / "r.csv").read_bytes().decode()
+    assert text == f"id,out\r\n1,{as_csv}\r\n2,\r\n"
+
+
+def test_a_lone_surrogate_is_written_to_json_as_it_was_read(tmp_path: Path) -> None:
+    line = '{"id":1,"out":["\\ud800",{"a":"\\ud800é"}]}'
+    write(f"{tmp_path}/r.jsonl", {name: [value] for name, value in json.loads(line).items()})
+    text = (tmp_path / "r.jsonl").read_text(encoding="utf-8")
+    assert json.loads(text) == json.loads(line)
+
+
+def test_a_csv_is_read_back_by_the_standard_library(tmp_path: Path) -> None:
+    texts = ["", " a ", 'q"', "a,b", "a\nb", "a\r\nb", "é", "\0"]
+    write(f"{tmp_path}/r.csv", {'na,"me': texts, "b": texts})
+    with open(tmp_path / "r.csv", newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [['na,"me', "b"], *([text, text] for text in texts)]
+
+
+def test_no_row_of_a_csv_is_an_empty_line(tmp_path: Path) -> None:
+    write(f"{tmp_path}/r.csv", {"a": ["x", None, ""]})
+    assert (tmp_path / "r.csv").read_bytes() == b'a\r\nx\r\n""\r\n""\r\n'
+
+
+def test_dictionaries_of_any_size_become_plain_columns(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))])
+    writer = Writer(open_result(tmp_path / "r.parquet"), schema)
+    for first in (0, 100, 200):
+        texts = [str(first + n) for n in range(100)]
+        writer.write(pa.table({"a": pa.array(texts).dictionary_encode()}).cast(schema))
+    publish(writer)
+    table = pq.read_table(tmp_path / "r.parquet")
+    assert table.column("a").to_pylist() == [str(n) for n in range(300)]
+    assert table.schema.types == [pa.string()]
+
+
+def test_a_value_that_is_no_json_is_an_error(tmp_path: Path) -> None:
+    writer = Writer(open_result(tmp_path / "r.jsonl"), ["a"])
+    with pytest.raises(TypeError, match="object"):
+        writer.write({"a": [object()]})
+    writer.abort()
+
+
+def test_text_rows_of_unequal_columns_are_an_error(tmp_path: Path) -> None:
+    writer = Writer(open_result(tmp_path / "r.csv"), ["a", "b"])
+    with pytest.raises(ValueError, match="shorter"):
+        writer.write({"a": ["a", "b"], "b": [1]})
+    writer.abort()

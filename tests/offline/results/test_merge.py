@@ -1,0 +1,449 @@
+"""The join of a source with committed results: each row has its own; types are decided last."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+
+from batched.errors import SourceError  # noqa: E402
+from batched.offline.failures import letter_text  # noqa: E402
+from batched.offline.progress.commit import Commit, Key, Letter  # noqa: E402
+from batched.offline.progress.store import Progress  # noqa: E402
+from batched.offline.results import committed as _committed  # noqa: E402
+from batched.offline.results import merge as _merge  # noqa: E402
+from batched.offline.results.formats import Parquet  # noqa: E402
+from batched.offline.results.local import open_result  # noqa: E402
+from batched.offline.results.merge import Merge  # noqa: E402
+from batched.offline.sources.opening import open_source  # noqa: E402
+from batched.offline.types.columns import Columns, Kinds  # noqa: E402
+
+pytestmark = pytest.mark.once
+
+DESTINATIONS = ["r.parquet", "r.jsonl", "r/"]
+
+
+class Case:
+    """A progress file, and merges of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.progress = Progress.open(folder / "progress")
+        self.letters: list[Letter] = []
+
+    def commit(
+        self, keys: Sequence[Key], values: Sequence[Any], step: int = 0, batch: int = 2048
+    ) -> None:
+        """Commit values of one column, several at a time."""
+        for first in range(0, len(keys), batch):
+            some = keys[first : first + batch]
+            read = Columns(["out"]).read(values[first : first + batch])
+            assert not read.misfits
+            self.progress.commit([Commit(step, [(key, 0, 1) for key in some], read)])
+
+    def note(self, keys: Sequence[Key | None]) -> None:
+        """Note the keys of the source."""
+        self.progress.note_source(0, keys)
+        self.progress.end_source(len(keys))
+
+    def merge(
+        self,
+        source: Any,
+        dest: str,
+        keep: Sequence[str] | None = None,
+        columns: Sequence[Columns] = (Columns(["out"]),),
+        **settings: Any,
+    ) -> list[dict[str, Any]]:
+        """Return the rows of the result."""
+        with closing(open_source(source, spool=self.folder / "spool")) as opened:
+            kept: dict[str, Kinds] = {}
+            for window in opened.windows(None) if opened.schema is None else ():
+                for name in window.columns:
+                    kinds = kept.setdefault(name, Kinds(empty_dicts=False))
+                    kinds.add(Columns([name]).read(window.values(name)).kinds[0])
+            result = open_result(f"{self.folder}/results/{dest}", overwrite=True)
+            with closing(Merge(opened, self.progress, columns, keep, **settings)) as merge:
+                merge.check(result)
+                merge.write(result, kept, self.letters.extend)
+                merge.publish(lambda _: None)
+        assert not list((self.folder / "results").glob("*.writing"))
+        return read(result.path)
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    if path.endswith(".jsonl"):
+        return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    (tmp_path / "results").mkdir()
+    case = Case(tmp_path)
+    yield case
+    case.progress.close()
+
+
+@contextmanager
+def chunks_read(progress: Progress, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
+    """Count how often each chunk is read."""
+    counts: Counter[int] = Counter()
+    read = progress.chunk
+
+    def chunk(number: int) -> Any:
+        counts[number] += 1
+        return read(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "chunk", chunk)
+        yield counts
+
+
+VALUES: dict[str, Callable[[int], Any]] = {
+    "numbers": lambda n: n,
+    "texts": lambda n: f"text {n}",
+    "vectors": lambda n: np.full(3, n, np.float32),
+    "tensors": lambda n: np.full((2, 2), n, np.float32),
+    "ragged": lambda n: np.full(n % 4, n, np.float32),
+    "dicts": lambda n: {"n": n, "list": [n] * (n % 3)},
+    "sometimes": lambda n: None if n % 5 == 0 else n / 2,
+}
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def flat(value: Any) -> Any:
+    return np.ravel(value).tolist()
+
+
+# --- each row has its own result ---
+
+
+@pytest.mark.parametrize("dest", DESTINATIONS)
+@pytest.mark.parametrize("batch", [3, 64])
+@pytest.mark.parametrize("kind", VALUES)
+def test_each_row_has_its_own_result(kind: str, batch: int, dest: str, case: Case) -> None:
+    keys = [f"k{n}" for n in range(200)]
+    values = list(map(VALUES[kind], range(200)))
+    case.commit(keys, values, batch=batch)
+    order = random.Random(0).sample(range(200), 150)
+    case.note([keys[n] for n in order])
+    rows = case.merge([{"id": keys[n], "n": n} for n in order], dest, key="id")
+    assert [(row["id"], row["n"]) for row in rows] == [(keys[n], n) for n in order]
+    if kind == "tensors":
+        assert [flat(row["out"]) for row in rows] == [flat(values[n]) for n in order]
+    else:
+        assert [row["out"] for row in rows] == [plain(values[n]) for n in order]
+
+
+@pytest.mark.parametrize("dest", DESTINATIONS)
+def test_a_row_needs_a_result_of_every_step_and_a_later_step_may_replace_columns(
+    dest: str, case: Case
+) -> None:
+    case.commit(range(10), [f"first {n}" for n in range(10)])
+    case.commit(range(0, 10, 2), list(range(0, 10, 2)), step=1)
+    case.commit(range(0, 10, 4), [float(n) for n in range(0, 10, 4)], step=2)
+    case.note(range(10))
+    columns = [Columns(["a"]), Columns(["out"]), Columns(["out"])]
+    rows = case.merge([{"id": n, "a": "source"} for n in range(10)], dest, columns=columns)
+    assert rows == [{"id": n, "a": f"first {n}", "out": float(n)} for n in (0, 4, 8)]
+
+
+def test_columns_of_the_source_are_kept_as_asked(case: Case) -> None:
+    case.commit(range(3), ["a", "b", "c"])
+    case.note(range(3))
+    table = pa.table({"x": [1, 2, 3], "y": pa.array(["p", "q", None]).dictionary_encode()})
+    assert case.merge(table, "r.parquet", ["y"]) == [
+        {"y": "p", "out": "a"},
+        {"y": "q", "out": "b"},
+        {"y": None, "out": "c"},
+    ]
+    assert case.merge(table, "r.jsonl", []) == [{"out": "a"}, {"out": "b"}, {"out": "c"}]
+
+
+# --- chunks are read once, and memory is bounded ---
+
+
+@pytest.mark.parametrize("dest", DESTINATIONS)
+@pytest.mark.parametrize("kind", ["vectors", "dicts", "texts"])
+@pytest.mark.parametrize("batch", [5, 50])
+def test_each_chunk_is_read_once_whatever_the_order_of_the_source(
+    batch: int, kind: str, dest: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = list(range(1000))
+    values = list(map(VALUES[kind], keys))
+    case.commit(keys, values, batch=batch)
+    case.commit(keys, values, step=1, batch=batch)
+    order = random.Random(0).sample(keys, 1000)
+    columns = [Columns(["first"]), Columns(["out"])]
+    chunk = max(case.progress.chunk_sizes().values())
+    monkeypatch.setattr(_committed, "CACHE_BYTES", 4 * chunk)
+    monkeypatch.setattr(_committed, "RANGE_BYTES", 2 * chunk)
+    monkeypatch.setattr(_committed, "QUERY_ROWS", 100)
+    monkeypatch.setattr(_merge, "WINDOW_ROWS", 30)
+    monkeypatch.setattr(_merge, "PIECE_BYTES", 500)
+    spilled = 0
+    spill = _committed.Committed._spill
+
+    def count(self: Any) -> None:
+        nonlocal spilled
+        spilled += 1
+        spill(self)
+
+    monkeypatch.setattr(_committed.Committed, "_spill", count)
+    for rows in (keys, order):
+        case.note(rows)
+        with chunks_read(case.progress, monkeypatch) as counts:
+            found = case.merge([{"id": n} for n in rows], dest, key="id", columns=columns)
+        assert set(counts.values()) == {1}
+        assert len(counts) == 2 * 1000 // batch
+        expected = [plain(values[n]) for n in rows]
+        assert [row["first"] for row in found] == [row["out"] for row in found] == expected
+        assert [row["id"] for row in found] == rows
+    assert spilled == 1
+    assert {path.name for path in case.folder.iterdir() if path.is_file()} <= {
+        "progress",
+        "progress-wal",
+        "progress-shm",
+        "progress.owner",
+    }
+
+
+def test_results_of_any_size_are_written_piece_by_piece(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_merge, "PIECE_BYTES", 1 << 20)
+    keys = list(range(64))
+    case.commit(keys, [bytes([n]) * (1 << 18) for n in keys], batch=2)
+    case.note(keys)
+    written: list[int] = []
+    write = Parquet.write
+
+    def record(self: Any, table: Any) -> None:
+        written.append(table.nbytes)
+        write(self, table)
+
+    monkeypatch.setattr(Parquet, "write", record)
+    rows = case.merge([{"id": n} for n in keys], "r.parquet")
+    assert [row["out"][0] for row in rows] == keys
+    assert len(written) > 10
+    assert max(written) < 2 << 20
+
+
+# --- the type of a column is decided last ---
+
+
+def test_rows_of_the_minority_are_left_out_of_a_typed_result_and_stay_committed(
+    case: Case,
+) -> None:
+    keys = list(range(100))
+    values: list[Any] = [n / 2 for n in keys]
+    values[0] = "odd"
+    case.commit(keys, values, batch=40)
+    case.note(keys)
+    source = [{"id": n} for n in keys]
+    rows = case.merge(source, "r.parquet")
+    assert rows == [{"id": n, "out": n / 2} for n in keys[1:]]
+    (letter,) = case.letters
+    assert (letter.row, letter.key) == (0, 0)
+    assert json.loads(letter.error) == {
+        "phase": "output",
+        "error": "column 'out': the column holds float, and this row's value is str 'odd'",
+        "traceback": "",
+    }
+    assert [each["phase"] for each in case.progress.dead_letters()] == ["output"]
+    # text takes all values
+    assert case.merge(source, "r.jsonl")[:2] == [{"id": 0, "out": "odd"}, {"id": 1, "out": 0.5}]
+    assert case.progress.dead_letters() == []
+
+
+def test_a_budget_of_failed_rows_ends_the_merge_before_the_result_appears(case: Case) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(letters: Sequence[Letter]) -> None:
+        raise Stop
+
+    case.commit(range(3), [1.5, 2.5, "odd"])
+    case.note(range(3))
+    source = open_source([{"id": n} for n in range(3)], spool=case.folder / "spool")
+    result = open_result(case.folder / "results" / "r.parquet")
+    merge = Merge(source, case.progress, [Columns(["out"])], [])
+    with pytest.raises(Stop), closing(merge):
+        merge.write(result, {}, stop)
+    assert not os.listdir(case.folder / "results")
+
+
+def test_kept_values_without_a_common_type_are_left_out(case: Case) -> None:
+    case.commit(range(4), ["a", "b", "c", "d"])
+    case.note(range(4))
+    (case.folder / "in.jsonl").write_text('{"n":7}\n{"n":"n/a"}\n{}\n{"n":8.5}\n')
+    rows = case.merge(str(case.folder / "in.jsonl"), "r.parquet")
+    assert rows == [{"n": 7.0, "out": "a"}, {"n": None, "out": "c"}, {"n": 8.5, "out": "d"}]
+    assert [letter.row for letter in case.letters] == [1]
+    assert "column 'n': " in case.letters[0].error
+
+
+def test_kept_values_are_written_from_json_to_json_as_they_were_read(case: Case) -> None:
+    lines = [
+        '{"n":7,"x":{}}',
+        '{"n":"n/a","x":"\\ud800"}',
+        '{"n":36893488147419103232,"x":[NaN,-Infinity]}',
+        '{"n":null,"x":[1,"a",{"b":null}]}',
+    ]
+    (case.folder / "in.jsonl").write_text("\n".join(lines))
+    case.commit(range(4), ["a", "b", "c", "d"])
+    case.note(range(4))
+    case.merge(str(case.folder / "in.jsonl"), "r.jsonl")
+    written = (case.folder / "results" / "r.jsonl").read_text().splitlines()
+    expected = [json.loads(line) | {"out": out} for line, out in zip(lines, "abcd", strict=True)]
+    assert str(list(map(json.loads, written))) == str(expected)
+    assert not case.letters
+
+
+def test_values_of_objects_are_written_to_json_in_their_canonical_form(case: Case) -> None:
+    case.commit(range(1), ["a"])
+    case.note(range(1))
+    source = [{"at": datetime(2024, 1, 2, tzinfo=UTC), "path": Path("a/b"), "n": np.int8(3)}]
+    assert case.merge(source, "r.jsonl") == [
+        {"at": "2024-01-02T00:00:00+00:00", "path": str(Path("a/b")), "n": 3, "out": "a"}
+    ]
+
+
+def test_a_kept_time_that_text_cannot_hold_is_left_out_and_parquet_keeps_it(case: Case) -> None:
+    case.commit(range(2), ["a", "b"])
+    case.note(range(2))
+    table = pa.table({"at": pa.array([0, 1], pa.timestamp("ns"))})
+    rows = case.merge(table, "r.jsonl")
+    assert rows == [{"at": "1970-01-01T00:00:00", "out": "a"}]
+    assert [letter.row for letter in case.letters] == [1]
+    case.merge(table, "r.parquet")
+    written = pq.read_table(case.folder / "results" / "r.parquet")
+    assert written.column("at").cast(pa.int64()).to_pylist() == [0, 1]
+
+
+def test_an_arrow_type_that_parquet_lacks_is_refused_before_anything_runs(case: Case) -> None:
+    gaps = pa.array([pa.MonthDayNano([1, 2, 3])], pa.month_day_nano_interval())
+    source = open_source(pa.table({"gap": gaps, "n": [1]}), spool=case.folder / "spool")
+    columns = [Columns(["out"])]
+    result = open_result(case.folder / "results" / "r.parquet")
+    with pytest.raises(SourceError, match=r"month_day_nano_interval; keep=\[\.\.\.\] leaves"):
+        Merge(source, case.progress, columns).check(result)
+    Merge(source, case.progress, columns, ["n"]).check(result)
+    Merge(source, case.progress, [Columns(["gap"])]).check(result)
+    Merge(source, case.progress, columns).check(open_result(case.folder / "results" / "r.jsonl"))
+
+
+def test_a_declared_type_holds_also_where_nothing_succeeded(case: Case) -> None:
+    case.note(range(2))
+    declared = {"out": pa.list_(pa.float32(), 4)}
+    rows = case.merge(pa.table({"id": [0, 1]}), "r.parquet", columns=[Columns(["out"], declared)])
+    assert rows == []
+    assert pq.read_schema(case.folder / "results" / "r.parquet") == pa.schema(
+        {"id": pa.int64(), **declared}
+    )
+
+
+# --- rows are never joined with results of other rows ---
+
+
+@pytest.mark.parametrize(
+    ("now", "how"),
+    [
+        (["a", "x", "c"], "row 1 .* had the key 'b', and has 'x' now"),
+        (["a", "c", "b"], "row 1 .* had the key 'b', and has 'c' now"),
+        (["a", "b", "c", "d"], "it has more rows now"),
+    ],
+)
+def test_a_source_that_changed_since_it_was_read_is_refused(
+    now: list[str], how: str, case: Case
+) -> None:
+    case.commit(["a", "b", "c"], [1, 2, 3])
+    case.note(["a", "b", "c"])
+    with pytest.raises(SourceError, match=f"has changed since the run read it: {how}; run again"):
+        case.merge([{"id": key} for key in now], "r.jsonl", key="id")
+    assert not os.listdir(case.folder / "results")
+
+
+def test_a_file_that_is_replaced_while_the_result_is_written_is_refused(case: Case) -> None:
+    path = case.folder / "in.jsonl"
+    path.write_text('{"n":1}\n')
+    case.commit(range(1), ["a"])
+    case.note(range(1))
+    source = open_source(str(path), spool=case.folder / "spool")
+    result = open_result(case.folder / "results" / "r.jsonl")
+    merge = Merge(source, case.progress, [Columns(["out"])])
+    merge.write(result, {"n": Kinds()}, len)
+    path.write_text('{"n":22}\n')
+    with pytest.raises(SourceError, match="was changed"), closing(merge):
+        merge.publish(lambda _: None)
+    assert not os.listdir(case.folder / "results")
+
+
+def test_rows_without_a_key_and_rows_whose_key_stands_twice_have_no_result(case: Case) -> None:
+    case.commit(["a", "b"], [1, 2])
+    case.note(["a", None, "b", None])
+    twice = letter_text("source", "the key stands twice")
+    case.progress.add_letters("source", [Letter(1, None, twice), Letter(3, None, twice)])
+    rows = [{"id": "a"}, {"id": None}, {"id": "b"}, {"id": "a"}]
+    assert case.merge(rows, "r.jsonl", key="id") == [{"id": "a", "out": 1}, {"id": "b", "out": 2}]
+
+
+def test_rows_that_cannot_be_read_have_no_result(case: Case) -> None:
+    (case.folder / "in.jsonl").write_text('{"n":1}\n{broken\n{"n":3}\n')
+    case.commit(range(3), [1, 2, 3])  # the line was whole in an earlier run
+    case.note(range(3))
+    rows = case.merge(str(case.folder / "in.jsonl"), "r.jsonl")
+    assert rows == [{"n": 1, "out": 1}, {"n": 3, "out": 3}]
+    assert not case.letters
+
+
+# --- failed rows may be kept ---
+
+
+@pytest.mark.parametrize("dest", DESTINATIONS)
+def test_failed_rows_are_kept_with_their_error_if_asked(dest: str, case: Case) -> None:
+    (case.folder / "in.jsonl").write_text('{"n":0}\n{broken\n{"n":2}\n{"n":3}\n{"n":4}\n{"n":5}\n')
+    vectors = [np.full(2, n, np.float32) for n in (0, 3)]
+    case.commit([0, 3], vectors)
+    case.commit([4], ["odd"])
+    error = letter_text("inference", "ValueError: no")
+    case.progress.commit([Commit(0, failed=[(2, 0, 1, error)], filtered=[(5, 0, 1)])])
+    case.progress.add_letters("source", [Letter(1, None, letter_text("source", "no JSON"))])
+    case.note([0, None, 2, 3, 4, 5])
+    rows = case.merge(str(case.folder / "in.jsonl"), dest, keep_failed=True)
+    expected: list[Any] = [
+        (0, [0, 0], None),
+        (None, None, "no JSON"),
+        (2, None, "ValueError: no"),
+        (3, [3, 3], None),
+        (4, None, "column 'out': "),
+    ]
+    if dest.endswith(".jsonl"):
+        expected[-1] = 4, "odd", None
+    for row, (n, out, why) in zip(rows, expected, strict=True):
+        assert (row["n"], row["out"]) == (n, out)
+        assert row["_error"] == why or row["_error"].startswith(why)
+
+
+def test_nothing_odd_happens_to_floats_without_a_value(case: Case) -> None:
+    case.commit(range(2), [math.nan, math.inf])
+    case.note(range(2))
+    assert str(case.merge([{"n": 1}] * 2, "r.jsonl", [])) == "[{'out': nan}, {'out': inf}]"

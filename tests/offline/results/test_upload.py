@@ -1,0 +1,449 @@
+"""Results in a store that speaks S3: objects are whole, foreign objects stay, secrets too."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("moto")
+
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+from pyarrow import fs  # noqa: E402
+
+from batched import cli, offline  # noqa: E402
+from batched.errors import ResultError, RunStopped  # noqa: E402
+from batched.offline import pipeline as _pipeline  # noqa: E402
+from batched.offline.progress.owner import network_disk  # noqa: E402
+from batched.offline.results import formats as _formats  # noqa: E402
+from batched.offline.results import upload as _upload  # noqa: E402
+from batched.offline.results.local import (  # noqa: E402
+    Result,
+    Stamp,
+    open_result,
+)
+from batched.offline.uris import without_credentials  # noqa: E402
+
+pytestmark = pytest.mark.once
+
+# in a process of its own: pyarrow may wait for the store while it holds the interpreter's lock
+SERVER = """
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+application = DomainDispatcherApplication(create_backend_app)
+server = make_server("127.0.0.1", 0, application, threaded=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
+sys.stdin.read()
+"""
+SECRET = "hidden/secret"
+NUMBERS = count()
+KINDS = ["r.parquet", "r.jsonl", "r.csv", "r/"]
+ROWS = [{"id": number, "text": f"text {number}"} for number in range(40)]
+SETTINGS: dict[str, Any] = {"input": "text", "output": "out", "key": "id", "watch": False}
+COLUMNS = {"id": ["a", "b", "c"], "n": [1, 2, 3]}
+
+
+class Bucket:
+    """An empty bucket."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self.address = f"http://127.0.0.1:{port}/{name}"
+        self.name = name
+        self._query = f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+        with urlopen(Request(self.address, method="PUT")):
+            pass
+        self.filesystem, _ = fs.FileSystem.from_uri(self.uri("x"))
+
+    def uri(self, path: str) -> str:
+        return f"s3://key:{SECRET.replace('/', '%2F')}@{self.name}/{path}?{self._query}"
+
+    def content(self) -> dict[str, bytes]:
+        """All objects."""
+        found = self.filesystem.get_file_info(fs.FileSelector(self.name, recursive=True))
+        return {info.path.partition("/")[2]: self.read(info.path) for info in found if info.is_file}
+
+    def read(self, path: str) -> bytes:
+        with self.filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def put(self, path: str, content: bytes) -> None:
+        with self.filesystem.open_output_stream(f"{self.name}/{path}") as stream:
+            stream.write(content)
+
+    def uploads(self) -> list[str]:
+        """Return the objects with an upload that is not completed."""
+        with urlopen(f"{self.address}?uploads") as answer:
+            return re.findall("<Key>(.+?)</Key>", answer.read().decode())
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield int(server.stdout.readline())
+        server.stdin.close()
+
+
+@pytest.fixture
+def bucket(port: int) -> Bucket:
+    return Bucket(port, f"bucket-{next(NUMBERS)}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which this program runs and finds modules; it has `in.csv`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "in.csv").write_text("text\na\nb\n")
+    return tmp_path
+
+
+def upper(texts: list[str]) -> list[str]:
+    return [text.upper() for text in texts]
+
+
+Open = Callable[..., Result]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Open:
+    """Open a result that is written in this folder first."""
+    return partial(open_result, progress=tmp_path / "progress")
+
+
+def fill(result: Result) -> Result:
+    """Write all rows next to the progress file."""
+    table = pa.table(COLUMNS)
+    rows: Any = result.create(table.schema if result.is_typed else list(COLUMNS))
+    rows.write(table if result.is_typed else COLUMNS)
+    rows.close()
+    return result
+
+
+def write(result: Result) -> Stamp:
+    return fill(result).publish(len)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_goes_on_and_its_result_is_that_of_a_disk(
+    kind: str, bucket: Bucket, tmp_path: Path
+) -> None:
+    computed: list[str] = []
+
+    def once(texts: list[str]) -> list[str]:
+        if computed:
+            raise ValueError("stopped")
+        computed.extend(texts)
+        return upper(texts)
+
+    def then(texts: list[str]) -> list[str]:
+        computed.extend(texts)
+        return upper(texts)
+
+    settings = SETTINGS | {"batch_size": 8, "version": "1", "progress": tmp_path / "progress"}
+    uri = bucket.uri(f"folder/{kind}")
+    with pytest.raises(RunStopped):
+        offline.run(once, ROWS, uri, max_failed=0, name="f", **settings)
+    assert not bucket.content()
+    report = offline.run(then, ROWS, uri, name="f", **settings)
+    assert sorted(computed) == sorted(f"text {number}" for number in range(40))
+    offline.run(upper, ROWS, f"{tmp_path}/{kind}", **SETTINGS)
+    here = tmp_path / kind
+    files = here.iterdir() if here.is_dir() else [here]
+    names = {file: str(file.relative_to(tmp_path)) for file in files}
+    marks = {"folder/r/_SUCCESS": b""} if kind == "r/" else {}
+    assert (
+        bucket.content()
+        == {f"folder/{name}": file.read_bytes() for file, name in names.items()} | marks
+    )
+    assert report.output == f"s3://{bucket.name}/folder/{kind}"
+    before = bucket.content()
+    offline.run(then, ROWS[:30], uri, name="f", **settings)  # ours: it is replaced
+    assert bucket.content().keys() == before.keys()
+    assert bucket.content() != before
+    assert not bucket.uploads()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_appears_before_it_is_whole_nor_after_an_abort(
+    kind: str, bucket: Bucket, opened: Open, tmp_path: Path
+) -> None:
+    result = fill(opened(bucket.uri(kind)))
+    assert not bucket.content()
+    assert not bucket.uploads()
+    assert os.listdir(tmp_path) == ["progress.result.writing"]
+    result.abort()
+    assert not bucket.content()
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_local_copy_is_removed_after_the_upload(
+    kind: str, bucket: Bucket, opened: Open, tmp_path: Path
+) -> None:
+    write(opened(bucket.uri(kind)))
+    assert bucket.content()
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_foreign_objects_stay(kind: str, bucket: Bucket, opened: Open) -> None:
+    known = write(opened(bucket.uri(kind)))
+    before = bucket.content()
+    assert opened(bucket.uri(kind), known=[known]).holds([known])
+    with pytest.raises(ResultError, match=r"is there already, .* overwrite=True"):
+        opened(bucket.uri(kind))
+    name = "r/part-00000.parquet" if kind == "r/" else kind
+    bucket.put(name, before[name] + b"changed")
+    with pytest.raises(ResultError, match="left it as it is"):
+        opened(bucket.uri(kind), known=[known])
+    write(opened(bucket.uri(kind), overwrite=True))
+    assert bucket.content() == before
+
+
+def test_an_object_that_came_in_the_meantime_is_not_replaced(bucket: Bucket, opened: Open) -> None:
+    result = fill(opened(bucket.uri("r.csv")))
+    bucket.put("r.csv", b"mine")
+    with pytest.raises(ResultError, match="is there already"):
+        result.publish(len)
+    result.abort()
+    assert bucket.content() == {"r.csv": b"mine"}
+
+
+def test_a_folder_with_other_objects_is_never_replaced(bucket: Bucket, opened: Open) -> None:
+    bucket.put("r/sub/notes.txt", b"mine")
+    with pytest.raises(ResultError, match="holds 'sub', which is no part of a result"):
+        opened(bucket.uri("r/"), overwrite=True)
+
+
+@pytest.mark.parametrize("kind", ["r.csv", "r/"])
+def test_a_source_in_the_store_is_never_replaced_by_its_own_result(
+    kind: str, bucket: Bucket, opened: Open
+) -> None:
+    read = bucket.uri("r/part-00000.parquet" if kind == "r/" else kind)
+    with pytest.raises(ResultError, match="which the source reads") as refused:
+        opened(bucket.uri(kind), overwrite=True, source_paths=[read])
+    assert "hidden" not in str(refused.value)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_a_run_killed_while_it_replaces_a_folder_knows_its_parts(
+    after: int, bucket: Bucket, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_formats, "GROUP_ROWS", 2)
+    monkeypatch.setattr(_formats, "PART_ROWS", 2)
+    numbers = list(range(6))
+    uri = bucket.uri("r/")
+
+    def parts(result: Result) -> Result:
+        rows: Any = result.create(pa.schema([("n", pa.int64())]))
+        for number in numbers:
+            rows.write(pa.table({"n": [number]}))
+        rows.close()
+        return result
+
+    known = [parts(opened(uri)).publish(len)]
+    assert len(bucket.content()) == 4
+    noted: list[Stamp] = []
+    uploads = count()
+    copy = fs.copy_files
+
+    def copy_some(*args: Any, **kwargs: Any) -> None:
+        if next(uploads) == after:
+            raise Killed
+        copy(*args, **kwargs)
+
+    monkeypatch.setattr(fs, "copy_files", copy_some)
+    result = parts(opened(uri, known=known))
+    with pytest.raises(Killed):
+        result.publish(lambda stamp: noted.extend([*known, stamp]))
+    assert set(bucket.content()) == {f"r/part-{number:05}.parquet" for number in range(after)}
+    monkeypatch.setattr(fs, "copy_files", copy)
+    result = opened(uri, known=noted)
+    assert not result.holds(noted)
+    stamp = parts(result).publish(len)
+    assert list(stamp) == ["_SUCCESS", *[f"part-{number:05}.parquet" for number in range(3)]]
+    table = pq.read_table(f"{bucket.name}/r", filesystem=bucket.filesystem)
+    assert sorted(table.column("n").to_pylist()) == numbers
+
+
+def test_a_run_killed_after_its_upload_knows_the_object(bucket: Bucket, opened: Open) -> None:
+    noted: list[Stamp] = []
+    fill(opened(bucket.uri("r.csv"))).publish(noted.append)
+    again = opened(bucket.uri("r.csv"), known=noted)  # the stamp of the end was never kept
+    assert not again.holds(noted)
+    again.known = []
+    with pytest.raises(ResultError, match="is there already"):
+        again.check()
+
+
+def test_a_destination_is_tried_before_anything_runs(bucket: Bucket, tmp_path: Path) -> None:
+    def never(texts: list[str]) -> list[str]:
+        raise AssertionError
+
+    missing = bucket.uri("r.csv").replace(f"@{bucket.name}/", "@missing/")
+    for dest, why in [
+        (missing, r"s3://missing/r\.csv cannot be used: .*NO_SUCH_BUCKET"),
+        (bucket.uri("r.xlsx"), r"r\.xlsx' must end in"),
+        (f"file://{tmp_path}/r.csv", "is on this machine; give it as a path"),
+    ]:
+        with pytest.raises(ResultError, match=why):
+            offline.run(never, ROWS, dest, **SETTINGS, progress=tmp_path / "progress")
+    with pytest.raises(ResultError, match=r"r\.csv is named by a URI, .* progress=PATH"):
+        offline.run(never, ROWS, bucket.uri("r.csv"), **SETTINGS)
+    with pytest.raises(ResultError, match="must be a path on a disk of this machine, got 's3://x/"):
+        offline.run(never, ROWS, tmp_path / "r.csv", **SETTINGS, progress=f"s3://k:{SECRET}@x/p")
+    assert not bucket.content()
+
+
+def test_a_store_that_goes_away_costs_no_row(
+    bucket: Bucket, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "gone.py").write_text(
+        "from urllib.request import Request, urlopen\n"
+        "def leave(texts):\n"
+        f"    urlopen(Request('{bucket.address}', method='DELETE'))\n"
+        "    return texts\n"
+    )
+    settings = ["--input", "text", "--output", "out", "--progress", "progress", "--quiet"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "gone:leave", "in.csv", bucket.uri("r.csv"), *settings])
+    assert end.value.code == 2
+    said = capfd.readouterr().err
+    assert f"the destination s3://{bucket.name}/r.csv cannot be used: " in said
+    way_on = "2 rows committed. To go on:\n  batched run gone:leave in.csv 's3://{}/r.csv?...' "
+    assert way_on.format(bucket.name) in said
+
+
+def test_a_file_is_no_folder_and_a_folder_no_file(bucket: Bucket, opened: Open) -> None:
+    bucket.put("file", b"")
+    bucket.put("r.csv/x", b"")
+    with pytest.raises(ResultError, match="file/ is a file; it must end in"):
+        opened(bucket.uri("file/"))
+    with pytest.raises(ResultError, match=r"r\.csv is a folder; it must end in"):
+        opened(bucket.uri("r.csv"))
+
+
+def test_secrets_are_in_no_report_and_in_no_file(
+    bucket: Bucket, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "steps.py").write_text("def fail(texts):\n    return [1 / 0 for _ in texts]\n")
+    uri = bucket.uri("r.csv")
+    at = ["--progress", "progress"]
+    named = ["--input", "text", "--output", "out"]
+    assert cli.main(["run", "steps:fail", "in.csv", uri, *named, *at]) == 1
+    assert cli.main(["status", uri, *at]) == 0
+    for arguments in (["status", uri], ["status", uri, "--progress", "none"]):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+    report = offline.run(upper, [{"text": "a", "id": 1}], uri, **SETTINGS, progress="other")
+    out, err = capfd.readouterr()
+    seen = f"{out}{err}{report}{report!r}"
+    assert seen.count(f"s3://{bucket.name}/r.csv") > 3
+    assert "progress=PATH" in err
+    seen += "".join(
+        each.read_bytes().decode(errors="replace") for each in folder.iterdir() if each.is_file()
+    )
+    seen = seen.replace(folder.name, "")
+    assert "hidden" not in seen
+    assert "secret" not in seen
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:hidden/secret@bucket/r.csv",
+        "s3://key:hidden?secret@bucket/r.csv",
+        "s3://key:hidden/secret@bucket/r.csv?region=us-east-1",
+        "s3://key:hidden secret@bucket/r.csv",
+        "s9://key:hidden%2Fsecret@bucket/r.csv",
+        "gs://key:hidden%2Fsecret@bucket/r.csv?scheme=secret",
+        "abfss://account:hidden@bucket/r.csv?client_secret=secret",
+        "hdfs://key:hidden@bucket/r.csv?replication=secret",
+    ],
+)
+def test_secrets_are_in_no_error(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(ResultError) as refused:
+        offline.run(upper, ROWS, uri, **SETTINGS, progress=tmp_path / "progress")
+    shown = refused.value
+    assert str(shown).startswith(f"the destination {uri[:2]}")
+    assert "bucket/r.csv cannot be used: " in str(shown)
+    while shown is not None:
+        assert not re.search("hidden|secret", str(shown))
+        shown = shown.__cause__ or shown.__context__  # type: ignore[assignment]  # of any kind
+
+
+def test_a_destination_without_secrets_is_shown_as_it_is() -> None:
+    for dest in ["r.csv", "/a@b:c/r.csv", "hdfs://me@host/a/r.csv", "hdfs://host:9000/r/"]:
+        assert without_credentials(dest) == dest
+
+
+def test_any_filesystem_of_pyarrow_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    monkeypatch.setattr(_upload, "open_filesystem", lambda uri: (store, "store/r"))
+    (tmp_path / "store" / "r").mkdir(parents=True)
+    settings = SETTINGS | {"progress": tmp_path / "progress"}
+    offline.run(upper, ROWS, "any://store/r/", **settings)
+    offline.run(upper, ROWS[3:], "any://store/r/", **settings)
+    assert sorted(os.listdir(tmp_path / "store/r")) == ["_SUCCESS", "part-00000.parquet"]
+    assert pq.read_table(tmp_path / "store/r").column("id").to_pylist() == list(range(3, 40))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_one"),
+    [
+        ("nfs4", True),
+        ("cifs", True),
+        ("fuse.sshfs", True),
+        ("fuse", True),
+        ("ext4", False),
+        ("overlay", False),
+        ("fuseblk", False),
+        ("fuse.fuse-overlayfs", False),
+    ],
+)
+def test_a_progress_file_on_a_network_disk_is_told(
+    kind: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 0:99 / /proc rw shared:1 - nfs4 host:/other rw\n"
+        f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - {kind} host:/x rw\n"
+    )
+    found = network_disk(tmp_path / "progress", mounts)
+    assert found == (kind if is_one else None)
+    monkeypatch.setattr(_pipeline, "network_disk", lambda path: found)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        offline.run(upper, ROWS, tmp_path / "r.csv", **SETTINGS)
+    assert [str(each.message).partition(", ")[0] for each in told] == (
+        [f"the progress file {tmp_path}/r.csv.progress is on a network disk ({kind})"]
+        if is_one
+        else []
+    )

@@ -1,0 +1,224 @@
+"""Kills and power cuts: what was told to be committed is there, whole, and once."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import committing
+from batched.errors import RunLocked
+from batched.offline.progress.commit import Key
+from batched.offline.progress.store import Progress
+from progress_files import done, failed, log_of, outputs, query, value
+
+pytestmark = pytest.mark.once
+
+ROWS = 3000
+ALL: list[Key] = list(range(ROWS))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+GOOD = [key for key in range(ROWS) if key % 7 != 6]
+
+
+def check(progress: Progress, told: set[tuple[Key, int]], keys: list[Key] = ALL) -> None:
+    """What was told is committed, and all that is committed is whole."""
+    committed = progress.committed(keys)
+    assert told <= set(committed)
+    found = outputs(progress, keys)
+    assert found == {(key, step): value(key, step) for key, step in found}
+    bad = {at for at, row in committed.items() if row.status == "failed"}
+    assert set(found) | bad == set(committed)
+    assert {letter["key"] for letter in progress.dead_letters()} == {key for key, _ in bad}
+    assert all((key, 0) in found for key, step in found if step == 1)  # in the order of steps
+    used = query(progress, "select count(distinct chunk) from rows where chunk is not null")
+    assert used == query(progress, "select count(*) from chunks")
+
+
+def check_whole(progress: Progress) -> None:
+    check(progress, set())
+    assert set(outputs(progress, ALL)) == {(key, step) for key in GOOD for step in (0, 1)}
+    assert progress.counts() == {
+        0: {"ok": len(GOOD), "failed": ROWS - len(GOOD), "filtered": 0},
+        1: {"ok": len(GOOD), "failed": 0, "filtered": 0},
+    }
+    assert query(progress, "select row, key from source order by row") == [(n, n) for n in ALL]
+
+
+def run_until_killed(path: Path, size: int, after: int) -> set[tuple[Key, int]] | None:
+    """What a run had told to be committed when it was killed, after that many lines; None if it
+    came to its end before.
+    """
+    with subprocess.Popen(
+        [sys.executable, committing.__file__, path, str(ROWS), str(size)],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+    ) as process:
+        assert process.stdout
+        lines = [line for line, _ in zip(process.stdout, range(after), strict=False)]
+        process.kill()
+        lines += process.stdout.readlines()
+    if lines and lines[-1] == "end\n":
+        return None
+    assert process.returncode == -signal.SIGKILL
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    return {(int(line.split()[0]), int(line.split()[1])) for line in lines}
+
+
+def kill_often(path: Path, kills: int) -> None:
+    """Kills runs of one source until so many were, each source being finished."""
+    chance = random.Random(1)
+    told: set[tuple[Key, int]] = set()
+    while kills:
+        new = run_until_killed(path, chance.randrange(1, 100), chance.randrange(ROWS // 2))
+        with closing(Progress.open(path)) as progress:
+            if new is None:
+                check_whole(progress)
+                progress.forget(0)
+                told.clear()
+            else:
+                kills -= 1
+                assert not told & new  # nothing is computed twice
+                told |= new
+                check(progress, told)
+    while run_until_killed(path, 64, 2 * ROWS) is not None:
+        pass
+    with closing(Progress.open(path)) as progress:
+        check_whole(progress)
+
+
+def test_nothing_is_lost_by_kills(tmp_path: Path) -> None:
+    kill_often(tmp_path / "progress", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_by_a_hundred_kills(tmp_path: Path) -> None:
+    kill_often(tmp_path / "progress", 100)
+
+
+# --- power cuts
+
+
+def written(path: Path, commits: int) -> list[set[tuple[Key, int]]]:
+    """What each commit adds, of a run that ends nowhere: its files are left as they are."""
+    progress = Progress.open(path)
+    added: list[set[tuple[Key, int]]] = []
+    for number in range(commits):
+        keys: list[Key] = [*range(8 * number, 8 * number + 8)]
+        bad: list[Key] = [1000 + number, 2000 + number]
+        progress.commit([done(keys), done(keys, 1), failed(bad)])
+        added.append({(key, step) for key in keys for step in (0, 1)} | {(key, 0) for key in bad})
+        if number == commits // 3:
+            query(progress, "pragma wal_checkpoint(restart)")  # the log begins anew
+    for file in path.parent.iterdir():
+        shutil.copy(file, path.parent.with_name("cut") / file.name)
+    progress.close()
+    return added
+
+
+def tear(log: Path, chance: random.Random) -> None:
+    """Does to a log what a power cut may do: its end is missing, or some page holds no data."""
+    data = bytearray(log.read_bytes())
+    place = chance.randrange(len(data))
+    match chance.randrange(3):
+        case 0:
+            del data[place:]
+        case 1:
+            data[place : place + 4096] = bytes(len(data[place : place + 4096]))
+        case 2:
+            data[place:] = chance.randbytes(len(data) - place)
+    log.write_bytes(data)
+
+
+def check_torn_logs(tmp_path: Path, cuts: int) -> None:
+    chance = random.Random(1)
+    before, cut, torn = tmp_path / "run", tmp_path / "cut", tmp_path / "torn"
+    before.mkdir()
+    cut.mkdir()
+    added = written(before / "progress", 40)
+    kept: set[int] = set()
+    keys: list[Key] = [key for commit in added for key, _ in commit]
+    for _ in range(cuts):
+        shutil.copytree(cut, torn)
+        tear(log_of(torn / "progress"), chance)
+        with closing(Progress.open(torn / "progress")) as progress:
+            found = set(progress.committed(keys))
+            here = [commit for commit in added if commit <= found]
+            assert here == added[: len(here)]  # the first ones
+            assert found == set().union(*here)  # and nothing of others
+            check(progress, set())
+            progress.commit([done(["more"])])
+            assert ("more", 0) in progress.committed(["more"])
+        kept.add(len(here))
+        shutil.rmtree(torn)
+    assert min(kept) >= 40 // 3  # what a checkpoint had written
+    assert len(kept) > min(cuts, 20) // 2
+
+
+def test_a_torn_log_ends_with_a_whole_commit(tmp_path: Path) -> None:
+    check_torn_logs(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_two_hundred_torn_logs_end_with_a_whole_commit(tmp_path: Path) -> None:
+    check_torn_logs(tmp_path, 200)
+
+
+def test_a_checkpoint_cut_short_loses_nothing(tmp_path: Path) -> None:
+    """Some pages of the file are written, others not; the log is whole."""
+    chance = random.Random(1)
+    path, old = tmp_path / "progress", tmp_path / "old"
+    progress = Progress.open(path)
+    for number in range(30):
+        progress.commit([done(list(range(100 * number, 100 * number + 100)))])
+        if number == 10:
+            query(progress, "pragma wal_checkpoint(restart)")
+    shutil.copy(path, old)
+    shutil.copy(log_of(path), log_of(old))
+    query(progress, "pragma wal_checkpoint(full)")
+    new = path.read_bytes()
+    progress.close()
+    before = old.read_bytes()
+    for _ in range(5):
+        torn = tmp_path / "torn"
+        shutil.copy(log_of(old), log_of(torn))
+        torn.write_bytes(
+            b"".join(
+                (new if chance.random() < 0.5 else before.ljust(len(new), b"\0"))[at : at + 4096]
+                for at in range(0, len(new), 4096)
+            )
+        )
+        with closing(Progress.open(torn)) as progress:
+            assert outputs(progress, ALL) == {(key, 0): value(key) for key in ALL}
+        torn.unlink()
+
+
+def test_a_run_that_was_killed_while_it_was_stopped_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    rows = 10 * ROWS  # more than a pipe holds that nobody reads
+    with subprocess.Popen(
+        [sys.executable, committing.__file__, path, str(rows), "8"],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(RunLocked):
+            Progress.open(path)
+        process.kill()
+        process.stdout.readlines()
+    with closing(Progress.open(path)) as progress:
+        check(progress, set(), [*range(rows)])

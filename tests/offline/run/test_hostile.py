@@ -1,0 +1,467 @@
+"""What holds where the parts of a run meet: functions, sources and signals at their worst."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batched import offline
+from batched.errors import RunStopped, SourceError
+from batched.offline.engines import base as _base
+from batched.offline.engines.base import Engine
+from batched.offline.engines.processes import ProcessWorker
+from batched.offline.progress.store import Progress
+from batched.offline.run import coordinator as _run
+from batched.offline.sources import base as _window
+
+pytestmark = pytest.mark.once
+
+ONCE = offline.Retry(attempts=1)
+
+
+class Crash(BaseException):
+    """The end of a process, as far as a run can tell."""
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "x": number} for number in range(count)]
+
+
+def run(fn: Callable[..., Any], source: Any, dest: Path, **settings: Any) -> offline.Report:
+    known = {"input": "x", "output": "y", "key": "id", "version": 1, "name": "step"}
+    return offline.run(fn, source, dest, **{**known, "watch": False, "retry": ONCE, **settings})
+
+
+def same(items: list[Any]) -> list[Any]:
+    return list(items)
+
+
+def results(dest: Path) -> dict[Any, Any]:
+    return {row["id"]: row["y"] for row in pq.read_table(dest).to_pylist()}
+
+
+def ended(function: Callable[[], Any]) -> Any:
+    """What the function comes to, which may be an error; a hang fails the test."""
+    came: list[Any] = []
+
+    def call() -> None:
+        try:
+            came.append(function())
+        except BaseException as error:
+            came.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(15)
+    assert came, "it hangs"
+    return came[0]
+
+
+@pytest.mark.parametrize("phase", ["preprocess", "postprocess"])
+def test_an_exit_in_the_making_of_one_item_costs_one_row(tmp_path: Path, phase: str) -> None:
+    def leave(value: int) -> int:
+        if value == 50:
+            raise SystemExit(3)
+        return value
+
+    dest = tmp_path / "out.parquet"
+    report = ended(lambda: run(same, rows_of(100), dest, **{phase: leave}))
+    (letter,) = report.dead_letters()
+    assert (letter["key"], letter["phase"], letter["error"]) == (50, phase, "SystemExit: 3")
+    assert len(results(dest)) == 99
+
+
+def test_an_item_that_is_never_made_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_run, "GRACE", 0.1)
+    never = threading.Event()
+
+    def wait(value: int) -> int:
+        if value == 50:
+            never.wait()
+        return value
+
+    def crash(_: offline.Snapshot) -> None:
+        raise Crash
+
+    dest = tmp_path / "out.parquet"
+    error = ended(lambda: run(same, rows_of(100), dest, preprocess=wait, watch=crash))
+    never.set()
+    assert isinstance(error, Crash)
+
+
+@pytest.mark.parametrize("moment", ["end", "_keep", "_commit"])
+def test_an_interrupt_loses_no_result_wherever_it_comes(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = getattr(_run.Coordinator, moment)
+    computed: list[int] = []
+
+    def interrupted(*args: Any) -> None:
+        if computed:
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.undo()
+        method(*args)
+
+    def fn(items: list[int]) -> list[int]:
+        computed.extend(items)
+        return items
+
+    monkeypatch.setattr(_run.Coordinator, moment, interrupted)
+    dest = tmp_path / "out.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        run(fn, rows_of(1000), dest, batch_size=10)
+    assert 0 < len(computed) < 1000
+    assert run(fn, rows_of(1000), dest).skipped > 0
+    assert sorted(computed) == list(range(1000))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interrupt_while_one_step_ends_leaves_no_other_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Engine] = []
+    close = Engine.close
+
+    def interrupted(workers: Engine, wait: float) -> None:
+        close(workers, wait)
+        closed.append(workers)
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "close", interrupted)
+    steps = [
+        offline.Step(same, input="x", output="y", name="first"),
+        offline.Step(same, input="y", output="z", name="second"),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        offline.Pipeline(*steps).run(rows_of(10), tmp_path / "out.parquet", watch=False)
+    assert len(closed) == 2
+
+
+def test_results_of_another_type_replace_those_of_older_code(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+    run(lambda items: [f"text {item}" for item in items], rows_of(10), dest)
+    report = run(same, rows_of(10), dest, version=2, on_mismatch="recompute")
+    assert (report.ok, report.failed) == (10, 0)
+    assert results(dest) == {number: number for number in range(10)}
+
+
+def test_a_kill_after_the_result_appeared_does_not_pass_it_off_as_that_of_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "out.jsonl"
+    for name, count in (("all", 20), ("few", 5)):
+        lines = [f'{{"id": {number}, "x": {number}}}\n' for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    run(same, tmp_path / "all.jsonl", dest)
+
+    put = Progress.put_all
+    puts: list[str] = []
+
+    def killed(progress: Progress, values: dict[str, Any]) -> None:
+        puts.extend(values)
+        if puts.count("results") == 2:
+            raise Crash
+        put(progress, values)
+
+    monkeypatch.setattr(Progress, "put_all", killed)
+    with pytest.raises(Crash):
+        run(same, tmp_path / "few.jsonl", dest)
+    monkeypatch.undo()
+    assert len(dest.read_text().splitlines()) == 5
+    run(same, tmp_path / "all.jsonl", dest)
+    assert len(dest.read_text().splitlines()) == 20
+
+
+@pytest.mark.parametrize("most", [0, 0.01])
+def test_the_budget_holds_where_the_number_of_rows_is_known_only_at_the_end(
+    tmp_path: Path, most: float
+) -> None:
+    def picky(items: list[int]) -> list[int]:
+        if min(items) < 8:
+            raise ValueError("bad row")
+        return items
+
+    with pytest.raises(RunStopped, match="max_failed"):
+        run(picky, iter(rows_of(300)), tmp_path / "out.parquet", max_failed=most)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_row_on_which_the_function_leaves_costs_one_row(
+    tmp_path: Path, error: BaseException, asynchronous: bool
+) -> None:
+    def leave(items: list[int]) -> list[int]:
+        if 50 in items:
+            raise error
+        return items
+
+    async def leave_later(items: list[int]) -> list[int]:
+        return leave(items)
+
+    fn = leave_later if asynchronous else leave
+    report = run(fn, rows_of(100), tmp_path / "out.parquet")
+    assert [letter["key"] for letter in report.dead_letters()] == [50]
+
+
+@pytest.mark.parametrize("phase", ["inference", "preprocess"])
+def test_bad_rows_that_lie_together_cost_no_other_row(tmp_path: Path, phase: str) -> None:
+    def check(item: int) -> int:
+        if 300 <= item < last:
+            raise ValueError("bad row")
+        return item
+
+    def picky(items: list[int]) -> list[int]:
+        return [check(item) for item in items]
+
+    dest = tmp_path / "out.parquet"
+    last = 1300 if phase == "inference" else 550
+    if phase == "inference":
+        report = run(picky, rows_of(2000), dest)
+    else:
+        report = run(same, rows_of(2000), dest, preprocess=check)
+    assert (report.ok, report.failed) == (2300 - last, last - 300)
+    assert {letter["phase"] for letter in report.dead_letters()} == {phase}
+    assert list(results(dest)) == [*range(300), *range(last, 2000)]
+
+
+def test_a_kill_before_the_last_row_which_is_bad_leaves_a_run_that_ends(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+
+    def picky(items: list[int]) -> list[int]:
+        if 99 in items:
+            raise ValueError("bad row")
+        return items
+
+    run(same, rows_of(99), dest)
+    for _ in range(2):
+        report = run(picky, rows_of(100), dest)
+        assert (report.ok, report.failed, report.skipped) == (0, 1, 99)
+    assert list(results(dest)) == list(range(99))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("error", [ConnectionError("down"), RuntimeError("device lost")])
+def test_an_outage_in_the_last_batches_marks_nothing_as_failed(
+    tmp_path: Path, error: Exception, resumed: bool
+) -> None:
+    dest = tmp_path / "out.parquet"
+    calls = wasted = 0
+
+    def dies(items: list[int]) -> list[int]:
+        nonlocal calls, wasted
+        calls += 1
+        if calls > 20 or resumed:
+            wasted += 1
+            raise error
+        return items
+
+    if resumed:
+        run(same, rows_of(20 * 64), dest, batch_size=64)
+    retry = offline.Retry(attempts=3, wait_initial=0, wait_jitter=0)
+    with pytest.raises(RunStopped) as stopped:
+        count = (21 if resumed else 25) * 64
+        run(dies, rows_of(count), dest, batch_size=64, retry=retry, outage_s=0.5)
+    assert wasted <= 60
+    assert list(stopped.value.report.dead_letters()) == []
+    assert run(same, rows_of(25 * 64), dest).ok == 5 * 64
+
+
+def test_most_rows_may_be_bad(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    bad = {number for number in range(8000) if chance.random() < 0.8}
+
+    def picky(items: list[int]) -> list[int]:
+        if bad.intersection(items):
+            raise ValueError("bad row")
+        return items
+
+    report = run(picky, rows_of(8000), tmp_path / "out.parquet", batch_size=8, workers=2)
+    assert (report.ok, report.failed) == (8000 - len(bad), len(bad))
+
+
+def test_a_row_is_tried_again_as_its_step_read_it_though_a_later_one_replaces_the_column(
+    tmp_path: Path,
+) -> None:
+    def double(items: list[int]) -> list[str]:
+        if any(300 <= item < 1000 for item in items):
+            raise ValueError("bad row")
+        return [str(2 * item) for item in items]
+
+    steps = [
+        offline.Step(double, input="x", output="x", name="double", version=1, batch_size=16),
+        offline.Step(same, input="x", output="y", name="same", version=1, batch_size=16),
+    ]
+    dest = tmp_path / "out.parquet"
+    for skipped in (0, 1300):
+        report = offline.Pipeline(*steps).run(rows_of(2000), dest, key="id", watch=False)
+        assert (report.failed, report.skipped) == (700, skipped)
+    assert results(dest)[1500] == "3000"
+
+
+def test_batches_are_full_though_their_items_are_made_beside_them(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def remember(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        begun.set()
+        return items
+
+    begun = threading.Event()
+
+    def make(value: int) -> int:
+        if value and value % _run.TOGETHER == 0:
+            begun.wait(0.2)
+        return value
+
+    run(remember, rows_of(64), tmp_path / "out.parquet", batch_size=64, preprocess=make)
+    assert sizes == [64]
+
+
+def test_few_items_are_made_ahead_of_the_batches(tmp_path: Path) -> None:
+    made = used = 0
+    many = threading.Event()
+
+    def make(value: int) -> int:
+        nonlocal made
+        with lock:
+            made += 1
+            if made - used > 400:
+                many.set()
+        return value
+
+    def use(items: list[int]) -> list[int]:
+        nonlocal used
+        many.wait(0.01)
+        with lock:
+            used += len(items)
+        return items
+
+    lock = threading.Lock()
+    run(use, rows_of(4000), tmp_path / "out.parquet", batch_size=64, preprocess=make)
+    assert made == used == 4000
+    assert not many.is_set()
+
+
+def test_large_rows_are_read_as_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_window, "WINDOW_BYTES", 10_000)
+    read = used = 0
+    many = threading.Event()
+
+    def large() -> Any:
+        nonlocal read
+        for number in range(500):
+            read += 1
+            if read - used > 100:
+                many.set()
+            yield {"id": number, "x": "x" * 1000}
+
+    def use(items: list[str]) -> list[int]:
+        nonlocal used
+        many.wait(0.01)
+        used += len(items)
+        return [len(item) for item in items]
+
+    run(use, large(), tmp_path / "out.parquet", batch_size=8)
+    assert used == 500
+    assert not many.is_set()
+
+
+def test_errors_of_rows_and_of_the_service_in_the_only_batch_cost_their_rows(
+    tmp_path: Path,
+) -> None:
+    def mixed(items: list[int]) -> list[int]:
+        if 0 in items:
+            raise ValueError("bad row")
+        if {1, 4} & set(items):
+            raise ConnectionError("refused")
+        return items
+
+    report = run(mixed, rows_of(5), tmp_path / "out.parquet")
+    assert {letter["key"] for letter in report.dead_letters()} == {0, 1, 4}
+    assert report.ok == 2
+
+
+def test_a_source_or_column_that_is_not_there_drops_nothing_that_is_committed(
+    tmp_path: Path,
+) -> None:
+    source, dest = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.Table.from_pylist(rows_of(10)), source)
+    run(same, source, dest)
+    with pytest.raises(SourceError):
+        run(same, tmp_path / "other.parquet", dest, resume_from_last=False)
+    with pytest.raises(SourceError):
+        run(same, source, dest, input="y", on_mismatch="recompute")
+    assert run(same, source, dest).skipped == 10
+
+
+@pytest.mark.parametrize("kills", range(1, 4))
+def test_a_kill_between_any_two_notes_is_resumed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    put = Progress.put_all
+    puts: list[dict[str, Any]] = []
+
+    def killed(progress: Progress, values: dict[str, Any]) -> None:
+        puts.append(values)
+        if len(puts) == kills:
+            raise Crash
+        put(progress, values)
+
+    monkeypatch.setattr(Progress, "put_all", killed)
+    dest = tmp_path / "out.parquet"
+    with pytest.raises(Crash):
+        run(same, rows_of(10), dest)
+    assert run(same, rows_of(10), dest).failed == 0
+    assert results(dest) == {number: number for number in range(10)}
+
+
+def test_fields_of_dicts_lie_alike_whichever_row_was_committed_first(tmp_path: Path) -> None:
+    found: list[Any] = [{"b": 1}, {"a": 1, "c": {"z": 1, "y": 1}}, {"c": {"y": 1}}]
+
+    def pick(items: list[int]) -> list[dict[str, Any]]:
+        return [found[item] for item in items]
+
+    written = set()
+    for number, order in enumerate(permutations(range(3))):
+        dest = tmp_path / f"out{number}.parquet"
+        for item in order:
+            run(pick, [{"id": item, "x": item}], dest)
+        run(pick, rows_of(3), dest)
+        written.add(dest.read_bytes())
+    assert len(written) == 1
+
+
+def test_a_second_interrupt_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[ProcessWorker] = []
+    kill = ProcessWorker.kill
+
+    def note(place: ProcessWorker) -> bool:
+        killed.append(place)
+        return kill(place)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProcessWorker, "kill", note)
+    monkeypatch.setattr(_base, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(same, rows_of(10), tmp_path / "out.parquet", processes=True, workers=2)
+    assert len(killed) == 2

@@ -1,0 +1,747 @@
+"""What a run of one function, or of several, comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import batched
+
+pytest.importorskip("pyarrow")
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batched import offline
+from batched.errors import RemoteError, ResultError, RunMismatch, RunStopped, SourceError
+from batched.offline.watch.watcher import read_status
+
+
+class Lengths:
+    """A batch function that remembers what it was given."""
+
+    def __init__(self, bad: Sequence[Any] = ()) -> None:
+        self.bad = set(bad)
+        self.batches: list[list[Any]] = []
+
+    def __call__(self, texts: list[Any]) -> list[int]:
+        self.batches.append(list(texts))
+        for text in texts:
+            if text in self.bad:
+                raise ValueError(f"bad row {text}")
+        return [len(str(text)) for text in texts]
+
+    @property
+    def given(self) -> list[Any]:
+        return [text for batch in self.batches for text in batch]
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "text": f"text {number}"} for number in range(count)]
+
+
+def run(fn: Callable[..., Any], source: Any, dest: Path, **settings: Any) -> offline.Report:
+    known = {"input": "text", "output": "length", "key": "id", "version": 1, "name": "lengths"}
+    return offline.run(fn, source, dest, watch=False, **{**known, **settings})
+
+
+def read(dest: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(dest).to_pylist()
+    return rows
+
+
+def expected(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "length": len(row["text"])} for row in rows]
+
+
+def test_the_result_has_every_row_in_the_order_of_the_source(tmp_path: Path) -> None:
+    rows, dest = rows_of(1000), tmp_path / "out.parquet"
+    report = run(Lengths(), rows, dest)
+    assert read(dest) == expected(rows)
+    assert (report.ok, report.failed, report.skipped, report.recomputed) == (1000, 0, 0, 0)
+    assert report.output == str(dest)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_files_of_all_kinds_are_read_and_written(tmp_path: Path, suffix: str) -> None:
+    source, dest = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
+    rows = [{"id": str(number), "text": f"text {number}"} for number in range(100)]
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), source)
+    elif suffix == "jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        source.write_text("id,text\n" + "".join(f"{r['id']},{r['text']}\n" for r in rows))
+    run(Lengths(), source, dest)
+    if suffix == "parquet":
+        assert read(dest) == expected(rows)
+    elif suffix == "jsonl":
+        assert [json.loads(line) for line in dest.read_text().splitlines()] == expected(rows)
+    else:
+        lines = [f"{r['id']},{r['text']},{r['length']}" for r in expected(rows)]
+        assert dest.read_text().splitlines()[1:] == lines
+
+
+def test_what_was_committed_is_never_computed_again(tmp_path: Path) -> None:
+    rows, dest = rows_of(500), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest, batch_size=16)
+    before = dest.read_bytes()
+    again = Lengths()
+    report = run(again, rows, dest, batch_size=64, workers=4)
+    assert again.batches == []
+    assert report.skipped == 500
+    assert dest.read_bytes() == before
+
+
+def test_rows_that_were_edited_removed_inserted_or_moved_cost_only_themselves(
+    tmp_path: Path,
+) -> None:
+    rows, dest = rows_of(200), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest)
+    rows[7] = {"id": 7, "text": "edited"}
+    del rows[100]
+    rows.insert(50, {"id": 1000, "text": "inserted"})
+    rows.reverse()
+    fn = Lengths()
+    report = run(fn, rows, dest)
+    assert sorted(fn.given) == ["edited", "inserted"]
+    assert read(dest) == expected(rows)
+    assert (report.ok, report.skipped, report.recomputed) == (2, 198, 1)
+
+
+def test_without_a_key_rows_are_known_by_number_and_content(tmp_path: Path) -> None:
+    rows, dest = rows_of(50), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest, key=None)
+    rows[20]["text"] = "edited"
+    rows.append({"id": 50, "text": "more"})
+    fn = Lengths()
+    run(fn, rows, dest, key=None)
+    assert sorted(fn.given) == ["edited", "more"]
+    assert read(dest) == expected(rows)
+
+
+def test_a_bad_row_costs_one_row_and_few_calls(tmp_path: Path) -> None:
+    rows, dest = rows_of(64), tmp_path / "out.parquet"
+    fn = Lengths(bad=["text 41"])
+    report = run(fn, rows, dest, batch_size=64)
+    assert len(fn.batches) <= 13
+    assert read(dest) == expected([row for row in rows if row["id"] != 41])
+    assert (report.ok, report.failed) == (63, 1)
+    assert dict(report.errors) == {"ValueError": 1}
+    (letter,) = report.dead_letters()
+    assert (letter["key"], letter["step"], letter["phase"]) == (41, "lengths", "inference")
+    assert letter["error"] == "ValueError: bad row text 41"
+    assert "in __call__" in letter["traceback"]
+
+
+def test_of_many_rows_exactly_the_bad_ones_fail(tmp_path: Path) -> None:
+    rows, dest = rows_of(5000), tmp_path / "out.parquet"
+    bad = list(range(17, 5000, 96))
+    fn = Lengths(bad=[f"text {number}" for number in bad])
+    report = run(fn, rows, dest, batch_size=64)
+    assert report.failed == len(bad) == 52
+    assert sorted(map(itemgetter("key"), report.dead_letters())) == bad
+    assert read(dest) == expected([row for row in rows if row["id"] not in bad])
+
+
+def test_a_failed_row_is_tried_again_and_alone(tmp_path: Path) -> None:
+    rows, dest = rows_of(300), tmp_path / "out.parquet"
+    run(Lengths(bad=["text 3", "text 4"]), rows, dest)
+    still = Lengths(bad=["text 3"])
+    report = run(still, rows, dest)
+    assert set(still.given) == {"text 3", "text 4"}
+    assert (report.ok, report.failed, report.skipped) == (1, 1, 298)
+    report = run(Lengths(), rows, dest)
+    assert (report.ok, report.failed, report.skipped) == (1, 0, 299)
+    assert list(report.dead_letters()) == []
+    assert read(dest) == expected(rows)
+
+
+class Dies:
+    """A batch function of which nothing succeeds after some calls."""
+
+    def __init__(self, after: int, error: Exception) -> None:
+        self.left = after
+        self.error = error
+        self.wasted = 0
+
+    def __call__(self, texts: list[str]) -> list[int]:
+        if self.left <= 0:
+            self.wasted += 1
+            raise self.error
+        self.left -= 1
+        return [len(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("refused"), RuntimeError("CUDA error: device lost")], ids=repr
+)
+def test_an_outage_ends_the_run_marks_nothing_as_failed_and_the_next_goes_on(
+    tmp_path: Path, error: Exception
+) -> None:
+    rows, dest = rows_of(5000), tmp_path / "out.parquet"
+    fn = Dies(20, error)
+    retry = offline.Retry(wait_initial=0.001, wait_max=0.001)
+    with pytest.raises(RunStopped, match="fails even for a row|has not succeeded for") as stopped:
+        run(fn, rows, dest, batch_size=64, retry=retry, outage_s=0.01)
+    assert fn.wasted <= 60
+    assert (stopped.value.report.ok, stopped.value.report.failed) == (20 * 64, 0)
+    assert not dest.exists()
+    assert list(stopped.value.report.dead_letters()) == []
+    rest = Lengths()
+    report = run(rest, rows, dest, batch_size=64)
+    assert len(rest.given) == report.ok == 5000 - 20 * 64
+    assert read(dest) == expected(rows)
+
+
+def test_a_decorated_function_runs_as_many_batches_at_once_as_it_says(tmp_path: Path) -> None:
+    together = threading.Barrier(3)
+
+    @batched.dynamically(batch_size=1, max_concurrent_batches=3)
+    def lengths(texts: list[str]) -> list[int]:
+        together.wait(10)
+        return [len(text) for text in texts]
+
+    assert run(lengths, rows_of(6), tmp_path / "own.parquet").ok == 6
+    together = threading.Barrier(2)
+    assert run(lengths, rows_of(6), tmp_path / "two.parquet", workers=2).ok == 6
+
+
+def test_a_service_that_fails_for_a_while_costs_no_row(tmp_path: Path) -> None:
+    rows, dest = rows_of(640), tmp_path / "out.parquet"
+    calls = 0
+
+    def flaky(texts: list[str]) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if 3 <= calls <= 20:
+            raise TimeoutError("no answer")
+        return [len(text) for text in texts]
+
+    retry = offline.Retry(attempts=3, wait_initial=0.001, wait_max=0.001)
+    report = run(flaky, rows, dest, batch_size=64, retry=retry)
+    assert (report.ok, report.failed) == (640, 0)
+    assert read(dest) == expected(rows)
+
+
+def test_a_function_that_never_succeeds_ends_the_run(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+    with pytest.raises(RunStopped, match=r"none of the 10 rows.*KeyError: 'x'"):
+        run(Dies(0, KeyError("x")), rows_of(10), dest)
+    assert not dest.exists()
+
+
+def test_too_many_failed_rows_end_the_run(tmp_path: Path) -> None:
+    rows, dest = rows_of(1000), tmp_path / "out.parquet"
+    bad = [f"text {number}" for number in range(0, 1000, 20)]
+    with pytest.raises(RunStopped, match="max_failed is 10"):
+        run(Lengths(bad), rows, dest, max_failed=10)
+    assert not dest.exists()
+    with pytest.raises(RunStopped, match=r"max_failed is 0\.01"):
+        run(Lengths(bad), rows, dest, max_failed=0.01)
+    assert run(Lengths(bad), rows, dest, max_failed=0.1).failed == 50
+
+
+def chain(
+    tmp_path: Path, first: Callable[..., Any], second: Callable[..., Any], **settings: Any
+) -> offline.Report:
+    pipeline = offline.Pipeline(
+        offline.Step(first, input="text", output="upper", name="first", version=1),
+        offline.Step(
+            second, input=["upper", "id"], output=["both", "size"], name="second", version=1
+        ),
+    )
+    return pipeline.run(rows_of(300), tmp_path / "out.parquet", key="id", watch=False, **settings)
+
+
+class Upper(Lengths):
+    def __call__(self, texts: list[Any]) -> list[Any]:
+        super().__call__(texts)
+        return [text.upper() for text in texts]
+
+
+class Both(Lengths):
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.batches.append(items)
+        return [
+            {"both": f"{item['upper']} {item['id']}", "size": len(item["upper"])}
+            for item in items
+            if item["id"] not in self.bad or self._fail(item)
+        ]
+
+    def _fail(self, item: Any) -> bool:
+        raise ValueError(f"bad row {item['id']}")
+
+
+def test_a_step_reads_what_earlier_steps_wrote(tmp_path: Path) -> None:
+    report = chain(tmp_path, Upper(), Both())
+    assert read(tmp_path / "out.parquet") == [
+        {
+            **row,
+            "upper": row["text"].upper(),
+            "both": f"TEXT {row['id']} {row['id']}",
+            "size": len(row["text"]),
+        }
+        for row in rows_of(300)
+    ]
+    assert [step.ok for step in report.steps] == [300, 300]
+
+
+def test_a_row_that_fails_in_a_later_step_is_not_computed_again_in_earlier_ones(
+    tmp_path: Path,
+) -> None:
+    chain(tmp_path, Upper(), Both(bad=[5]))
+    first, second = Upper(), Both()
+    report = chain(tmp_path, first, second)
+    assert (first.given, [item["id"] for item in second.given]) == ([], [5])
+    assert second.given[0]["upper"] == "TEXT 5"
+    assert len(read(tmp_path / "out.parquet")) == 300
+    assert report.ok == 1
+
+
+@pytest.mark.parametrize("step", ["second", 1])
+def test_a_run_goes_on_anew_from_a_step(tmp_path: Path, step: int | str) -> None:
+    chain(tmp_path, Upper(), Both())
+    first, second = Upper(), Both()
+    chain(tmp_path, first, second, resume_step=step)
+    assert (len(first.given), len(second.given)) == (0, 300)
+    chain(tmp_path, first, second, resume_from_last=False)
+    assert (len(first.given), len(second.given)) == (300, 600)
+    with pytest.raises(TypeError, match="give one"):
+        chain(tmp_path, first, second, resume_from_last=True, resume_step=1)
+    with pytest.raises(ValueError, match="'first', 'second'"):
+        chain(tmp_path, first, second, resume_step="third")
+
+
+def test_results_of_other_code_are_not_mixed(tmp_path: Path) -> None:
+    rows, dest = rows_of(100), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest)
+    fn = Lengths()
+    with pytest.raises(RunMismatch, match="version"):
+        run(fn, rows, dest, version=2)
+    with pytest.raises(RunMismatch, match="'id'"):
+        run(fn, rows, dest, key=None)
+    assert fn.batches == []
+    run(fn, rows, dest, version=2, on_mismatch="recompute")
+    assert len(fn.given) == 100
+
+
+def test_after_a_function_is_mended_what_was_good_may_stay(tmp_path: Path) -> None:
+    rows, dest = rows_of(100), tmp_path / "out.parquet"
+    run(Lengths(bad=["text 5"]), rows, dest)
+    mended = Lengths()
+    report = run(mended, rows, dest, version=2, on_mismatch="keep")
+    assert mended.given == ["text 5"]
+    assert (report.ok, report.skipped) == (1, 99)
+    assert run(mended, rows, dest, version=2).skipped == 100
+    with pytest.raises(RunMismatch, match="list of output columns was"):
+        run(mended, rows, dest, version=2, output="size", on_mismatch="keep")
+
+
+def test_a_wrong_source_or_column_costs_no_result(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    with pytest.raises(SourceError, match="did you mean 'text'"):
+        run(Lengths(), pa.Table.from_pylist(rows), dest, input="texte")
+    assert run(Lengths(), rows, dest).ok == 20
+    for wrong in ({"source": tmp_path / "none.csv"}, {"input": "texte"}):
+        given: dict[str, Any] = {"source": pa.Table.from_pylist(rows), **wrong}
+        with pytest.raises(SourceError):
+            run(Lengths(), dest=dest, on_mismatch="recompute", version=2, **given)
+        with pytest.raises(SourceError):
+            run(
+                Lengths(),
+                dest=dest,
+                resume_from_last=False,
+                **{**given, "input": "none"},
+                on_mismatch="recompute",
+            )
+    fn = Lengths()
+    assert run(fn, rows, dest).skipped == 20
+
+
+def test_what_is_computed_anew_may_be_of_another_type(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest)
+    report = run(Upper(), rows, dest, version=2, on_mismatch="recompute")
+    assert (report.ok, report.failed) == (20, 0)
+    assert read(dest)[0]["length"] == "TEXT 0"
+
+
+def test_a_class_is_built_once_for_each_worker(tmp_path: Path) -> None:
+    built: list[int] = []
+    both = threading.Barrier(2)
+
+    class Model:
+        def __init__(self, size: int, *, more: int) -> None:
+            built.append(threading.get_ident())
+            self.size = size + more
+            self.first = True
+
+        def __call__(self, texts: list[str]) -> list[int]:
+            if self.first:
+                both.wait(20)
+                self.first = False
+            return [self.size] * len(texts)
+
+    dest = tmp_path / "out.parquet"
+    run(Model, rows_of(640), dest, args=(3,), kwargs={"more": 4}, workers=2, batch_size=16)
+    assert len(built) == len(set(built)) == 2
+    assert {row["length"] for row in read(dest)} == {7}
+
+
+def test_items_are_made_and_results_taken_row_by_row(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+
+    def prepare(text: str) -> int:
+        if text == "text 7":
+            raise ValueError("cannot be read")
+        return len(text)
+
+    def finish(result: int) -> str:
+        if result == 100:
+            raise ValueError("cannot be written")
+        return f"{result} letters"
+
+    def double(lengths: list[int]) -> list[int]:
+        return [100 if length == 6 else 2 * length for length in lengths]
+
+    report = run(double, rows_of(20), dest, preprocess=prepare, postprocess=finish)
+    phases = {letter["phase"] for letter in report.dead_letters()}
+    assert phases == {"preprocess", "postprocess"}
+    assert [row["length"] for row in read(dest)] == ["14 letters"] * 10
+    assert report.failed == 10
+
+
+def test_a_result_that_no_column_can_hold_costs_its_row(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+
+    def odd(texts: list[str]) -> list[Any]:
+        return [{} if text == "text 3" else len(text) for text in texts]
+
+    report = run(odd, rows_of(50), dest)
+    (letter,) = report.dead_letters()
+    assert (letter["key"], letter["phase"]) == (3, "output")
+    assert len(read(dest)) == 49
+
+
+def test_rows_go_to_the_model_of_their_key(tmp_path: Path) -> None:
+    rows = [{"id": n, "lang": "de" if n % 3 else "en", "text": f"t{n}"} for n in range(90)]
+    built: list[str] = []
+
+    class Model:
+        def __init__(self, lang: str) -> None:
+            built.append(lang)
+            self.lang = lang
+
+        def __call__(self, items: list[dict[str, Any]]) -> list[str]:
+            assert {item["lang"] for item in items} == {self.lang}
+            return [f"{self.lang}:{item['text']}" for item in items]
+
+    dest = tmp_path / "out.parquet"
+    run(
+        Model,
+        rows,
+        dest,
+        input=["lang", "text"],
+        output="made",
+        route=lambda item: item["lang"],
+        max_models=2,
+        batch_size=8,
+    )
+    assert sorted(built) == ["de", "en"]
+    assert [row["made"] for row in read(dest)] == [f"{r['lang']}:{r['text']}" for r in rows]
+
+
+def test_a_decorated_function_keeps_its_settings_and_its_observer(tmp_path: Path) -> None:
+    seen: list[batched.stats.BatchRecord] = []
+
+    @batched.dynamically(batch_size=10, on_batch=seen.append)
+    def lengths(texts: list[str]) -> list[int]:
+        assert len(texts) <= 10
+        return [len(text) for text in texts]
+
+    rows, dest = rows_of(95), tmp_path / "out.parquet"
+    run(lengths, rows, dest)
+    assert read(dest) == expected(rows)
+    assert sorted(record.size for record in seen) == [5] + [10] * 9
+
+
+def test_a_coroutine_function_runs_as_many_batches_at_once_as_it_has_workers(
+    tmp_path: Path,
+) -> None:
+    running = most = 0
+
+    async def lengths(texts: list[str]) -> list[int]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        running -= 1
+        return [len(text) for text in texts]
+
+    rows, dest = rows_of(200), tmp_path / "out.parquet"
+    run(lengths, rows, dest, workers=4, batch_size=5)
+    assert read(dest) == expected(rows)
+    assert 1 < most <= 4
+
+
+def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": n, "ids": list(range(1, 2 + n % 7))} for n in range(100)]
+
+    @batched.inference.dynamically(batch_size=16)
+    def double(features: dict[str, np.ndarray]) -> np.ndarray:
+        doubled: np.ndarray = features["ids"] * 2
+        return doubled
+
+    dest = tmp_path / "out.parquet"
+    run(double, rows, dest, input="ids", output="twice")
+    assert [row["twice"] for row in read(dest)] == [[2 * n for n in r["ids"]] for r in rows]
+
+
+def test_like_lengths_run_together(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": n, "text": "x" * (1 + 37 * n % 64)} for n in range(640)]
+    fn = Lengths()
+    run(fn, rows, tmp_path / "out.parquet", length=len, batch_size=64)
+    longest = sum(len(batch) * max(map(len, batch)) for batch in fn.batches)
+    assert longest < 1.2 * sum(len(row["text"]) for row in rows)
+
+
+def test_the_library_finds_a_batch_size(tmp_path: Path) -> None:
+    fn = Lengths()
+    rows, dest = rows_of(3000), tmp_path / "out.parquet"
+    run(fn, rows, dest, batch_size=offline.Auto(4, 64))
+    sizes = {len(batch) for batch in fn.batches}
+    assert max(sizes) <= 64
+    assert 4 in sizes
+    assert max(sizes) > 4
+    assert read(dest) == expected(rows)
+
+
+def test_a_step_takes_the_place_of_a_column_of_the_source(tmp_path: Path) -> None:
+    rows, dest = rows_of(10), tmp_path / "out.parquet"
+    run(Upper(), rows, dest, output="text")
+    assert read(dest) == [{"id": row["id"], "text": row["text"].upper()} for row in rows]
+
+
+def test_only_the_columns_asked_for_are_kept(tmp_path: Path) -> None:
+    rows, dest = rows_of(10), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest, keep=["id"])
+    assert read(dest) == [{"id": row["id"], "length": 6} for row in rows]
+
+
+def test_a_generator_is_read_once_and_resumed_from(tmp_path: Path) -> None:
+    rows, dest = rows_of(100), tmp_path / "out.parquet"
+    run(Lengths(bad=["text 5"]), iter(rows), dest)
+    fn = Lengths()
+    run(fn, (row for row in rows), dest)
+    assert fn.given == ["text 5"]
+    assert read(dest) == expected(rows)
+
+
+def test_an_empty_source_makes_an_empty_result(tmp_path: Path) -> None:
+    dest = tmp_path / "out.jsonl"
+    assert run(Lengths(), [], dest).ok == 0
+    assert dest.read_text() == ""
+
+
+def test_a_file_that_no_run_made_is_left_alone(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+    dest.write_text("mine")
+    fn = Lengths()
+    with pytest.raises(ResultError, match="overwrite=True"):
+        run(fn, rows_of(5), dest)
+    assert (dest.read_text(), fn.batches) == ("mine", [])
+    run(fn, rows_of(5), dest, overwrite=True)
+    assert read(dest) == expected(rows_of(5))
+
+
+def test_a_result_that_is_whole_is_not_written_again(tmp_path: Path) -> None:
+    source, dest = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows_of(100)))
+    run(Lengths(), source, dest)
+    before = dest.stat().st_ino
+    run(Lengths(), source, dest)
+    assert dest.stat().st_ino == before
+    run(Lengths(), source, dest, keep=["id"])
+    assert read(dest)[3] == {"id": 3, "length": 6}
+    dest.unlink()
+    run(Lengths(), source, dest, keep=["id"])
+    assert read(dest)[3] == {"id": 3, "length": 6}
+    source.write_text(source.read_text().replace('"id": 4', '"title": "t", "id": 4'))
+    run(Lengths(), source, dest)
+    assert read(dest)[4] == {"id": 4, "text": "text 4", "title": "t", "length": 6}
+
+
+def test_the_source_is_not_overwritten(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"id": 1, "text": "one"}) + "\n")
+    for dest in (source, tmp_path / "." / "in.jsonl"):
+        with pytest.raises(ResultError, match=r"in\.jsonl"):
+            run(Lengths(), source, dest, overwrite=True)
+    assert json.loads(source.read_text())["text"] == "one"
+
+
+def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    first = offline.Step(Upper(), input="text", output="upper", name="first", version=1)
+    second = offline.Step(Upper(), input="upper", output="twice", name="second", version=1)
+
+    def run_of(*steps: offline.Step, **settings: Any) -> offline.Report:
+        return offline.Pipeline(*steps).run(rows, dest, key="id", watch=False, **settings)
+
+    run_of(first)
+    report = run_of(first, second)
+    assert [step.ok for step in report.steps] == [0, 20]
+    with pytest.raises(RunMismatch, match="'second'"):
+        run_of(first)
+    assert run_of(first, on_mismatch="recompute").skipped == 20
+    assert set(read(dest)[0]) == {"id", "text", "upper"}
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_further_arguments_reach_a_function(tmp_path: Path, processes: bool) -> None:
+    def join(texts: list[str], mark: str, *, end: str) -> list[str]:
+        return [f"{text}{mark}{end}" for text in texts]
+
+    dest = tmp_path / "out.parquet"
+    run(join, rows_of(5), dest, args=("!",), kwargs={"end": "?"}, processes=processes)
+    assert read(dest)[0]["length"] == "text 0!?"
+
+
+def test_what_a_function_or_class_does_not_take_is_told_where_the_step_is_written() -> None:
+    def plain(texts: list[str], mark: str) -> list[str]:
+        return [f"{text}{mark}" for text in texts]
+
+    class Uncalled:
+        pass
+
+    for given, sentence in (
+        ({"fn": plain}, "missing a required argument: 'mark'; .* after the list"),
+        ({"fn": plain, "args": (1, 2)}, "too many positional"),
+        ({"fn": Lengths, "kwargs": {"size": 3}}, "'size'; .* given to the constructor"),
+        ({"fn": Uncalled}, "no __call__"),
+    ):
+        settings: dict[str, Any] = {"input": "a", "output": "b", **given}
+        with pytest.raises(TypeError, match=sentence):
+            offline.Step(**settings)
+
+
+def test_a_setting_that_is_none_is_told_with_the_one_it_is_like(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="run has no setting 'worker'; did you mean 'workers'?"):
+        run(str.upper, rows_of(5), tmp_path / "out.parquet", worker=2)
+
+
+def test_one_result_for_a_whole_batch_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mean(texts: list[str]) -> list[float]:
+        return [sum(map(len, texts)) / len(texts)]
+
+    run(mean, rows_of(64), tmp_path / "out.parquet", batch_size=8)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "lengths was given 8 items and returned 1 results; it must return one per item, in order; "
+        "it is called with fewer items, down to one"
+    )
+
+
+def test_what_ends_a_run_in_a_process_is_told_with_its_lines(tmp_path: Path) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise KeyError("path")
+
+        def __call__(self, texts: list[str]) -> list[str]:
+            return texts
+
+    with pytest.raises(RemoteError) as stopped:
+        run(Broken, rows_of(5), tmp_path / "out.parquet", processes=True)
+    step, lines = stopped.value.__notes__
+    assert step == "in step 'lengths'"
+    assert 'raise KeyError("path")' in lines
+    known = read_status(tmp_path / "out.parquet.progress")
+    assert known is not None
+    assert (known["state"], known["stopped"]) == ("failed", "KeyError: 'path'")
+
+
+def test_a_stop_tells_the_error_with_its_lines(tmp_path: Path) -> None:
+    def broken(texts: list[str]) -> list[str]:
+        return [text["x"] for text in texts]  # type: ignore[index]  # which is the bug
+
+    with pytest.raises(RunStopped) as stopped:
+        run(broken, rows_of(5), tmp_path / "out.parquet")
+    assert isinstance(stopped.value.__cause__, TypeError)
+    with pytest.raises(RunStopped) as stopped:
+        run(broken, rows_of(5), tmp_path / "out.parquet", processes=True)
+    assert "in broken" in "".join(stopped.value.__notes__)
+
+
+def test_a_run_without_any_result_is_stopped_and_replaces_none(tmp_path: Path) -> None:
+    rows, dest = rows_of(5), tmp_path / "out.parquet"
+    run(Lengths(), rows, dest)
+    before = dest.read_bytes()
+
+    def sets(texts: list[str]) -> list[Any]:
+        return [{text} for text in texts]
+
+    with pytest.raises(RunStopped, match="none of the 5 rows has a result"):
+        run(sets, rows, dest, version=2, on_mismatch="recompute")
+    assert dest.read_bytes() == before
+
+
+def test_a_row_that_its_service_refused_is_tried_again_only_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    wait = offline.Retry.wait
+
+    def noted(retry: offline.Retry, attempt: int, error: BaseException) -> float:
+        waits.append(attempt)
+        return 0.01 * wait(retry, attempt, error)
+
+    monkeypatch.setattr(offline.Retry, "wait", noted)
+    refused: set[str] = set()
+
+    def busy(texts: list[str]) -> list[Any]:
+        answers: list[Any] = []
+        for text in texts:
+            answers.append(len(text) if text in refused else ConnectionError("busy"))
+            refused.add(text)
+        return answers
+
+    rows, dest = rows_of(40), tmp_path / "out.parquet"
+    report = run(busy, rows, dest, batch_size=8)
+    assert (report.ok, report.failed) == (40, 0)
+    assert waits.count(1) >= 8, "each batch of refused rows waits"
+
+
+def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> None:
+    built: list[int] = []
+
+    class Model(Lengths):
+        def __init__(self) -> None:
+            super().__init__()
+            built.append(1)
+
+    rows, dest = rows_of(10), tmp_path / "out.parquet"
+    run(Model, rows, dest)
+    run(Model, rows, dest)
+    assert len(built) == 1
+
+
+def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="does not exist; create it first"):
+        run(Lengths(), rows_of(5), tmp_path / "none" / "out.parquet")
+
+
+def test_one_column_to_keep_is_named_alone(tmp_path: Path) -> None:
+    dest = tmp_path / "out.parquet"
+    run(Lengths(), rows_of(1), dest, keep="id")
+    assert read(dest) == [{"id": 0, "length": 6}]

@@ -1,0 +1,184 @@
+"""The same source, steps and values give the same bytes, however they were computed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import numpy as np
+import pyarrow.parquet as pq
+
+import trial_runs
+from trial_runs import ODD, WITHOUT
+from trials import Trials, trials
+
+pytestmark = pytest.mark.once
+
+ROWS: Final = 600
+DESTS: Final = ("out.parquet", "out.jsonl", "out.csv", "out/")
+
+Bytes = dict[str, bytes]
+"""Files of the results, by name."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to compute the same thing."""
+
+    batch_size: int
+    workers: int
+    place: str
+    killed: bool = False
+
+    def __str__(self) -> str:
+        killed = "-killed" if self.killed else ""
+        return f"{self.place}-{self.batch_size}-{self.workers}{killed}"
+
+
+REFERENCE: Final = Way(64, 1, "threads")
+USUAL: Final = [
+    Way(8, 1, "threads"),
+    Way(512, 4, "threads"),
+    Way(8, 4, "threads", killed=True),
+    Way(64, 4, "coroutine"),
+    Way(64, 1, "coroutine", killed=True),
+    Way(64, 1, "processes"),
+]
+ALL: Final = [
+    Way(size, workers, place, killed)
+    for size, workers, place, killed in itertools.product(
+        (8, 64, 512), (1, 4), ("threads", "coroutine", "processes"), (False, True)
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Trials]:
+    with trials() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reference(server: Trials, tmp_path_factory: pytest.TempPathFactory) -> Bytes:
+    return computed(server, tmp_path_factory.mktemp("reference"), REFERENCE)
+
+
+def computed(server: Trials, folder: Path, way: Way) -> Bytes:
+    """Compute all results in a way, and return their bytes."""
+    chance = random.Random(str(way))
+    dests = [*DESTS]
+    chance.shuffle(dests)  # any of them may be written first
+    arguments: dict[str, Any] = {
+        "count": ROWS,
+        "dests": [f"{folder}/{dest}" for dest in dests],
+        "progress": f"{folder}/progress",
+        "log": f"{folder}/log",
+        **asdict(way),
+    }
+    killed = arguments.pop("killed")
+    kills = 0
+    while killed and kills < 3:
+        most = 2 * ROWS // way.batch_size
+        sizes = chance.choice([(8, 1), (64, 4), (512, 1)])
+        # functions in processes of their own count no calls here
+        call = chance.randrange(1, max(2, most // (2 if way.place == "processes" else 1)))
+        ended = server.run(
+            "of_kinds",
+            **{**arguments, "batch_size": sizes[0], "workers": sizes[1]},
+            kill_at_call=call,
+        )
+        kills += 1
+        if ended.how == "done":  # before that call
+            break
+        assert ended.how == "killed", ended.lines
+    ended = server.run("of_kinds", **arguments)
+    assert ended.how == "done", ended.lines
+    return bytes_in(folder)
+
+
+def bytes_in(folder: Path) -> Bytes:
+    files = [*folder.glob("out.[!.]*"), *folder.glob("out/part*")]
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in files
+        if file.suffix in (".parquet", ".jsonl", ".csv")
+    }
+
+
+def differences(found: Bytes, expected: Bytes) -> list[str]:
+    return [name for name in {*found, *expected} if found.get(name) != expected.get(name)]
+
+
+def test_the_result_holds_what_the_functions_returned(reference: Bytes, tmp_path: Path) -> None:
+    assert set(reference) == {"out.parquet", "out.jsonl", "out.csv", "out/part-00000.parquet"}
+    rows = [json.loads(line) for line in reference["out.jsonl"].splitlines()]
+    keys = [key for key in range(ROWS) if key != WITHOUT]
+    assert [row["id"] for row in rows] == keys
+    plain = trial_runs.kinds(keys, os.devnull)
+    for row, values in zip(rows, plain, strict=True):
+        expected = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in values.items()
+        }
+        assert {name: row[name] for name in expected} == expected
+        assert type(row["number"]) is type(values["number"])
+        assert row["seen"].startswith(f"int:{row['id']} {type(row['number']).__name__}:")
+    (tmp_path / "out.parquet").write_bytes(reference["out.parquet"])
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["id"].to_pylist() == [key for key in keys if key != ODD]
+    assert str(table.schema.field("number").type) == "double"
+
+
+@pytest.mark.parametrize("way", USUAL, ids=str)
+def test_each_way_gives_the_same_bytes(
+    server: Trials, reference: Bytes, tmp_path: Path, way: Way
+) -> None:
+    assert not differences(computed(server, tmp_path, way), reference)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ALL, ids=str)
+def test_all_ways_give_the_same_bytes(
+    server: Trials, reference: Bytes, tmp_path: Path, way: Way
+) -> None:
+    assert not differences(computed(server, tmp_path, way), reference)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("default")  # of Ray
+@pytest.mark.parametrize("batch_size", [8, 64, 512])
+def test_actors_give_the_same_bytes(reference: Bytes, tmp_path: Path, batch_size: int) -> None:
+    ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    try:
+        trial_runs.of_kinds(
+            ROWS,
+            [f"{tmp_path}/{dest}" for dest in DESTS],
+            f"{tmp_path}/progress",
+            f"{tmp_path}/log",
+            batch_size=batch_size,
+            workers=2,
+            place="ray",
+        )
+    finally:
+        ray.shutdown()
+    assert not differences(bytes_in(tmp_path), reference)

@@ -1,0 +1,335 @@
+"""Errors of the service that a batch function calls, told from errors of a row."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import pickle
+import socket
+import urllib.error
+from datetime import UTC, datetime, timedelta
+from email.message import Message
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("httpx")
+
+import httpx
+
+from batched._service_errors import is_service_error, retry_after
+from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
+from batched.offline.failures import RemoteMemoryError, error_text, to_remote
+from batched.offline.retry import Retry
+from offline_steps import fail, outcome
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def http_error(status: int, headers: dict[str, str] | None = None) -> Exception:
+    """What httpx raises for an answer with that status."""
+    request = httpx.Request("POST", "https://api.example/v1")
+    response = httpx.Response(status, headers=headers, request=request)
+    try:
+        response.raise_for_status()
+    except httpx.HTTPStatusError as error:
+        return error
+    raise AssertionError
+
+
+def urllib_error(status: int, headers: dict[str, str] | None = None) -> Exception:
+    message = Message()
+    for name, value in (headers or {}).items():
+        message[name] = value
+    return urllib.error.HTTPError("https://api.example", status, "no", message, None)
+
+
+class Answer:
+    """A response of `requests`, which is false if its status is an error."""
+
+    def __init__(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self.status_code = status
+        self.headers = headers or {}
+
+    def __bool__(self) -> bool:
+        return self.status_code < 400
+
+
+def with_attributes(name: str, bases: tuple[type, ...] = (Exception,), **attributes: Any) -> Any:
+    """An error of a class by that name, as a library that is not installed would raise it."""
+    return type(name, bases, attributes)(name)
+
+
+def aws(code: str, status: int, headers: dict[str, str] | None = None) -> Exception:
+    metadata = {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}
+    response = {"Error": {"Code": code}, "ResponseMetadata": metadata}
+    error: Exception = with_attributes("ClientError", response=response)
+    return error
+
+
+class Code:
+    """A status of gRPC."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def grpc(name: str) -> Exception:
+    base = type("RpcError", (Exception,), {})
+    error: Exception = with_attributes("_InactiveRpcError", (base,), code=lambda _: Code(name))
+    return error
+
+
+def chained(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+class Hostile(Exception):
+    """An error whose attributes cannot be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__"):  # what pytest asks for
+            return super().__getattribute__(name)
+        raise RuntimeError(name)
+
+
+SERVICE = [
+    ConnectionError("refused"),
+    ConnectionResetError(),
+    BrokenPipeError(),
+    TimeoutError(),
+    socket.gaierror(-2, "Name or service not known"),
+    http.client.RemoteDisconnected("closed"),
+    http.client.IncompleteRead(b""),
+    urllib_error(503),
+    urllib_error(429),
+    urllib.error.URLError(ConnectionRefusedError()),
+    urllib.error.URLError(socket.gaierror()),
+    httpx.ConnectError("refused"),
+    httpx.ReadTimeout("slow"),
+    httpx.PoolTimeout("slow"),
+    httpx.RemoteProtocolError("half an answer"),
+    http_error(408),
+    http_error(429),
+    http_error(500),
+    http_error(502),
+    http_error(529),
+    with_attributes("ConnectionError", (OSError,)),  # requests
+    with_attributes("ReadTimeout", (type("Timeout", (OSError,), {}),)),  # requests
+    with_attributes("HTTPError", (OSError,), response=Answer(503)),  # requests
+    with_attributes("APIConnectionError"),  # openai
+    with_attributes("RateLimitError", status_code=429, code="rate_limit_exceeded"),  # openai
+    with_attributes("ClientConnectorError", (type("ClientConnectionError", (OSError,), {}),)),
+    with_attributes("ClientResponseError", status=504),  # aiohttp
+    with_attributes("ServiceUnavailable", code=http.HTTPStatus.SERVICE_UNAVAILABLE),  # google
+    with_attributes("EndpointConnectionError", (type("HTTPClientError", (Exception,), {}),)),
+    aws("InternalFailure", 500),
+    aws("ThrottlingException", 400),
+    aws("ProvisionedThroughputExceededException", 400),
+    grpc("UNAVAILABLE"),
+    grpc("RESOURCE_EXHAUSTED"),
+    chained(RuntimeError("no embedding"), ConnectionError()),
+    chained(RuntimeError(), chained(RuntimeError(), http_error(503))),
+    ExceptionGroup("two", [ConnectionError(), http_error(429)]),
+    RemoteError("APIError: busy", "", is_service=True),
+]
+
+OF_A_ROW = [
+    ValueError("bad row"),
+    FileNotFoundError("no such file"),
+    PermissionError("no"),
+    OSError(28, "No space left on device"),
+    KeyError("status"),
+    urllib_error(404),
+    urllib.error.URLError("unknown url type: x"),
+    urllib.error.URLError(FileNotFoundError()),
+    httpx.UnsupportedProtocol("x://"),
+    httpx.InvalidURL("//"),
+    http_error(400),
+    http_error(401),
+    http_error(403),
+    http_error(404),
+    http_error(422),
+    with_attributes("HTTPError", (OSError,), response=Answer(400)),
+    with_attributes("BadRequestError", status_code=400, code="invalid_request"),
+    with_attributes("ParseError", code=4),  # of XML: no status
+    with_attributes("Odd", status=True),
+    with_attributes("ConnectionError", status_code=404),  # its status says more than its name
+    aws("AccessDenied", 403),
+    aws("ValidationException", 400),
+    grpc("INVALID_ARGUMENT"),
+    chained(ValueError("bad row"), KeyError("x")),
+    ExceptionGroup("two", [ConnectionError(), ValueError()]),
+    TimeLimitExceeded("fn took longer"),
+    WorkerDied("the process exited"),
+    RemoteError("ValueError: bad row", ""),
+    MemoryError(),
+    SystemExit(503),
+    KeyboardInterrupt(),
+    Hostile(),
+]
+
+
+@pytest.mark.parametrize("error", SERVICE, ids=lambda error: type(error).__name__)
+def test_faults_of_a_service_are_known(error: BaseException) -> None:
+    assert is_service_error(error)
+
+
+@pytest.mark.parametrize("error", OF_A_ROW, ids=lambda error: type(error).__name__)
+def test_errors_of_a_row_are_not_taken_for_the_services(error: BaseException) -> None:
+    assert not is_service_error(error)
+
+
+def test_an_error_that_was_only_being_handled_says_nothing() -> None:
+    error = ValueError("bad row")
+    error.__context__ = ConnectionError()
+    assert not is_service_error(error)
+
+
+def test_a_circle_of_causes_has_an_end() -> None:
+    one, two = ValueError(), KeyError()
+    one.__cause__, two.__cause__ = two, one
+    assert not is_service_error(one)
+
+
+def test_retry_names_more_errors() -> None:
+    class Busy(Exception):
+        pass
+
+    assert is_service_error(Busy(), (Busy,))
+    assert Retry(on=(Busy,)).is_due(Busy())
+    assert not Retry().is_due(Busy())
+    assert Retry().is_due(ConnectionError())
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (http_error(429, {"Retry-After": "7"}), 7.0),
+        (http_error(503, {"retry-after": "0.5"}), 0.5),
+        (http_error(503, {"Retry-After": "Thu, 01 Jan 2026 12:00:30 GMT"}), 30.0),
+        (http_error(503, {"Retry-After": "Thu, 01 Jan 2026 11:00:00 GMT"}), 0.0),
+        (http_error(429, {"Retry-After": "9", "retry-after-ms": "250"}), 0.25),
+        (http_error(429, {"Retry-After": "soon"}), None),
+        (http_error(429, {"Retry-After": "-1"}), None),
+        (http_error(429, {"Retry-After": "nan"}), None),
+        (http_error(429), None),
+        (urllib_error(503, {"Retry-After": "3"}), 3.0),
+        (with_attributes("E", response=Answer(429, {"RETRY-AFTER": "4"})), 4.0),
+        (aws("Throttling", 400, {"retry-after": "5"}), 5.0),
+        (with_attributes("FloodWait", retry_after=11), 11.0),
+        (with_attributes("FloodWait", retry_after=math.inf), None),
+        (RemoteError("E", "", True, 2.5), 2.5),
+        (ValueError("no headers"), None),
+        (Hostile(), None),
+    ],
+)
+def test_the_wait_that_a_service_asks_for_is_read_in_each_form(
+    error: BaseException, seconds: float | None
+) -> None:
+    assert retry_after(error, NOW) == seconds
+
+
+def test_a_date_is_compared_with_the_present() -> None:
+    past = http_error(503, {"Retry-After": "Thu, 01 Jan 2015 12:00:30 GMT"})
+    assert retry_after(past) == 0.0
+    no_zone = http_error(503, {"Retry-After": "Thu, 01 Jan 2026 12:00:30 -0000"})
+    assert retry_after(no_zone, NOW) == 30.0
+    assert retry_after(no_zone, NOW + timedelta(days=1)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "message"),
+    [
+        ({"attempts": 0}, ValueError, "attempts must be at least 1, got 0"),
+        ({"attempts": 2.0}, TypeError, "attempts must be a whole number, got 2.0"),
+        ({"attempts": True}, TypeError, "attempts must be a whole number, got True"),
+        ({"on": [ValueError]}, TypeError, "on must be a tuple of exception classes"),
+        ({"on": (1,)}, TypeError, "on must be a tuple of exception classes"),
+        ({"wait_initial": -1}, ValueError, "wait_initial must be at least 0 seconds, got -1"),
+        ({"wait_max": math.nan}, ValueError, "wait_max must be at least 0 seconds, got nan"),
+        ({"wait_jitter": "1"}, TypeError, "wait_jitter must be a number of seconds, got '1'"),
+    ],
+)
+def test_a_retry_that_makes_no_sense_is_refused(
+    setting: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        Retry(**setting)
+    assert message in str(raised.value)
+
+
+def test_waits_do_not_overflow() -> None:
+    assert Retry(wait_initial=1, wait_max=30).wait(10_000, ConnectionError()) == 30.0
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_an_error_is_described_by_class_message_and_lines() -> None:
+    text = error_text(raised(ValueError("bad row")))
+    assert text.error == "ValueError: bad row"
+    assert "raise error\n" in text.traceback
+    assert text.traceback.rstrip().endswith("ValueError: bad row")
+    assert error_text(ValueError()).error == "ValueError"
+
+
+def test_lines_of_this_package_above_the_function_are_left_out() -> None:
+    def fn(items: list[int]) -> list[int]:
+        raise ValueError("bad row")
+
+    (error,) = outcome(fn, [1]).results
+    lines = error_text(error).traceback.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[1].endswith("in fn")
+
+
+class Mute(RuntimeError):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def test_an_error_without_a_message_of_its_own_is_described_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert error_text(Mute()).error == "Mute: its message cannot be made: RuntimeError"
+    # what notes, causes and groups of the user's classes may do, which later Pythons forgive
+    monkeypatch.setattr("traceback.format_exception", lambda *_: fail("raise"))
+    assert error_text(ValueError("bad row")) == ("ValueError: bad row", "")
+
+
+def test_a_status_that_cannot_be_asked_for_is_no_fault_of_a_service() -> None:
+    base = type("RpcError", (Exception,), {})
+    assert not is_service_error(with_attributes("Odd", (base,), code=lambda: 1))
+
+
+def test_an_error_crosses_as_plain_data() -> None:
+    class Local(Exception):
+        """Of a class that no other process can import, with what cannot be pickled."""
+
+        def __init__(self) -> None:
+            super().__init__("busy")
+            self.open = socket.socket  # a class: by name
+            self.close = lambda: None
+
+    remote = pickle.loads(pickle.dumps(to_remote(raised(Local()), (Local,))))
+    assert type(remote) is RemoteError
+    assert (str(remote), remote.is_service, remote.retry_after) == ("Local: busy", True, None)
+    assert "raise error" in remote.lines
+    assert error_text(remote) == ("Local: busy", remote.lines)
+
+
+def test_what_an_error_means_is_told_apart_where_it_happened() -> None:
+    busy = to_remote(http_error(429, {"Retry-After": "7"}))
+    assert is_service_error(busy)
+    assert retry_after(busy) == 7.0
+    memory = to_remote(MemoryError("too many"))
+    assert type(memory) is RemoteMemoryError
+    assert not is_service_error(memory)
+    assert type(to_remote(Mute())) is RemoteError

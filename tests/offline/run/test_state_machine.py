@@ -1,0 +1,352 @@
+"""Runs, kills, edits and changes of settings in any order, over one progress file.
+
+A Hypothesis state machine: after each run that comes to its end, the result is that of a model
+which knows nothing of progress, and no row was computed that was committed already.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("hypothesis")
+
+import orjson
+import pyarrow.parquet as pq
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from trial_runs import calls_in, committed_in, computed_again
+from trials import Trials, trials
+
+pytestmark = pytest.mark.once
+
+MOST_KEYS: Final = 40
+LEAST_ROWS: Final = 10
+MOST_BAD: Final = 3
+"""Bad rows of the source: fewer than a batch has, so that a step is never taken for broken."""
+FIRST: Final = "bad "
+SECOND: Final = "worse "
+DROPPED: Final = "drop "
+ERRORS: Final = {FIRST: "ValueError: bad text", SECOND: "ValueError: worse text"}
+REASONS: Final = ("", None, *ERRORS.values())
+"""Errors of rows that can be read; none if the result has no column of errors."""
+
+Work = tuple[int, int]
+"""Step and key."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Trials]:
+    with trials() as server:
+        yield server
+
+
+class Runs(RuleBasedStateMachine):
+    """One source, one progress file, and a model of their result."""
+
+    server: Trials
+    places = st.integers(0, 1000)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.log = self.folder / "log"
+        self.progress = self.folder / "progress"
+        self.rows: dict[int, str] = {}  # text by key, in order
+        self.texts: set[str] = set()  # results of the first step in all runs
+        self.edits = 0
+        self.version = 1
+        self.settings: dict[str, Any] = {"batch_size": 4, "workers": 1}
+        self.suffix = ".jsonl"
+        self.from_file = False
+        self.failed = "drop"
+        self.broken: list[int] = []  # places of lines that are no JSON, in files
+        self.twice: list[int] = []  # keys of further rows in the end
+        # input for which a result is committed; None: an unknown input
+        self.committed: dict[Work, str | None] = {}
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    @initialize()
+    def first_rows(self) -> None:
+        self.rows = {key: self.new_text(key) for key in range(LEAST_ROWS + 2)}
+
+    def new_text(self, key: int) -> str:
+        self.edits += 1
+        return f"row {key} of {self.edits}"
+
+    def at(self, place: int) -> int:
+        """A key of the source."""
+        return list(self.rows)[place % len(self.rows)]
+
+    def bad_rows(self) -> list[int]:
+        return [key for key, text in self.rows.items() if text.startswith((FIRST, SECOND))]
+
+    # --- the source and the settings
+
+    @rule(places=st.lists(places, min_size=1, max_size=4))
+    def edit(self, places: list[int]) -> None:
+        for place in places:
+            key = self.at(place)
+            self.rows[key] = self.new_text(key)
+
+    @rule(keys=st.lists(st.integers(0, MOST_KEYS), min_size=1, max_size=6))
+    def add(self, keys: list[int]) -> None:
+        for key in keys:
+            # a key that comes back has its old text: its results are committed still
+            self.rows.setdefault(key, f"row {key} again")
+
+    @rule(places=st.lists(places, min_size=1, max_size=4))
+    def remove(self, places: list[int]) -> None:
+        for place in places:
+            if len(self.rows) > LEAST_ROWS:
+                key = self.at(place)
+                del self.rows[key]
+                self.twice = [each for each in self.twice if each != key]
+
+    @rule(order=st.randoms(use_true_random=False))
+    def shuffle(self, order: Any) -> None:
+        rows = [*self.rows.items()]
+        order.shuffle(rows)
+        self.rows = dict(rows)
+
+    @precondition(lambda self: len(self.bad_rows()) < MOST_BAD)
+    @rule(place=places, how=st.sampled_from([FIRST, SECOND]))
+    def spoil(self, place: int, how: str) -> None:
+        key = self.at(place)
+        self.rows[key] = how + self.rows[key].removeprefix(FIRST).removeprefix(SECOND)
+
+    @precondition(lambda self: self.bad_rows())
+    @rule(place=places)
+    def mend(self, place: int) -> None:
+        key = self.bad_rows()[place % len(self.bad_rows())]
+        self.rows[key] = self.rows[key].removeprefix(FIRST).removeprefix(SECOND)
+
+    @rule(place=places)
+    def drop(self, place: int) -> None:
+        key = self.at(place)
+        if key not in self.bad_rows():
+            self.rows[key] = DROPPED + self.new_text(key)
+
+    @rule(places=st.lists(places, max_size=2))
+    def break_lines(self, places: list[int]) -> None:
+        self.broken = places
+
+    @rule(places=st.lists(places, max_size=2))
+    def repeat_keys(self, places: list[int]) -> None:
+        self.twice = [self.at(place) for place in places]
+
+    @rule()
+    def keep_failed(self) -> None:
+        self.failed = "keep" if self.failed == "drop" else "drop"
+
+    @rule(batch_size=st.sampled_from([4, 7, 64]), workers=st.sampled_from([1, 3]))
+    def change_settings(self, batch_size: int, workers: int) -> None:
+        self.settings = {"batch_size": batch_size, "workers": workers}
+
+    @rule()
+    def change_code(self) -> None:
+        self.version += 1
+
+    @rule()
+    def change_format(self) -> None:
+        self.suffix = ".parquet" if self.suffix == ".jsonl" else ".jsonl"
+
+    @rule()
+    def change_source(self) -> None:
+        self.from_file = not self.from_file
+
+    # --- runs
+
+    @rule(call=st.integers(1, 12))
+    def run_and_be_killed(self, call: int) -> None:
+        ended = self.run(call)
+        if ended.how == "done":
+            self.check(ended.result)
+            return
+        assert ended.how == "killed", ended
+        called = {(step, key) for step, keys in calls_in(self.log) for key in keys}
+        statuses = committed_in(self.progress)
+        found = {work for work, status in statuses.items() if status != "failed"}
+        self.forget_old_code(found)
+        # if the first step of a row is computed again, the result of the second one may go
+        called |= {(1, key) for step, key in called if step == 0}
+        assert set(self.committed) - called <= found, "committed rows are lost"
+        for work in called:
+            self.committed.pop(work, None)
+        self.committed |= dict.fromkeys(found & called)
+
+    @rule()
+    def run_to_the_end(self) -> None:
+        ended = self.run()
+        assert ended.how == "done", f"{ended.error}\n{ended.lines}"
+        self.check(ended.result)
+
+    def run(self, kill_at_call: int = 0) -> Any:
+        self.log.unlink(missing_ok=True)
+        self.texts |= {text.upper() for text in self.rows.values()}
+        source: Any = [{"id": key, "text": text} for key, text in self.rows.items()]
+        source += [{"id": key, "text": f"row {key} once more"} for key in self.twice]
+        if self.from_file:
+            path = self.folder / "in.jsonl"
+            lines = [orjson.dumps(row) for row in source]
+            for place in self.broken:
+                lines.insert(place % len(lines), b'{"id": 3, "te')
+            path.write_bytes(b"\n".join([*lines, b""]))
+            source = str(path)
+        return self.server.run(
+            "two_steps",
+            source=source,
+            dest=str(self.folder / f"out{self.suffix}"),
+            progress=str(self.progress),
+            log=str(self.log),
+            version=self.version,
+            failed=self.failed,
+            on_mismatch="recompute",
+            overwrite=True,  # of two destinations, the progress file knows the last one
+            kill_at_call=kill_at_call,
+            **self.settings,
+        )
+
+    @precondition(lambda self: self.progress.exists())
+    @rule()
+    def export(self) -> None:
+        """Write the rows that are committed: each as some run has computed it."""
+        dest = self.folder / "export.jsonl"
+        ended = self.server.run("exported", progress=str(self.progress), dest=str(dest))
+        assert ended.how == "done", f"{ended.error}\n{ended.lines}"
+        for line in dest.read_text().splitlines():
+            row = json.loads(line)
+            assert set(row) == {"id", "loud", "size", "share"}
+            assert row["loud"] in self.texts
+            assert row["size"] == len(row["loud"])
+            assert row["share"] in [row["size"] / (6 + n) for n in range(1, self.version + 1)]
+
+    def forget_old_code(self, found: set[Work]) -> None:
+        """Results of the second step by other code are gone once a run has begun."""
+        if self.version != getattr(self, "version_before", self.version):
+            self.committed = {
+                work: text for work, text in self.committed.items() if work[0] == 0 or work in found
+            }
+            for work in self.committed:
+                if work[0] == 1:
+                    self.committed[work] = None
+        self.version_before = self.version
+
+    # --- the model
+
+    def expected_inputs(self) -> dict[Work, str]:
+        """Input of each step for each row that comes to it."""
+        inputs: dict[Work, str] = {}
+        for key, text in self.rows.items():
+            inputs[0, key] = text
+            if not text.startswith((FIRST, DROPPED)):
+                inputs[1, key] = text.upper()
+        return inputs
+
+    def expected_rows(self) -> list[dict[str, Any]]:
+        """Rows of the result, but for rows that cannot be read."""
+        found = []
+        for key, text in self.rows.items():
+            row = {"id": key, "text": text, "loud": text.upper()}
+            good = {"size": len(text), "share": len(text) / (6 + self.version)}
+            none = {"size": None, "share": None}
+            if text.startswith(DROPPED):
+                continue
+            if self.failed == "drop":
+                found += [] if text.startswith((FIRST, SECOND)) else [{**row, **good}]
+            elif text.startswith(FIRST):
+                found.append({**row, "loud": None, **none, "_error": ERRORS[FIRST]})
+            elif text.startswith(SECOND):
+                found.append({**row, **none, "_error": ERRORS[SECOND]})
+            else:
+                found.append({**row, **good, "_error": None})
+        return found
+
+    def check(self, report: dict[str, Any]) -> None:
+        """Compare a run that came to its end with the model."""
+        expected = self.expected_rows()
+        dest = self.folder / f"out{self.suffix}"
+        unread = len(self.twice) + len(self.broken) * self.from_file
+        if self.suffix == ".jsonl":
+            lines = [orjson.dumps(row) for row in expected]
+            found = dest.read_bytes().splitlines()
+        else:
+            lines = [json.dumps(row).encode() for row in expected]
+            found = [json.dumps(row).encode() for row in pq.read_table(dest).to_pylist()]
+        unreadable = [line for line in found if json.loads(line).get("_error", "") not in REASONS]
+        assert len(unreadable) == unread * (self.failed == "keep")
+        assert [line for line in found if line not in unreadable] == lines
+        letters = [
+            [key, "shout" if text.startswith(FIRST) else "measure", "inference"]
+            for key, text in self.rows.items()
+            if text.startswith((FIRST, SECOND))
+        ]
+        told = [letter for letter in report["letters"] if letter[0] in self.rows and letter[1]]
+        assert told == sorted(letters, key=str)
+        assert len([letter for letter in report["letters"] if letter[2] == "source"]) == unread
+        self.check_work(report, self.expected_inputs(), len(letters) + unread)
+
+    def check_work(self, report: dict[str, Any], inputs: dict[Work, str], failed: int) -> None:
+        """Look at the counts, and at the calls of the functions."""
+        self.forget_old_code(set())
+        known = {work for work, text in inputs.items() if self.committed.get(work, "") == text}
+        unsure = {work for work in inputs if self.committed.get(work, "") is None}
+        steps = {key: {(0, key), (1, key)} & set(inputs) for key in self.rows}
+        done = [key for key in self.rows if steps[key] <= known]
+        perhaps = [key for key in self.rows if steps[key] <= known | unsure]
+        counted = sum(report[name] for name in ("ok", "failed", "skipped", "filtered"))
+        lines = len(self.rows) + len(self.twice) + len(self.broken) * self.from_file
+        assert counted == lines
+        assert report["failed"] == failed
+        assert len(done) <= report["skipped"] <= len(perhaps)
+        # if the first step of a row is computed again, the second one may be
+        redone = {key for step, keys in calls_in(self.log) if step == 0 for key in keys}
+        kept = {(step, key) for step, key in known if not (step and key in redone)}
+        assert not computed_again(self.log, kept), "computed though committed"
+        self.committed |= inputs
+        for key, text in self.rows.items():
+            if text.startswith((FIRST, SECOND)):
+                self.committed.pop((int(text.startswith(SECOND)), key), None)
+
+
+def check_machine(server: Trials, *, examples: int, steps: int, shrink: bool) -> None:
+    kind = type("Runs", (Runs,), {"server": server})
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        # kills come when they come: the same rules may not fail twice
+        phases=[Phase.generate, *[Phase.shrink] * shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(kind, settings=chosen)
+
+
+@pytest.mark.timeout(180)
+def test_runs_in_any_order_come_to_the_result_of_one(server: Trials) -> None:
+    check_machine(server, examples=12, steps=12, shrink=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_runs_in_any_order_come_to_the_result_of_one(server: Trials) -> None:
+    check_machine(server, examples=150, steps=30, shrink=True)

@@ -1,0 +1,337 @@
+"""Files as sources: folders, globs, lists, URIs, datasets, formats and compressions."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import pyarrow.dataset as ds  # noqa: E402  # after the skip
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+from pyarrow import feather, fs  # noqa: E402  # after the skip
+
+from batched.errors import SourceError  # noqa: E402  # after the skip
+from batched.offline.sources.opening import Source, open_source  # noqa: E402  # after the skip
+
+Open = Callable[[Any], Source]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    sources: list[Source] = []
+
+    def open_it(source: Any) -> Source:
+        sources.append(open_source(source, spool=tmp_path / f"spool{len(sources)}"))
+        return sources[-1]
+
+    yield open_it
+    for source in sources:
+        source.close()
+
+
+def column(source: Source, name: str = "id") -> list[Any]:
+    return [value for window in source.windows([name], 7) for value in window.values(name)]
+
+
+def rows_of(source: Source) -> list[dict[str, Any]]:
+    rows = []
+    for window in source.windows(None):
+        columns = {name: window.values(name) for name in window.columns}
+        rows += [{name: columns[name][place] for name in columns} for place in range(window.size)]
+    return rows
+
+
+def parquet(path: Path, *ids: int, **columns: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": ids, **columns}), path)
+    return path
+
+
+@pytest.fixture
+def sales(tmp_path: Path) -> Path:
+    """A folder as Hive has it."""
+    folder = tmp_path / "sales"
+    parquet(folder / "year=2020" / "city=a%20b" / "x.parquet", 1, 2)
+    parquet(folder / "year=2021" / "city=__HIVE_DEFAULT_PARTITION__" / "x.parquet", 3)
+    parquet(folder / "_temporary" / "y.parquet", 9)
+    parquet(folder / ".hidden.parquet", 9)
+    (folder / "_SUCCESS").touch()
+    return folder
+
+
+SALES = [
+    {"id": 1, "year": 2020, "city": "a b"},
+    {"id": 2, "year": 2020, "city": "a b"},
+    {"id": 3, "year": 2021, "city": None},
+]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/*/*/*.parquet", "/**/x.parquet"])
+def test_hive_folders_are_columns(path: str, sales: Path, opened: Open) -> None:
+    source = opened(f"{sales}{path}")
+    assert rows_of(source) == SALES
+    assert column(source, "year") == [2020, 2020, 2021]
+    assert source.rows == 3
+
+
+def test_hive_folders_above_all_files_are_no_columns(sales: Path, opened: Open) -> None:
+    assert opened(sales / "year=2020").columns == ["id", "city"]
+    assert opened(sales / "year=2020" / "city=a%20b" / "x.parquet").columns == ["id"]
+    assert opened(f"{sales}/year=2020/*/x.parquet").columns == ["id", "city"]
+
+
+def test_hive_columns_may_be_in_the_files_too(tmp_path: Path, opened: Open) -> None:
+    parquet(tmp_path / "h" / "year=2020" / "a.parquet", 1, year=[2020])
+    parquet(tmp_path / "h" / "year=2021" / "a.parquet", 2, year=[2021])
+    assert rows_of(opened(tmp_path / "h")) == [{"id": 1, "year": 2020}, {"id": 2, "year": 2021}]
+
+
+def test_a_list_of_paths_is_one_source_in_the_order_of_paths(sales: Path, opened: Open) -> None:
+    files = sorted(sales.glob("year=*/*/x.parquet"), reverse=True)
+    source = opened([*files, f"{sales}/year=2020/*/*.parquet"])
+    assert rows_of(source) == SALES
+    assert source.files
+    assert source.files.paths == [str(path) for path in reversed(files)]
+    with pytest.raises(SourceError, match=r"no file matches '.*/none.parquet'"):
+        opened([*files, sales / "none.parquet"])
+
+
+def test_paths_are_absolute_from_the_start(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet(tmp_path / "a.parquet", 1)
+    (tmp_path / "a.jsonl").write_text('{"id": 1}')
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path)
+    sources = [opened(path) for path in ("a.parquet", "*.jsonl", ["./a.jsonl"])]
+    monkeypatch.chdir("below")
+    for source in sources:
+        source.check_unchanged()
+        assert column(source) == [1]
+        assert source.files
+        assert [Path(path).parent for path in source.files.paths] == [tmp_path]
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "feather", "ipc"])
+@pytest.mark.parametrize("compression", ["lz4", "uncompressed"])
+def test_arrow_ipc_files_are_read(
+    suffix: str, compression: Any, tmp_path: Path, opened: Open
+) -> None:
+    for part in 0, 1:
+        table = pa.table({"text": ["a", "b"], "id": [part, part]})
+        path = tmp_path / "t" / f"part={part}" / f"x.{suffix}"
+        path.parent.mkdir(parents=True)
+        feather.write_feather(table, path, compression)
+    source = opened(tmp_path / "t")
+    assert column(source) == [0, 0, 1, 1]
+    assert rows_of(source)[3] == {"text": "b", "id": 1, "part": 1}
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+}
+TEXT = {
+    ".jsonl": b'{"id": "1"}\n{"id": "2"}\n',
+    ".ndjson": b'{"id": "1"}\n{"id": "2"}\n',
+    ".csv": b"id,x\n1,a\n2,b\n",
+    ".tsv": b"id\tx\n1\ta,b\n2\tc\n",
+}
+
+
+@pytest.mark.parametrize("suffix", TEXT)
+@pytest.mark.parametrize("packed", PACK)
+def test_text_is_read_plain_and_compressed(
+    suffix: str, packed: str, tmp_path: Path, opened: Open
+) -> None:
+    path = tmp_path / f"rows{suffix}{packed}"
+    path.write_bytes(PACK[packed](TEXT[suffix]))
+    source = opened(path)
+    assert column(source) == column(source) == ["1", "2"]
+    assert source.rows == 2
+
+
+def test_a_glob_may_match_plain_and_compressed_files(tmp_path: Path, opened: Open) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"id": 1}')
+    (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(b'{"id": 2}\n') * 2)
+    assert column(opened(f"{tmp_path}/*")) == [1, 2, 2]
+
+
+def test_standard_input_is_json_lines(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = io.BytesIO(b'{"id": 1}\n\noops\n{"id": 3}\n')
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines))
+    source = opened("-")
+    for _ in range(2):
+        (window,) = source.windows(["id"])
+        assert window.values("id") == [1, None, 3]
+        assert window.faults[1].startswith("'<stdin>', line 3, row 1 (counted from 0): not JSON")
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_the_number_of_rows_of_text_is_estimated(
+    suffix: str, packed: str, tmp_path: Path, opened: Open
+) -> None:
+    for part in "ab":
+        lines = [f"{number:032x}" for number in range(10_000)]
+        if suffix == ".jsonl":
+            lines = [json.dumps({"id": line}) for line in lines]
+        else:
+            lines.insert(0, "id")
+        data = "\n".join(lines).encode()
+        (tmp_path / f"{part}{suffix}{packed}").write_bytes(PACK[packed](data))
+    source = opened(f"{tmp_path}/*{suffix}{packed}")
+    assert source.about() is None
+    windows = source.windows(["id"], 1000)
+    for window in windows:
+        rows = source.about()
+        if window.first < 8000:
+            assert source.rows is None
+        assert rows
+        if not packed and suffix == ".jsonl":
+            assert 0.95 < rows / 20_000 < 1.05
+        assert rows <= 21_000
+    assert source.about() == source.rows == 20_000
+
+
+def test_sources_of_known_length_need_no_estimate(opened: Open) -> None:
+    assert opened([{"id": 1}]).about() == 1
+    assert opened(iter([{"id": 1}])).about() is None
+
+
+DATASETS: dict[str, Callable[[Path], Any]] = {
+    "folder": lambda folder: ds.dataset(folder, partitioning="hive"),
+    "union": lambda folder: ds.dataset(
+        [ds.dataset(folder / "a", partitioning="hive"), ds.dataset(folder / "b")]
+    ),
+    "filter": lambda folder: ds.dataset(folder).filter(ds.field("id") < 9),
+    "in memory": lambda folder: ds.dataset(pa.table({"id": range(9), "n": [0] * 9})),
+    "scanner": lambda folder: ds.dataset(folder, format="parquet").scanner().to_reader(),
+    "other schema": lambda folder: ds.dataset(
+        folder, schema=pa.schema([("id", pa.float64()), ("n", pa.int8()), ("none", pa.string())])
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_datasets_of_pyarrow_are_sources(kind: str, tmp_path: Path, opened: Open) -> None:
+    folder = tmp_path / "d"
+    parquet(folder / "a" / "a.parquet", *range(5), n=[0] * 5)
+    parquet(folder / "b" / "b.parquet", *range(5, 9), n=[0] * 4)
+    dataset = DATASETS[kind](folder)
+    source = opened(dataset)
+    assert column(source) == column(source) == list(range(9))
+    assert column(source, "n") == [0] * 9
+    assert source.columns == dataset.schema.names
+    if kind == "other schema":
+        assert column(source, "none") == [None] * 9
+    if source.files:
+        source.check_unchanged()
+        parquet(folder / "b" / "b.parquet", 1)
+        with pytest.raises(SourceError, match=r"b\.parquet' was changed"):
+            source.check_unchanged()
+
+
+def test_row_groups_that_a_dataset_leaves_out_are_not_read(tmp_path: Path, opened: Open) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": range(50)}), path, row_group_size=10)
+    fragment = next(ds.dataset(path).get_fragments()).subset(row_group_ids=[1, 4])
+    source = opened(ds.FileSystemDataset([fragment], fragment.physical_schema, fragment.format))
+    assert column(source) == [*range(10, 20), *range(40, 50)]
+    assert source.rows == 20
+
+
+def test_uris_of_this_machine_are_paths(tmp_path: Path, opened: Open) -> None:
+    path = parquet(tmp_path / "a b.parquet", 1)
+    source = opened(path.as_uri())
+    assert column(source) == [1]
+    assert source.files
+    assert source.files.paths == [str(path)]
+
+
+def test_uris_that_cannot_be_used_are_refused_without_their_secrets(opened: Open) -> None:
+    for uri in "s3://key:secret@bucket/?nonsense=secret", "nonsense://key:secret@bucket/a.csv":
+        with pytest.raises(
+            SourceError, match="the source [a-z0-9]+://bucket.* cannot be used"
+        ) as e:
+            opened(uri)
+        assert "secret" not in str(e.value)
+    with pytest.raises(SourceError, match="have several filesystems"):
+        opened(["/a.csv", "s3://key:secret@bucket/a.csv?region=x"])
+
+
+SERVER = """
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def bucket() -> Iterator[Callable[[str], str]]:
+    """URIs in a bucket of a real server, which is a process of its own."""
+    pytest.importorskip("moto")
+    command = [sys.executable, "-c", SERVER]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdin
+        assert server.stdout
+        port = int(server.stdout.readline())
+        with urlopen(Request(f"http://127.0.0.1:{port}/bucket", method="PUT")):
+            pass
+        query = f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+        yield lambda path: f"s3://key:hidden@bucket/{path}?{query}"
+        server.stdin.close()
+
+
+@pytest.mark.once
+def test_objects_of_a_store_are_read_like_files(
+    bucket: Callable[[str], str], sales: Path, opened: Open
+) -> None:
+    store, _ = fs.FileSystem.from_uri(bucket(""))
+    fs.copy_files(str(sales), "bucket/sales", destination_filesystem=store)
+
+    def put(path: str, content: bytes) -> None:
+        with store.open_output_stream(f"bucket/{path}", compression=None) as stream:
+            stream.write(content)
+
+    put("t/a.jsonl", b'{"id": 1}')
+    put("t/b.jsonl.gz", gzip.compress(b'{"id": 2}\noops'))
+    put("t/below/c.jsonl", b'{"id": 3}')
+
+    for path in "sales", "sales/", "sales/*/*/*.parquet", "sales/**/x.parquet":
+        source = opened(bucket(path))
+        assert rows_of(source) == SALES
+    assert "hidden" not in source.name
+    assert source.files
+    assert source.files.paths[0] == "s3://bucket/sales/year=2020/city=a%20b/x.parquet"
+    assert column(opened(bucket("t/a.jsonl"))) == [1]
+    assert column(opened(bucket("t/**/*.jsonl"))) == [1, 3]
+    source = opened(bucket("t/*.jsonl*"))
+    (window,) = source.windows(["id"])
+    assert window.values("id") == [1, 2, None]
+    assert window.faults[2].startswith("'s3://bucket/t/b.jsonl.gz', line 2, row 2")
+    source.check_unchanged()
+    put("t/a.jsonl", b'{"id": 10}')
+    with pytest.raises(SourceError, match="'s3://bucket/t/a.jsonl' was changed"):
+        source.check_unchanged()
+    with pytest.raises(SourceError, match="no file matches 's3://bucket/none/x.csv'"):
+        opened(bucket("none/x.csv"))

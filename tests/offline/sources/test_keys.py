@@ -1,0 +1,115 @@
+"""Keys: strings and integers exactly; any other value is a fault of its row."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import numpy as np  # noqa: E402  # after the skip
+
+from batched.offline.sources.opening import Window, keys_of  # noqa: E402  # after the skip
+
+
+def window(values: Any, first: int = 0) -> Window:
+    return Window(first, len(values), {"id": values})
+
+
+def test_without_a_column_keys_are_row_numbers() -> None:
+    assert keys_of(window(["x", "y"], first=4096), None) == [4096, 4097]
+
+
+@pytest.mark.parametrize("key", ["", "00000", "a\0b", "é", "e\u0301", "\U0001f600", -(2**63), 0])
+@pytest.mark.parametrize("kind", [list, pa.array])
+def test_strings_and_integers_of_64_bits_are_keys_exactly(key: str | int, kind: Any) -> None:
+    assert keys_of(window(kind([key])), "id") == [key]
+
+
+def test_the_same_letter_in_two_forms_is_two_keys() -> None:
+    assert len(set(keys_of(window(["\u00e9", "e\u0301"]), "id"))) == 2
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Name(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (np.int64(7), 7),
+        (np.uint8(7), 7),
+        (np.str_("a"), "a"),
+        (Colour.RED, "red"),
+        (Name("a"), "a"),
+        (enum.IntEnum("Number", "ONE").ONE, 1),  # type: ignore[attr-defined] # made by a call
+    ],
+)
+def test_equals_of_strings_and_integers_become_plain_ones(value: Any, key: str | int) -> None:
+    (found,) = keys_of(window([value]), "id")
+    assert found == key
+    assert type(found) is type(key)
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (None, "a NoneType"),
+        (True, "a bool"),
+        (np.True_, "a bool"),
+        (1.0, "a float"),
+        (float("nan"), "a float"),
+        (b"a", "a bytes"),
+        (("a",), "a tuple"),
+        (np.array([1, 2]), "a ndarray"),
+        ("\ud800", "a lone surrogate"),
+        (Name("\udfff"), "a lone surrogate"),
+        (2**63, "beyond 64 bits"),
+        (-(2**63) - 1, "beyond 64 bits"),
+        (np.uint64(2**63), "beyond 64 bits"),
+    ],
+)
+def test_a_value_that_is_no_key_is_a_fault_of_its_row(value: Any, fault: str) -> None:
+    rows = window(["fine", value], first=2048)
+    assert keys_of(rows, "id") == ["fine", None]
+    assert list(rows.faults) == [1]
+    message = rows.faults[1]
+    assert message.startswith("row 2049 (counted from 0): the key ")
+    assert "column 'id'" in message
+    assert repr(value)[:20] in message
+    assert fault in message
+    assert "strings or signed 64-bit integers" in message
+
+
+@pytest.mark.parametrize(
+    ("array", "keys"),
+    [
+        (pa.array([1, None]), [1, None]),
+        (pa.array(["a", None]), ["a", None]),
+        (pa.array([1, 2**63], pa.uint64()), [1, None]),
+        (pa.array([1.0, 2.0]), [None, None]),
+        (pa.array([True]), [None]),
+        (pa.array([b"a"]), [None]),
+    ],
+)
+def test_arrow_columns_follow_the_same_rules(array: Any, keys: list[Any]) -> None:
+    rows = window(array)
+    assert keys_of(rows, "id") == keys
+    assert list(rows.faults) == [place for place, key in enumerate(keys) if key is None]
+
+
+def test_the_first_fault_of_a_row_stays() -> None:
+    rows = window([None])
+    rows.note_fault(0, "not JSON")
+    assert keys_of(rows, "id") == [None]
+    assert rows.faults == {0: "row 0 (counted from 0): not JSON"}
+
+
+def test_dictionaries_of_arrow_are_read_as_their_values() -> None:
+    assert keys_of(window(pa.array(["a", "b"]).dictionary_encode()), "id") == ["a", "b"]

@@ -1,0 +1,754 @@
+"""Sources: every row as it is, in order, any number of times, in bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import decimal
+import gzip
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import numpy as np  # noqa: E402  # after the skip
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+
+from batched.errors import SourceError  # noqa: E402  # after the skip
+from batched.offline.sources import base as _window  # noqa: E402  # after the skip
+from batched.offline.sources.opening import Source, Window, keys_of, open_source  # noqa: E402  # after the skip
+
+Open = Callable[[Any], Source]
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "00000", "text": "NA", "n": 1},
+    {"id": "b", "text": 'two\nlines, "quoted"', "n": 2**62 + 1},
+    {"id": "c", "text": "", "n": None},
+    {"id": "d", "text": "é\u2028", "n": -1},
+    {"id": "e", "text": "nan", "n": 0},
+]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    sources: list[Source] = []
+
+    def open_it(source: Any) -> Source:
+        sources.append(open_source(source, spool=tmp_path / f"spool{len(sources)}"))
+        return sources[-1]
+
+    yield open_it
+    for source in sources:
+        source.close()
+    assert not list(tmp_path.glob("spool*"))
+
+
+def rows_of(
+    source: Source, columns: list[str] | None = None, size: int = 2, **options: Any
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for window in source.windows(columns, size, **options):
+        assert window.first == len(rows)
+        assert 0 < window.size <= size
+        values = {name: window.values(name) for name in window.columns}
+        rows += [{name: values[name][i] for name in values} for i in range(window.size)]
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    else:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def polars(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("polars").DataFrame(rows)
+
+
+def pandas(rows: list[dict[str, Any]]) -> Any:
+    pd = pytest.importorskip("pandas")
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return pd.DataFrame({**columns, "n": pd.array(columns["n"], "Int64")})
+
+
+def duckdb(rows: list[dict[str, Any]]) -> Any:
+    table = pa.Table.from_pylist(rows)
+    return pytest.importorskip("duckdb").connect().from_arrow(table)
+
+
+def lazily(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield from rows
+
+
+class Dataset:
+    """As much of `datasets.Dataset` as is used."""
+
+    def __init__(self, table: Any, form: str | None = None) -> None:
+        self.table, self.form = table, form
+        self.features = types.SimpleNamespace(arrow_schema=table.schema)
+        self.num_rows = table.num_rows
+
+    def with_format(self, form: str) -> Dataset:
+        return Dataset(self.table, form)
+
+    def select_columns(self, columns: list[str]) -> Dataset:
+        return Dataset(self.table.select(columns), self.form)
+
+    def iter(self, batch_size: int) -> Iterator[Any]:
+        assert self.form == "arrow"
+        for first in range(0, self.num_rows, batch_size):
+            yield self.table.slice(first, batch_size)
+
+
+class MapStyle:
+    """A dataset as torch has them: items by number, and an iteration that would never end."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.rows[number % len(self.rows)]
+
+
+class Loader:
+    """An iterable without length, in another order each time."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows, self.passes = rows, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.passes += 1
+        yield from self.rows[:: 1 if self.passes == 1 else -1]
+
+
+SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("n", pa.int64())])
+
+OBJECTS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "table": pa.Table.from_pylist,
+    "batch": lambda rows: pa.Table.from_pylist(rows).to_batches()[0],
+    "reader": lambda rows: pa.Table.from_pylist(rows).to_reader(max_chunksize=3),
+    "chunks": lambda rows: pa.concat_tables([pa.Table.from_pylist([row], SCHEMA) for row in rows]),
+    "polars": polars,
+    "pandas": pandas,
+    "duckdb": duckdb,
+    "dataset": lambda rows: Dataset(pa.Table.from_pylist(rows)),
+    "list": list,
+    "tuple": tuple,
+    "map style": MapStyle,
+    "iterator": iter,
+    "generator": lazily,
+    "loader": Loader,
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_are_read_whole_and_as_often_as_needed(kind: str, opened: Open) -> None:
+    source = opened(OBJECTS[kind](ROWS))
+    for size in 2, 1, 2048, 3:
+        assert rows_of(source, size=size) == ROWS
+    assert rows_of(source, ["n", "id"]) == [{"n": row["n"], "id": row["id"]} for row in ROWS]
+    assert [window.size for window in source.windows([], 2)] == [2, 2, 1]
+    assert source.rows in (5, None)
+    source.check_unchanged()
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_a_reading_may_stop_and_another_go_on_beside_it(kind: str, opened: Open) -> None:
+    source = opened(OBJECTS[kind](ROWS))
+    first, second = source.windows(["id"], 1), source.windows(["id"], 1)
+    seen = [next(first).values("id"), next(second).values("id"), next(second).values("id")]
+    assert seen == [["00000"], ["00000"], ["b"]]
+    assert rows_of(source) == ROWS
+    assert [window.values("id") for window in first] == [["b"], ["c"], ["d"], ["e"]]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+@pytest.mark.parametrize("form", [str, Path])
+def test_files_are_read_whole_with_their_types(
+    suffix: str, form: Any, tmp_path: Path, opened: Open
+) -> None:
+    source = opened(form(write(tmp_path / f"rows{suffix}", ROWS)))
+    for size in 2, 2048:
+        assert rows_of(source, size=size) == ROWS
+    assert rows_of(source, ["n"]) == [{"n": row["n"]} for row in ROWS]
+    assert [window.size for window in source.windows([], 3)] == [3, 2]
+    source.check_unchanged()
+
+
+def test_csv_is_text_throughout(tmp_path: Path, opened: Open) -> None:
+    source = opened(write(tmp_path / "rows.csv", ROWS))
+    expected = [{**row, "n": "" if row["n"] is None else str(row["n"])} for row in ROWS]
+    assert source.columns == ["id", "text", "n"]
+    assert rows_of(source) == expected
+    assert rows_of(source, ["text"]) == [{"text": row["text"]} for row in ROWS]
+
+
+def test_csv_from_other_systems(tmp_path: Path, opened: Open) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes('\ufeffid,text\r\n1,"a\r\nb"\r\n\r\n2, spaced '.encode())
+    assert rows_of(opened(path)) == [{"id": "1", "text": "a\r\nb"}, {"id": "2", "text": " spaced "}]
+    path.write_bytes(b"id\n")
+    assert rows_of(opened(path)) == []
+    long = "x" * 3_000_000
+    path.write_text(f"id,text\n1,{long}\n2,y\n")
+    assert [row["text"] for row in rows_of(opened(path))] == [long, "y"]
+
+
+def test_jsonl_from_other_systems(tmp_path: Path, opened: Open) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"a": "\\u00e9\\u2028"}\n\n{"a": [1.5]}')
+    assert rows_of(opened(path)) == [{"a": 1}, {"a": "é\u2028"}, {"a": [1.5]}]
+    path.write_bytes(b"")
+    assert rows_of(opened(path)) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(2**63, 2**64, -(2**63) - 1, 10**30, 2**63 - 1, -(2**63), 0.1234567890123456789),
+        *(float("inf"), -0.0, 1e300, "\ud800", "9" * 40, [2**70, {"a": 2**70}], 123456789012345678),
+    ],
+)
+def test_jsonl_that_the_standard_library_wrote_is_read_exactly(
+    value: Any, tmp_path: Path, opened: Open
+) -> None:
+    (row,) = rows_of(opened(write(tmp_path / "rows.jsonl", [{"a": value}])))
+    assert repr(row["a"]) == repr(value)
+
+
+def test_jsonl_has_nan(tmp_path: Path, opened: Open) -> None:
+    (row,) = rows_of(opened(write(tmp_path / "rows.jsonl", [{"a": float("nan")}])))
+    assert row["a"] != row["a"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_a_glob_is_one_source_in_the_order_of_its_paths(
+    suffix: str, tmp_path: Path, opened: Open
+) -> None:
+    rows = [{"id": f"{number}"} for number in range(9)]
+    for part in 2, 0, 1:
+        write(tmp_path / f"part-{part}{suffix}", rows[3 * part : 3 * part + 3])
+    source = opened(f"{tmp_path}/part-*{suffix}")
+    assert rows_of(source) == rows
+    assert source.rows in (9, None)
+
+
+def test_a_folder_is_its_parquet_files(tmp_path: Path, opened: Open) -> None:
+    write(tmp_path / "a.parquet", ROWS[:2])
+    write(tmp_path / "b.parquet", ROWS[2:])
+    write(tmp_path / "c.csv", ROWS)
+    assert rows_of(opened(tmp_path)) == ROWS
+    assert rows_of(opened(f"{tmp_path}/")) == ROWS
+
+
+def test_a_path_may_have_brackets_and_begin_at_home(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "[1]").mkdir()
+    write(tmp_path / "[1]" / "rows[1].parquet", ROWS)
+    for path in "~/[1]/rows[1].parquet", "~/[1]":
+        assert rows_of(opened(path)) == ROWS
+
+
+def test_columns_of_nulls_join_columns_of_any_type(tmp_path: Path, opened: Open) -> None:
+    write(tmp_path / "a.parquet", [{"id": 1, "x": None}])
+    write(tmp_path / "b.parquet", [{"x": "text", "id": 2}])
+    assert rows_of(opened(tmp_path), ["id", "x"], 10) == [
+        {"id": 1, "x": None},
+        {"id": 2, "x": "text"},
+    ]
+
+
+def test_names_of_columns_may_have_dots(tmp_path: Path, opened: Open) -> None:
+    write(tmp_path / "a.parquet", [{"a.b": 1, "a": {"b": 2, "c": 3}}])
+    source = opened(tmp_path / "a.parquet")
+    assert rows_of(source, ["a.b"]) == [{"a.b": 1}]
+    assert rows_of(source, ["a"]) == [{"a": {"b": 2, "c": 3}}]
+
+
+BAD_FILES = [
+    ("rows.jsonl", '{"a": 1}\n{"a": 2}'.encode("utf-16"), "can be read: '"),
+    ("rows.jsonl", b"1\n2\n", "rows.jsonl', line 1, row 0 (counted from 0): a row is a dict"),
+    ("rows.csv", b"", "is empty; the first line of a CSV file names columns"),
+    ("rows.csv", b"a,b,a\n1,2,3\n", "has two columns 'a'"),
+    ("rows.csv", b'a,b\n1,"2\n1,2\n', "line 3: not CSV (unexpected end of data)"),
+    ("rows.csv", b'a,b\n1,"2"3\n', "line 2: not CSV"),
+    ("rows.csv", b"a,\xff\n1,2\n", "line 1: not UTF-8"),
+    ("rows.csv", "a,b\n".encode("utf-16"), "not UTF-8"),
+    ("rows.jsonl.gz", b"hello", "rows.jsonl.gz' cannot be read"),
+    ("rows.parquet", b"PAR1", "rows.parquet' cannot be read"),
+    ("rows.arrow", b"ARROW1", "rows.arrow' cannot be read"),
+    ("rows.txt", b"", "the suffix is '.txt'; files that can be read end in .parquet, .arrow"),
+    ("rows.parquet.gz", b"", "the suffix is '.gz'"),
+    ("rows", b"", "the suffix is ''"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES)
+def test_a_bad_file_is_refused_with_its_place(
+    name: str, content: bytes, message: str, tmp_path: Path, opened: Open
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=re.escape(message)):
+        rows_of(opened(tmp_path / name))
+
+
+BAD_ROWS = [
+    ("rows.jsonl", b'{"a": 0}\n\n{"a": 1\n{"a": 2}', "line 3, row 1 (counted from 0): not JSON"),
+    (
+        "rows.jsonl",
+        b'{"a": 0}\n[1]\n{"a": 2}',
+        "line 2, row 1 (counted from 0): a row is a dict of",
+    ),
+    ("rows.jsonl", b'{"a": 0}\n"\xff"\n{"a": 2}', "line 2, row 1 (counted from 0): not UTF-8"),
+    ("rows.jsonl", b'{"a": 0}\n' + b"[" * 100_000 + b'\n{"a": 2}', "not JSON"),
+    ("rows.jsonl", b'{"a": 0}\n{"b": 1}\n{"a": 2}', "has no column 'a'; its columns are 'b'"),
+    ("rows.csv", b'a,b\n0,"x\ny"\n1\n2,z\n', "line 4, row 1 (counted from 0): 1 values, but the"),
+    ("rows.csv", b"a,b\n0,x\n1,2,3\n2,z\n", "3 values, but the first line names 2 columns"),
+    (
+        "rows.csv",
+        b"a,b\n0,x\n\xff,y\n2,z\n",
+        "line 3, row 1 (counted from 0): not UTF-8 (byte 0xff)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_ROWS)
+def test_a_row_that_cannot_be_read_is_a_fault_and_keeps_its_number(
+    name: str, content: bytes, message: str, tmp_path: Path, opened: Open
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (window,) = opened(tmp_path / name).windows(["a"])
+    assert [value and int(value) for value in window.values("a")] in ([0, None, 2], ["0", None, 2])
+    assert list(window.faults) == [1]
+    assert message in window.faults[1]
+    assert str(tmp_path / name) in window.faults[1]
+
+
+def test_a_torn_parquet_file_is_refused_where_it_is_torn(tmp_path: Path, opened: Open) -> None:
+    path = write(tmp_path / "a.parquet", [{"id": number} for number in range(1000)])
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(400) + content[404:])
+    source = opened(path)
+    with pytest.raises(SourceError, match=r"a\.parquet' cannot be read: .+") as caught:
+        rows_of(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_torn_compressed_text_is_refused_after_the_rows_before(
+    tmp_path: Path, opened: Open
+) -> None:
+    packed = gzip.compress(b"".join(b'{"a": %d}\n' % number for number in range(50_000)))
+    (tmp_path / "a.jsonl.gz").write_bytes(packed[:-9])
+    windows = opened(tmp_path / "a.jsonl.gz").windows(["a"], 2)
+    assert next(windows).values("a") == [0, 1]
+    with pytest.raises(SourceError, match=r"a\.jsonl\.gz' cannot be read: .*[Tt]runcated"):
+        list(windows)
+
+
+def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, opened: Open) -> None:
+    with pytest.raises(SourceError, match=r"no file matches '.*none\*\.csv'"):
+        opened(f"{tmp_path}/none*.csv")
+    with pytest.raises(SourceError, match="no file matches"):
+        opened(tmp_path / "none.csv")
+    with pytest.raises(SourceError, match=r"no file matches '.*'; a folder is read for its Parq"):
+        opened(tmp_path)
+    write(tmp_path / "a.csv", ROWS)
+    write(tmp_path / "a.jsonl", ROWS)
+    with pytest.raises(SourceError, match=r"several formats \(csv, json\)"):
+        opened(f"{tmp_path}/a.*")
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, opened: Open) -> None:
+    write(tmp_path / "a.parquet", [{"id": 1, "text": "a"}])
+    for other, message in (
+        ([{"id": 1.5, "text": "a"}], r"b\.parquet' cannot be read: .* id has incompatible types"),
+        ([{"id": 1}], r"b\.parquet' has the columns id, but '.*a\.parquet' has id, text"),
+        ([{"id": 1, "text": "a", "x": 1}], r"b\.parquet' has the columns id, text, x, but"),
+    ):
+        write(tmp_path / "b.parquet", other)
+        with pytest.raises(SourceError, match=message):
+            opened(tmp_path)
+    write(tmp_path / "a.csv", [{"id": 1}])
+    write(tmp_path / "b.csv", [{"ids": 1}])
+    with pytest.raises(SourceError, match=r"b\.csv' has the columns ids, but .*a\.csv'"):
+        opened(f"{tmp_path}/*.csv")
+
+
+@pytest.mark.parametrize("kind", ["table", "dataset", "reader", ".parquet", ".csv"])
+def test_a_column_that_is_not_there_is_refused_before_anything_is_read(
+    kind: str, tmp_path: Path, opened: Open
+) -> None:
+    source = opened(
+        write(tmp_path / f"a{kind}", ROWS) if kind.startswith(".") else OBJECTS[kind](ROWS)
+    )
+    message = r"no column 'txt'; its columns are 'id', 'text', 'n'; did you mean 'text'\?"
+    with pytest.raises(SourceError, match=message):
+        source.windows(["id", "txt"])
+    with pytest.raises(SourceError, match=message):
+        source.windows(None, required=["txt"])
+
+
+RAGGED = [{"id": 1, "text": "a"}, {"id": 2, "note": "x"}, {"text": "c", "id": 3}]
+
+
+@pytest.mark.parametrize("kind", ["list", "generator", ".jsonl"])
+def test_a_column_that_a_row_lacks_is_none_unless_it_is_required(
+    kind: str, tmp_path: Path, opened: Open
+) -> None:
+    source = opened(
+        write(tmp_path / f"a{kind}", RAGGED) if kind.startswith(".") else OBJECTS[kind](RAGGED)
+    )
+    assert rows_of(source, None, 10) == [
+        {"id": 1, "text": "a", "note": None},
+        {"id": 2, "text": None, "note": "x"},
+        {"id": 3, "text": "c", "note": None},
+    ]
+    assert rows_of(source, ["note"], required=[])[0] == {"note": None}
+    message = "row 1 (counted from 0): has no column 'text'; its columns are 'id', 'note'"
+    for columns, required in ((["id", "text"], None), (None, ["text"])):
+        (window,) = source.windows(columns, required=required)
+        assert list(window.faults) == [1]
+        assert window.faults[1].endswith(message)
+        assert ("line 2" in window.faults[1]) == (kind == ".jsonl")
+        assert window.values("id") == [1, None, 3]
+
+
+def test_a_column_that_no_row_has_is_refused(opened: Open) -> None:
+    with pytest.raises(SourceError, match=r"no row of the list can be read: .*no column 'txt'; .*"):
+        rows_of(opened(RAGGED), ["txt"])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (3, "3 is no source; sources are paths"),
+        (["a", 1], r"the list can be read: row 0 .*: a row is a dict of columns, not 'a', a str"),
+        ({"a": [1]}, r"the dict is no list of rows"),
+        ([{1: 2}], "the list has a column 1; names are strings"),
+        (pa.table([[1], [2]], names=["a", "a"]), "has two columns 'a'; names must differ"),
+        (pa.chunked_array([[1]]), "is no Arrow table"),
+        (b"rows.csv", r"row 0 .*not 114, a int"),
+    ],
+)
+def test_what_has_no_rows_is_refused(source: Any, message: str, opened: Open) -> None:
+    with pytest.raises(SourceError, match=message):
+        rows_of(opened(source), None)
+
+
+def test_rows_of_an_iterator_that_cannot_be_pickled_are_refused(opened: Open) -> None:
+    with pytest.raises(SourceError, match="cannot be kept for a second reading .* pass a list"):
+        rows_of(opened(iter([{"a": lambda: 1}])))
+
+
+def test_a_fault_of_an_iterator_is_kept_for_the_second_reading(opened: Open) -> None:
+    source = opened(iter([{"a": 1}, None, {"a": 3}]))
+    for _ in range(2):
+        (window,) = source.windows(["a"])
+        assert window.values("a") == [1, None, 3]
+        assert list(window.faults) == [1]
+        assert window.faults[1].endswith("a row is a dict of columns, not None, a NoneType")
+
+
+def test_a_row_that_a_sequence_cannot_give_is_a_fault(opened: Open) -> None:
+    class Torn(MapStyle):
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            if number == 1:
+                raise FileNotFoundError("1.jpg")
+            return super().__getitem__(number)
+
+    (window,) = opened(Torn(ROWS)).windows(["id"])
+    assert window.values("id") == ["00000", None, "c", "d", "e"]
+    assert window.faults[1].endswith("the row cannot be read: FileNotFoundError: 1.jpg")
+
+
+def test_polars_queries_and_splits_of_datasets_are_refused(opened: Open) -> None:
+    with pytest.raises(SourceError, match=r"a query, not rows: pass its \.collect\(\)"):
+        opened(polars(ROWS).lazy())
+    splits = Dataset(pa.Table.from_pylist(ROWS))
+    splits.num_rows = {"train": 5}
+    with pytest.raises(SourceError, match=r"several splits; pass one of \['train'\]"):
+        opened(splits)
+
+
+def test_mixed_columns_of_pandas_are_refused(opened: Open) -> None:
+    frame = pytest.importorskip("pandas").DataFrame({"a": [1, "x"]})
+    with pytest.raises(SourceError, match="the pandas DataFrame is no Arrow table"):
+        opened(frame)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.float32()),
+        pa.large_list(pa.int64()),
+        pa.list_(pa.float16(), 2),
+        pa.list_(pa.uint8()),
+    ],
+)
+def test_lists_of_numbers_in_arrow_columns_are_arrays_that_can_be_written(
+    kind: Any, opened: Open
+) -> None:
+    lists: list[Any] = [[1, 2], None, [3, None], [4, 5]]
+    (window,) = opened(pa.table({"v": pa.array(lists, kind)})).windows(None)
+    values = window.values("v")
+    assert [None if value is None else list(value) for value in values] == lists
+    assert type(values[2]) is list  # no array of integers has a null
+    for value in values[0], values[3]:
+        assert value.dtype == kind.value_type.to_pandas_dtype()
+        value += 1
+
+
+def test_polars_text_and_categories_are_read(opened: Open) -> None:
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame(
+        {
+            "c": ["x", "y", "x"],
+            "t": ["a", None, "c"],
+            "b": [b"x", b"", None],
+            "l": [["u"], [], None],
+        },
+        schema_overrides={"c": pl.Categorical},
+    )
+    assert rows_of(opened(frame), size=2) == frame.to_dicts()
+    (window,) = opened(frame).windows(None)
+    table = pa.table(dict(window.columns))
+    assert table.filter([True, False, True]).to_pylist() == frame.to_dicts()[::2]
+
+
+MOMENT = dt.datetime(2020, 1, 1, 12, 30, 0, 123456)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([MOMENT, None], pa.timestamp("ns")),
+        ([MOMENT.replace(tzinfo=dt.UTC)], pa.timestamp("ns", "UTC")),
+        ([MOMENT], pa.timestamp("us")),
+        ([[MOMENT], []], pa.list_(pa.timestamp("ns"))),
+        ([[MOMENT]], pa.large_list(pa.timestamp("ns"))),
+        ([[MOMENT, MOMENT]], pa.list_(pa.timestamp("ns"), 2)),
+        ([{"a": MOMENT, "b": 1}], pa.struct([("a", pa.timestamp("ns")), ("b", pa.int8())])),
+        ([dt.timedelta(1, 2, 3)], pa.duration("ns")),
+        ([dt.time(1, 2, 3, 4)], pa.time64("ns")),
+        ([dt.date(2020, 1, 1)], pa.date32()),
+        ([decimal.Decimal("1.10"), decimal.Decimal("-99999999.99")], pa.decimal128(10, 2)),
+        ([2**64 - 1], pa.uint64()),
+        ([b"\0\xff"], pa.binary()),
+        ([True, None], pa.bool_()),
+        ([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+        ([{"a": [{"b": None}]}], None),
+    ],
+)
+def test_values_of_arrow_are_the_same_in_python(values: list[Any], kind: Any) -> None:
+    found = Window(0, len(values), {"x": pa.array(values, kind)}).values("x")
+    assert found == values
+    assert repr(found).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc") == repr(
+        values
+    )
+
+
+def test_extension_types_are_read(opened: Open) -> None:
+    if not hasattr(pa, "uuid"):
+        pytest.skip("this pyarrow has none")
+    number = uuid.uuid4()
+    array = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([number.bytes], pa.binary(16)))
+    assert rows_of(opened(pa.table({"x": array}))) == [{"x": number}]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0, 1001], pa.timestamp("ns")),
+        ([0, 1001], pa.duration("ns")),
+        ([0, 1001], pa.time64("ns")),
+        ([0, 10**12], pa.timestamp("s")),
+        ([0, 2**62], pa.duration("s")),
+    ],
+)
+def test_a_value_that_python_has_no_equal_for_is_a_fault(
+    values: list[int], kind: Any, opened: Open
+) -> None:
+    table = pa.table({"x": pa.array(values, pa.int64()).cast(kind, safe=False), "y": [1, 2]})
+    (window,) = opened(table).windows(None)
+    assert not window.faults
+    assert window.values("x")[1] is None
+    assert window.values("x")[0] is not None
+    assert list(window.faults) == [1]
+    assert window.faults[1].startswith("row 1 (counted from 0): the value in column 'x', of type")
+    assert window.values("y") == [1, 2]
+    assert window.columns["x"].equals(table["x"].combine_chunks())  # and kept as it is
+
+
+def test_the_spool_keeps_the_types_of_values(opened: Open) -> None:
+    rows = [{"v": np.ones(3, "f4"), "t": (1, 2), "d": MOMENT, "x": decimal.Decimal(1), "s": {1}}]
+    source = opened(iter(rows))
+    for _ in range(2):
+        (row,) = rows_of(source)
+        assert row["v"].dtype == "f4"
+        assert pickle.dumps(row) == pickle.dumps(rows[0])
+
+
+def test_an_iterator_is_read_no_further_than_needed(opened: Open) -> None:
+    reached = []
+
+    def rows() -> Iterator[dict[str, int]]:
+        for number in range(10_000):
+            reached.append(number)
+            yield {"n": number}
+
+    windows = opened(rows()).windows(["n"], 100)
+    assert reached == []
+    next(windows)
+    assert len(reached) == _window.WINDOW_ROWS
+
+
+def test_an_iterator_that_fails_is_never_taken_for_one_that_ended(opened: Open) -> None:
+    def rows() -> Iterator[dict[str, int]]:
+        yield from ({"n": number} for number in range(5000))
+        raise ZeroDivisionError("at 5000")
+
+    source = opened(rows())
+    for _ in range(2):
+        windows = source.windows(["n"], 2048)
+        assert [next(windows).size, next(windows).size] == [2048, 2048]
+        with pytest.raises(SourceError, match="row 5000 .* generator cannot be read: ZeroDiv"):
+            list(windows)
+
+
+@pytest.mark.parametrize(
+    "kind", ["list", "iterator", "table", "polars", ".jsonl", ".csv", ".parquet"]
+)
+def test_windows_of_large_values_have_fewer_rows(
+    kind: str, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in "base", "tables":
+        monkeypatch.setattr(f"batched.offline.sources.{module}.WINDOW_BYTES", 10_000)
+    rows = [{"id": str(number), "text": f"{number}" * 1000, "n": "1"} for number in range(10)] * 4
+    if kind == ".parquet":
+        table = pa.Table.from_pylist(rows)
+        pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
+    source = opened(
+        tmp_path / "a.parquet"
+        if kind == ".parquet"
+        else write(tmp_path / f"a{kind}", rows)
+        if kind.startswith(".")
+        else OBJECTS[kind](rows)
+    )
+    windows = list(source.windows(None))
+    assert [value for window in windows for value in window.values("text")] == [
+        row["text"] for row in rows
+    ]
+    assert 4 <= max(window.size for window in windows) <= 11
+    first = next(iter(source.windows(["id"])))
+    assert first.size == 40 or kind in ("list", "iterator", ".jsonl", ".csv")
+
+
+def test_large_values_inside_lists_and_dicts_count(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_window, "WINDOW_BYTES", 10_000)
+    chat = [{"messages": [{"role": "user", "content": "x" * 3000}]}] * 8
+    assert [window.size for window in opened(chat).windows(None)] == [4, 4]
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "size": (lambda folder: write(folder / "a.csv", ROWS * 2), "a.csv' was changed"),
+    "time": (lambda folder: os.utime(folder / "a.csv", ns=(1, 1)), "a.csv' was changed"),
+    "gone": (lambda folder: (folder / "b.csv").unlink(), "b.csv' was changed, added or removed"),
+    "added": (lambda folder: write(folder / "c.csv", ROWS), "c.csv' was changed, added or removed"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_files_that_change_during_the_run_are_noticed(
+    change: str, tmp_path: Path, opened: Open
+) -> None:
+    write(tmp_path / "a.csv", ROWS)
+    write(tmp_path / "b.csv", ROWS)
+    source = opened(f"{tmp_path}/*.csv")
+    source.check_unchanged()
+    edit, message = CHANGES[change]
+    edit(tmp_path)
+    with pytest.raises(SourceError, match=message):
+        source.check_unchanged()
+
+
+def test_a_key_that_is_refused_is_named_with_its_line(tmp_path: Path, opened: Open) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1}\n\n{"id": null}\n')
+    (window,) = opened(tmp_path / "a.jsonl").windows(["id"])
+    assert keys_of(window, "id") == [1, None]
+    assert "a.jsonl', line 3, row 1 (counted from 0): the key None in column" in window.faults[1]
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from batched.offline.sources.opening import open_source  # noqa: E402  # after the skip
+
+def rows():
+    for number in range(count):
+        yield {"id": number, "text": f"{number:0400}"}
+
+kind, count, spool = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+source = open_source(rows() if kind == "generator" else kind, spool=spool)
+read = 0
+for _ in range(2):
+    for window in source.windows(None):
+        window.values("text")
+        read += window.size
+source.close()
+assert read == 2 * count
+print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.once
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", ["generator", ".jsonl", ".csv", ".parquet"])
+def test_memory_is_bounded_whatever_the_size(kind: str, tmp_path: Path) -> None:
+    peaks = []
+    for count in 20_000, 120_000:
+        path = tmp_path / f"rows{kind}"
+        if kind == ".parquet":  # one row group
+            columns = {"id": range(count), "text": [f"{number:0400}" for number in range(count)]}
+            pq.write_table(pa.table(columns), path, row_group_size=count, compression="none")
+        elif kind != "generator":
+            write(path, [{"id": number, "text": f"{number:0400}"} for number in range(count)])
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c", PEAK),
+                *(str(path) if kind.startswith(".") else kind, str(count), str(tmp_path / "spool")),
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        peaks.append(int(done.stdout) * 1024)
+    # 100,000 rows more are 40 MB of text more
+    assert peaks[1] - peaks[0] < 20e6

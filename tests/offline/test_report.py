@@ -1,0 +1,48 @@
+"""The report of a run, and its dead letters."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from batched.offline.failures import letter_text
+from batched.offline.progress.commit import Commit, Key, Letter
+from batched.offline.progress.store import Progress
+from batched.offline.report import dead_letters, error_type
+
+pytestmark = pytest.mark.once
+
+
+def test_dead_letters_hold_no_lock_between_their_pages(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    error = letter_text("inference", "ValueError: no")
+    failed: list[tuple[Key, int, int, str]] = [(f"k{n:05}", 0, 1, error) for n in range(2500)]
+    with closing(Progress.open(path)) as progress:
+        progress.put_all({"steps": [{"name": "embed"}]})
+        progress.commit([Commit(0, failed=failed)])
+        progress.note_source(0, [None, *[key for key, *_ in failed]])
+        progress.end_source(2501)
+        progress.add_letters("source", [Letter(0, None, letter_text("source", "no JSON"))])
+    found = []
+    for letter in dead_letters(path):
+        found.append((letter["key"], letter["step"], letter["phase"]))
+        if len(found) % 700 == 1:
+            Progress.open(path).close()  # nobody has it
+    assert found[0] == (0, "", "source")
+    assert found[1:] == [(key, "embed", "inference") for key, *_ in failed]
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        ("ValueError: no", "ValueError"),
+        ("KeyboardInterrupt", "KeyboardInterrupt"),
+        ("column 'out' cannot take this", "output"),
+    ],
+)
+def test_errors_are_counted_by_their_type_or_phase(error: str, name: str) -> None:
+    assert error_type("output", error) == name

@@ -1,0 +1,311 @@
+"""Canonical values: their form, their kinds, and their way through Arrow."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from itertools import permutations
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as pq  # noqa: E402  # after the skip
+from hypothesis import assume, given, settings  # noqa: E402
+
+from batched.offline.types.arrow import to_python  # noqa: E402
+from batched.offline.types.values import (  # noqa: E402
+    MAX_DEPTH,
+    MAX_FIELDS,
+    Unfit,
+    arrow_type,
+    canonical,
+    common_kind,
+    describe_kind,
+    read,
+    to_arrow,
+    unify,
+)
+from canonical_values import ALL_VALUES, ARRAYS, VALUES, same  # noqa: E402
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+class Range(Enum):
+    SHORT = (1, 2)
+
+
+@dataclass
+class Point:
+    x: int
+    y: float
+
+
+def readable(value: Any) -> tuple[Any, Any]:
+    """Return the canonical form and the kind; values without one are no examples."""
+    try:
+        return read(value)
+    except (Unfit, pa.ArrowException):
+        assume(False)
+        raise
+
+
+@settings(max_examples=400, deadline=None)
+@given(value=VALUES)
+def test_canonical_values_come_back_from_arrow_as_they_are(value: Any) -> None:
+    plain, kind = readable(value)
+    assert same(to_python(to_arrow([plain], kind)), [plain])
+
+
+@settings(max_examples=400, deadline=None)
+@given(value=ALL_VALUES)
+def test_a_canonical_value_is_its_own_canonical_form(value: Any) -> None:
+    plain, kind = readable(value)
+    again, other = read(plain)
+    assert same(again, plain)
+    assert unify(other, kind) == kind  # equal, unless an empty array has become an empty list
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=ARRAYS)
+def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None:
+    plain, kind = read(value)
+    assume(value.size)
+    assert same(to_python(to_arrow([plain, plain], kind)), [plain, plain])
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ((1, 2), [1, 2]),
+        ([1, 0.5, None], [1.0, 0.5, None]),
+        ([1, 2**60], [1, 2**60]),
+        ([{"b": 1}, {"a": [1]}, {"a": [0.5]}], [
+            {"a": None, "b": 1}, {"a": [1.0], "b": None}, {"a": [0.5], "b": None}]),
+        ([{"b": 1, "a": 2}, {"b": None, "a": 3}], [{"b": 1, "a": 2}, {"b": None, "a": 3}]),
+        ([Decimal("1.5"), Decimal(100)], [Decimal("1.5"), Decimal("100.0")]),
+        ([[], [1.5], [2]], [[], [1.5], [2.0]]),
+        (Decimal("1E+3"), Decimal(1000)),
+        (Decimal("-0.0"), Decimal("0.0")),
+        (Colour.RED, "red"),
+        (Number.ONE, 1),
+        (Range.SHORT, [1, 2]),
+        ({Colour.RED: 1}, {"red": 1}),
+        (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (PurePosixPath("a/b"), "a/b"),
+        (type("Share", (float,), {})(0.5), 0.5),
+        (type("Word", (str,), {})("a"), "a"),
+        (type("Pair", (list,), {})([1, 2]), [1, 2]),
+        (bytearray(b"x"), b"x"),
+        (memoryview(b"y"), b"y"),
+        (Point(1, 2.5), {"x": 1, "y": 2.5}),
+        (OrderedDict(x=2), {"x": 2}),
+        (UserDict(x=2), {"x": 2}),
+        (datetime(2024, 1, 1, 5, 30, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+         datetime(2024, 1, 1, tzinfo=UTC)),
+        (np.float32(0.5), 0.5),
+        (np.float16(2), 2.0),
+        (np.uint64(2), 2),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (np.array(1.5), 1.5),
+        (np.array("y"), "y"),
+        (np.arange(6, dtype="int32")[::-2], np.array([5, 3, 1], "int32")),
+        (np.array([1, 2], ">f4"), np.array([1, 2], "float32")),
+        (np.array([1, 2], "float16"), np.array([1, 2], "float16")),
+        (np.array([["a"], ["b"]]), [["a"], ["b"]]),
+        (np.array([1, None], object), [1, None]),
+        (np.ma.masked_array([1, 2], [False, True]), [1, None]),
+        ([np.zeros(2, "f4"), np.zeros(1)], [np.zeros(2), np.zeros(1)]),
+        ([[], np.zeros(1)], [np.zeros(0), np.zeros(1)]),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_values_of_other_types_have_a_plain_form(value: Any, plain: Any) -> None:
+    assert same(canonical(value), plain)
+
+
+def test_tensors_are_arrays_of_their_dtype() -> None:
+    torch = pytest.importorskip("torch")
+    rows = torch.tensor([[0.5, 1.5], [2.5, 3.5]], requires_grad=True)
+    array = np.array([[0.5, 1.5], [2.5, 3.5]], "float32")
+    assert same(canonical(rows), array)
+    assert same(canonical(rows.bfloat16()), array)
+    assert same(canonical(rows.half()), array.astype("float16"))
+    assert same(canonical(rows > 1), array > 1)
+    assert same(canonical(rows[0, 0]), 0.5)
+    assert same(canonical({"v": rows[0]}), {"v": array[0]})
+
+
+def test_values_of_pandas_are_plain() -> None:
+    pd = pytest.importorskip("pandas")
+    assert same(canonical(pd.Series([0.5, 1.5])), np.array([0.5, 1.5]))
+    assert same(canonical(pd.Timestamp("2024-01-01")), datetime(2024, 1, 1))
+    assert same(canonical(pd.Timestamp("2024-01-01", tz="UTC")), datetime(2024, 1, 1, tzinfo=UTC))
+    assert same(canonical(pd.Timedelta(seconds=2)), timedelta(seconds=2))
+    assert canonical(pd.NaT) is None
+    with pytest.raises(Unfit, match="microsecond"):
+        canonical(pd.Timestamp(1))
+
+
+def test_models_of_pydantic_are_dicts() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Model", x=(int, ...), y=(list[float], ...))
+    assert same(canonical(model(x=1, y=[0.5])), {"x": 1, "y": [0.5]})
+
+
+def test_a_function_may_write_its_next_result_to_the_same_memory() -> None:
+    array, items, inner = np.zeros(2), [0], {"a": [0]}
+    kept = [canonical(value) for value in (array, [array, array], items, inner)]
+    array += 1
+    items[0] = inner["a"][0] = 1
+    assert same(kept, [np.zeros(2), [np.zeros(2), np.zeros(2)], [0], {"a": [0]}])
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (2**70, "64 bits"),
+    (-(2**63) - 1, "64 bits"),
+    ([2**70], "64 bits"),
+    (10**5_000, "64 bits"),
+    ({1, 2}, "values of type set cannot be stored"),
+    (object(), "values of type object cannot be stored"),
+    (1j, "values of type complex cannot be stored"),
+    (Colour, "values of type EnumType cannot be stored"),
+    ((n for n in "x"), "values of type generator cannot be stored"),
+    ("\ud800", "surrogates"),
+    (["a", "\ud800"], "surrogates"),
+    ({"\ud800": 1}, "surrogates"),
+    ({1: "a"}, "keys of a dict must be str"),
+    ([1, "a"], "one kind, not int and string"),
+    (["a", b"a"], "one kind, not string and binary"),
+    ([True, 1], "one kind, not bool and int"),
+    ([2**60, 0.5], "one kind, not int and float"),
+    ([np.zeros(1, "i4"), np.zeros(1, "f4")], "one kind, not large_list"),
+    (time(1, tzinfo=UTC), "zone"),
+    (np.datetime64(1, "ns"), "datetime64[ns]"),
+    (np.complex128(1), "complex128"),
+    (np.longdouble(1), "cannot be stored"),
+    (Decimal("NaN"), "finite"),
+    (Decimal(10**40), "38 digits"),
+    (np.zeros(2, complex), "complex128"),
+    (np.array(["2024-01-01"], "datetime64[s]"), "datetime64[s]"),
+    (dict.fromkeys(map(str, range(MAX_FIELDS + 1))), "1,000 fields"),
+]
+
+
+@pytest.mark.parametrize(("value", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_a_value_without_a_form_is_refused_with_the_reason(value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=".") as refused:
+        read(value)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "value", [timedelta.max, datetime(1, 1, 1, tzinfo=timezone(timedelta(1) / 2))]
+)
+def test_times_beyond_their_range_are_refused(value: Any) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        read(value)
+
+
+def test_depth_is_bounded(tmp_path: Path) -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(Unfit, match=f"more than {MAX_DEPTH} levels"):
+        read(circle)
+    deep: Any = 1
+    for level in range(MAX_DEPTH):
+        deep = [deep] if level % 2 else {"a": deep}
+    plain, kind = read(deep)
+    pq.write_table(pa.table({"out": to_arrow([plain], kind)}), tmp_path / "deep.parquet")
+    assert pq.read_table(tmp_path / "deep.parquet").to_pylist() == [{"out": deep}]
+
+
+# --- kinds
+
+
+UNIFIED: list[tuple[list[Any], Any]] = [
+    ([1, 2.5], pa.float64()),
+    ([2**53, 0.5], pa.float64()),
+    ([1, 2**60], pa.int64()),
+    ([None, "a"], pa.string()),
+    ([[], [1], [0.5], [None]], pa.list_(pa.float64())),
+    (
+        [{"b": 1, "a": "x"}, {"b": 0.5, "a": None}],
+        pa.struct([("b", pa.float64()), ("a", pa.string())]),
+    ),
+    ([{"b": 1}, {"a": "x"}], pa.struct([("a", pa.string()), ("b", pa.int64())])),
+    ([{"a": {}}, {"a": {"b": 1}}], pa.struct([("a", pa.struct([("b", pa.int64())]))])),
+    ([Decimal("1.5"), Decimal(100)], pa.decimal128(4, 1)),
+    ([np.zeros(3, "f4")] * 2, pa.list_(pa.float32(), 3)),
+    ([np.zeros(3, "f4"), np.zeros(3)], pa.list_(pa.float64(), 3)),
+    ([np.zeros(3, "f4"), np.zeros(2, "f4")], pa.large_list(pa.float32())),
+    ([np.zeros(3, "f4"), None], pa.large_list(pa.float32())),
+    ([np.zeros(3, "f4"), []], pa.large_list(pa.float32())),
+    ([np.zeros((2, 3), "f4")] * 2, pa.fixed_shape_tensor(pa.float32(), [2, 3])),
+    ([np.zeros((2, 3)), np.zeros((4, 3))], pa.list_(pa.large_list(pa.float64()))),
+    ([np.zeros((2, 3)), None], pa.list_(pa.large_list(pa.float64()))),
+    ([{"v": np.zeros(3)}, None], pa.struct([("v", pa.large_list(pa.float64()))])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "expected"), UNIFIED, ids=repr)
+def test_a_column_has_the_narrowest_type_for_its_values_in_any_order(
+    values: list[Any], expected: Any
+) -> None:
+    for some in permutations(values):
+        pairs = list(map(read, some))
+        kind = common_kind([kind for _, kind in pairs])
+        assert arrow_type(kind) == expected
+        assert to_arrow([value for value, _ in pairs], kind).type == expected
+
+
+APART: list[tuple[Any, Any, str]] = [
+    (1, "n/a", "int and string"),
+    (1, True, "int and bool"),
+    ("a", b"a", "string and binary"),
+    (0.5, 2**53 + 1, "float and int"),
+    (datetime(2024, 1, 1), datetime(2024, 1, 1, tzinfo=UTC), "tz=UTC"),
+    (date(2024, 1, 1), datetime(2024, 1, 1), "date32"),
+    ([1], 1, "list<item: int64> and int"),
+    ([1], ["a"], "int and string"),
+    ({"a": [{"b": "x"}]}, {"a": [{"b": 1}]}, "string and int"),
+    (np.array([1.0]), np.array([1]), "item: int64"),
+    (np.array([1.0]), [1.0], "list<item: double>"),
+    (np.zeros((2, 2)), np.zeros(2), "list<item: large_list<item: double>>"),
+    (Decimal(1), 1.0, "decimal128(1, 0) and float"),
+    (Decimal("1e-30"), Decimal("1e30"), "decimal128"),
+    (dict.fromkeys(map(str, range(MAX_FIELDS))), {"one": 1}, "struct"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "words"), APART, ids=repr)
+def test_kinds_without_a_common_one_are_named(one: Any, other: Any, words: str) -> None:
+    for a, b in ((one, other), (other, one)):
+        with pytest.raises(Unfit) as refused:
+            unify(read(a)[1], read(b)[1])
+        assert all(word in str(refused.value) for word in words.split(" and "))
+
+
+def test_kinds_are_described_in_words() -> None:
+    words = [describe_kind(read(value)[1]) for value in (1, 2**60, 0.5, "a", [1], {"a": 0.5})]
+    assert words == ["int", "int", "float", "string", "list<item: int64>", "struct<a: double>"]
+
+
+def test_scalars_and_arrays_without_a_number_are_equal_to_themselves() -> None:
+    assert math.isnan(canonical(math.nan))
+    assert same(canonical(np.array([math.nan, -0.0])), np.array([math.nan, -0.0]))

@@ -1,0 +1,388 @@
+"""Views of an offline run while it goes on: rates, time left, the status file, bars."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from rich.console import Console
+
+from batched.offline import DeadLetter, Report, Snapshot, StepCounts
+from batched.offline.report import Pace, State
+from batched.offline.watch import watcher as watching
+from batched.offline.watch.bars import Bars
+from batched.offline.watch.watcher import Meter, StatusFile, Watcher, read_status, watcher
+
+LETTER: DeadLetter = {
+    "key": "a",
+    "step": "embed",
+    "phase": "inference",
+    "error": "ValueError: bad row",
+    "attempts": 1,
+    "traceback": "",
+}
+
+
+def counts(ok: int = 0, waiting: int = 0, batches: int = 0, failed: int = 0) -> StepCounts:
+    return StepCounts("embed", ok, failed, waiting, batches, 0.0)
+
+
+def snapshot(
+    seconds: float,
+    *steps: StepCounts,
+    total: int | None = 1000,
+    read: int = 0,
+    skipped: int = 0,
+    about: bool = False,
+) -> Snapshot:
+    errors = {"ValueError": 3} if any(step.failed for step in steps) else {}
+    examples = dict.fromkeys(errors, LETTER)
+    return Snapshot(
+        total, read, skipped, 0, seconds, steps, errors, examples, total_is_estimate=about
+    )
+
+
+class Seen:
+    """View that remembers its calls."""
+
+    def __init__(self) -> None:
+        self.paces: Sequence[Pace] = ()
+        self.states: list[State] = []
+
+    def __call__(self, state: State, _: Snapshot, paces: Sequence[Pace]) -> None:
+        self.states.append(state)
+        self.paces = paces
+
+
+def paces_of(*snapshots: Snapshot) -> Sequence[Pace]:
+    """Return the paces after the last of these snapshots."""
+    seen = Seen()
+    watcher = Watcher([seen])
+    for each in snapshots:
+        watcher.update(each)
+    return seen.paces
+
+
+def test_the_rate_is_that_of_computed_rows_without_the_first_batch() -> None:
+    # a model is built for 20 s, then a batch of 10 ends each second
+    meter = Meter()
+    meter.add(20.0, counts())
+    assert meter.rate is None
+    for now in (21.0, 21.5):
+        meter.add(now, counts(10, batches=1))
+        assert meter.rate is None
+    meter.add(22.0, counts(18, batches=2, failed=2))
+    assert meter.rate == 10
+    meter.add(23.0, counts(28, batches=3, failed=2))
+    assert meter.rate == 10
+
+
+def test_rows_that_were_done_before_are_in_no_rate() -> None:
+    (pace,) = paces_of(
+        snapshot(0.5, counts(), read=900, skipped=900),
+        snapshot(1.0, counts(10, 90, 1), read=1000, skipped=900),
+        snapshot(2.0, counts(20, 80, 2), read=1000, skipped=900),
+    )
+    assert pace.rate == 10
+    assert pace.done == 920
+    assert pace.left == 8  # 80 rows
+
+
+def test_a_batch_slows_the_rate_only_once_it_takes_longer_than_all_before() -> None:
+    meter = Meter()
+    for number in (1, 2, 3):
+        meter.add(10.0 * number, counts(10 * number, batches=number))
+    meter.add(39.0, counts(30, batches=3))
+    assert meter.rate == 1
+    meter.add(60.0, counts(30, batches=3))
+    assert meter.rate == 20 / 40
+
+
+def test_the_rate_follows_a_service_that_has_become_slow() -> None:
+    meter = Meter()
+    for second in range(1, 1001):
+        meter.add(float(second), counts(10 * second, batches=second))
+    for second in range(1001, 2001):
+        meter.add(float(second), counts(9_000 + second, batches=second))
+    assert meter.rate == pytest.approx(1, rel=0.01)
+
+
+def test_time_left_is_the_work_left_in_a_step_at_its_own_rate() -> None:
+    steps = [
+        (counts(100 * second, 0, second), counts(10 * second, 90 * second, second))
+        for second in (1, 2)
+    ]
+    first, second = paces_of(snapshot(1.0, *steps[0], read=100), snapshot(2.0, *steps[1], read=200))
+    assert first.left == 8  # 800 rows at 100 a second
+    assert second.left == 98  # 980 at 10
+    assert (first.done, second.done) == (200, 20)
+
+
+def test_no_step_ends_before_the_one_that_it_reads_from() -> None:
+    # the second one is catching up, at 20 rows a second, with the first, which does 10
+    first, second = paces_of(
+        snapshot(1.0, counts(80, 920, 8), counts(50, 30, 5), read=1000),
+        snapshot(2.0, counts(90, 910, 9), counts(70, 20, 7), read=1000),
+    )
+    assert (first.rate, second.rate) == (10, 20)
+    assert first.left == second.left == 91
+
+
+def test_a_step_that_computes_nothing_has_no_time_of_its_own() -> None:
+    # its rows were committed before, and enter the second step
+    first, second = paces_of(
+        *[
+            snapshot(
+                float(second), counts(), counts(10 * second, 500 - 10 * second, second), read=500
+            )
+            for second in (1, 2)
+        ]
+    )
+    assert (first.rate, first.left, first.done) == (None, None, 500)
+    assert second.left == 98
+
+
+def test_filtered_rows_count_for_the_rate() -> None:
+    first, second = (
+        StepCounts("f", ok, 0, 0, batches, 0.0, filtered=9 * ok) for ok, batches in ((1, 1), (2, 2))
+    )
+    meter = Meter()
+    meter.add(1.0, first)
+    meter.add(2.0, second)
+    assert meter.rate == 10
+
+
+def test_time_left_is_not_told_where_the_number_of_rows_is_not_known() -> None:
+    (pace,) = paces_of(
+        snapshot(1.0, counts(10, 10, 1), total=None, read=20),
+        snapshot(2.0, counts(20, 10, 2), total=None, read=30),
+    )
+    assert (pace.rate, pace.left, pace.done) == (10, None, 20)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time of the status file, in `now`."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
+    progress = tmp_path / "vectors.parquet.progress"
+    watcher(False, progress, "vectors.parquet").update(
+        snapshot(1.0, counts(10, 17, 1, failed=3), read=30)
+    )
+    status = json.loads((tmp_path / "vectors.parquet.status.json").read_text())
+    assert status == read_status(progress)
+    assert status.pop("started") <= status.pop("updated")
+    assert status.pop("host")
+    assert status == {
+        "state": "running",
+        "pid": os.getpid(),
+        "result": "vectors.parquet",
+        "progress": str(progress),
+        "total": 1000,
+        "read": 30,
+        "skipped": 0,
+        "recomputed": 0,
+        "seconds": 1.0,
+        "steps": [
+            {
+                "name": "embed",
+                "ok": 10,
+                "failed": 3,
+                "waiting": 17,
+                "batches": 1,
+                "seconds": 0.0,
+                "filtered": 0,
+                "types": {},
+                "rows_per_s": None,
+                "seconds_left": None,
+            }
+        ],
+        "errors": {"ValueError": 3},
+        "examples": {"ValueError": dict(LETTER)},
+        "stopped": "",
+        "total_is_estimate": False,
+        "unreadable": 0,
+        "failed": 3,
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors.parquet.status.json"]
+
+
+def test_the_status_file_is_written_once_a_second_and_whenever_the_state_changes(
+    tmp_path: Path, clock: SimpleNamespace
+) -> None:
+    progress = tmp_path / "x.progress"
+    view = Watcher([StatusFile(progress, "x")])
+
+    def known() -> tuple[str, int]:
+        status = read_status(progress)
+        assert status
+        return status["state"], status["read"]
+
+    view.update(snapshot(1.0, counts(), read=1))
+    assert known() == ("running", 1)
+    clock.now += 0.9
+    view.update(snapshot(1.9, counts(), read=2))
+    assert known() == ("running", 1)
+    clock.now += 0.1
+    view.update(snapshot(2.0, counts(), read=3))
+    assert known() == ("running", 3)
+    view.update(snapshot(2.1, counts(), read=4), "writing")
+    assert known() == ("writing", 4)
+    view.update(snapshot(2.2, counts(), read=5), "stopped")
+    assert known() == ("stopped", 5)
+
+
+@pytest.mark.parametrize("content", ["", "{", "3"])
+def test_a_file_that_is_no_status_is_none(content: str, tmp_path: Path) -> None:
+    progress = tmp_path / "x.progress"
+    assert read_status(progress) is None
+    watching.status_path(progress).write_text(content)
+    assert read_status(progress) is None
+
+
+def test_a_progress_file_of_any_name_has_a_status_file() -> None:
+    assert watching.status_path(Path("a/b.csv.progress")) == Path("a/b.csv.status.json")
+    assert watching.status_path(Path("a/b.db")) == Path("a/b.db.status.json")
+
+
+def test_a_disk_that_takes_no_status_file_is_no_concern_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    progress = tmp_path / "missing" / "x.progress"
+    view = watcher(lambda snapshot: told.append(snapshot.read), progress, "x")
+    view.update(snapshot(1.0, counts(), read=1))
+    view.update(snapshot(2.0, counts(), read=2), "done")
+    assert told == [1, 2]
+    assert not caplog.records
+
+
+def test_a_function_that_watches_and_raises_is_dropped_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[Snapshot] = []
+
+    def watch(snapshot: Snapshot) -> None:
+        calls.append(snapshot)
+        raise ValueError("of the user")
+
+    view = watcher(watch, tmp_path / "x.progress", "x")
+    view.update(snapshot(1.0, counts()))
+    view.update(snapshot(2.0, counts()), "writing")
+    view.update(snapshot(3.0, counts()), "done")
+    assert len(calls) == len(caplog.records) == 1
+    status = read_status(tmp_path / "x.progress")
+    assert status
+    assert status["state"] == "done"
+
+
+def test_a_view_that_raises_leaves_the_others_alone() -> None:
+    def view(*_: object) -> None:
+        raise ValueError
+
+    seen = Seen()
+    Watcher([view, seen]).update(snapshot(1.0, counts()), "done")
+    assert seen.states == ["done"]
+
+
+def test_a_service_that_is_down_leaves_time_unknown() -> None:
+    # batches end, and nothing of them
+    (pace,) = paces_of(*[snapshot(float(n), counts(0, 9, n), read=9) for n in (1, 2, 3)])
+    assert (pace.rate, pace.left) == (0, None)
+
+
+def drawn(*shown: tuple[State, Snapshot], terminal: bool = True) -> str:
+    """Return the bytes that a terminal gets."""
+    file = io.StringIO()
+    bars = Bars("x.parquet", Console(file=file, force_terminal=terminal, width=120))
+    seen = Seen()
+    view = Watcher([bars, seen])
+    for state, each in shown:
+        view.update(each, state)
+    return file.getvalue()
+
+
+def test_a_terminal_shows_a_bar_with_counts_rate_and_time_left() -> None:
+    text = drawn(
+        ("running", snapshot(1.0, counts(100, 0, 1), read=100)),
+        ("running", snapshot(2.0, counts(197, 0, 2, failed=3), read=200)),
+    )
+    last = text.splitlines()[-1]
+    for part in ("embed", "━", "200/1,000 rows", "100.0 rows/s", "3 failed", "0:00:08 left"):
+        assert part in last
+
+
+def test_a_total_that_is_estimated_is_shown_as_such() -> None:
+    seen = snapshot(1.0, counts(100), read=100, about=True)
+    assert "100/about 1,000 rows" in drawn(("running", seen))
+
+
+def test_a_terminal_shows_that_the_result_is_being_written() -> None:
+    finished = snapshot(1.0, counts(1000, 0, 9), read=1000)
+    assert "writing x.parquet" not in drawn(("running", finished))
+    assert "writing x.parquet" in drawn(("running", finished), ("writing", finished))
+
+
+def test_the_names_of_steps_and_files_are_shown_as_they_are() -> None:
+    step = StepCounts("[bold]{x}", 0, 0, 1, 0, 0.0)
+    assert "[bold]{x}" in drawn(("running", snapshot(1.0, step)))
+
+
+def test_nothing_is_drawn_of_a_run_that_is_over_at_once() -> None:
+    assert drawn(("done", snapshot(0.1, counts(1000, 0, 9), read=1000))) == ""
+
+
+def test_the_cursor_is_back_after_every_end() -> None:
+    text = drawn(("running", snapshot(1.0, counts())), ("failed", snapshot(2.0, counts())))
+    assert text.index("\x1b[?25l") < text.index("\x1b[?25h")  # hidden, shown
+
+
+def test_nothing_is_drawn_without_a_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    view = watcher(True, tmp_path / "x.progress", "x")
+    view.update(snapshot(1.0, counts()))
+    view.update(snapshot(2.0, counts()), "done")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_notebook_shows_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    views = watcher(True, tmp_path / "x.progress", "x")._views
+    assert [type(view) for view in views] == [StatusFile, Bars]
+
+
+def test_a_report_names_all_outcomes_of_rows() -> None:
+    report = Report(
+        ok=1990,
+        failed=3,
+        filtered=7,
+        skipped=0,
+        recomputed=0,
+        seconds=2.0,
+        output="x.parquet",
+        progress="x.parquet.progress",
+        steps=(),
+        errors={"ValueError": 3},
+    )
+    assert str(report) == (
+        "1,990 ok, 3 failed, 7 filtered in 2.0 s (996.5 rows/s)\nfailed: 3 x ValueError\nx.parquet"
+    )
+
+
+def test_rows_that_could_not_be_read_have_failed() -> None:
+    seen = Snapshot(9, 9, 0, 0, 1.0, (counts(5, failed=2),), {}, {}, unreadable=2)
+    assert (seen.ok, seen.failed) == (5, 4)
