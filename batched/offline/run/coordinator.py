@@ -27,8 +27,9 @@ from ..report import DeadLetter, Snapshot
 from .interrupts import interrupts
 from .plan import Plan
 from .reader import WINDOW, Reader, Reading
-from .stage import FILTERED, Prepared, Result, Stage
+from .stage import Stage
 from .tally import Stopped, Tally
+from .transform import FILTERED, Dead, Prepared, Result
 from .verdicts import Row
 
 TICK: Final = 0.25
@@ -43,9 +44,6 @@ COMMIT_ROWS: Final = 2048
 """Results of a step that are committed at once."""
 GRACE: Final = 10.0
 """Time for calls that run to end when a run ends early (s), for all steps together."""
-
-Dead = tuple[Row, str, BaseException | str]
-"""A row that has failed for good, the phase in which it did, and its error or the reason."""
 
 
 class Coordinator:
@@ -74,9 +72,8 @@ class Coordinator:
         self.tally = Tally(max_failed)
         # notes for the first commit: the result at the destination is then out of date
         self._notes: dict[str, Any] = {"merged": None}
-        self._last_error: BaseException | None = None  # of a dead letter
         self._began = self._watched = time.perf_counter()
-        needed = any(stage.prepares or stage.finishes for stage in stages)
+        needed = any(each.transform.prepares or each.transform.finishes for each in stages)
         self._row_threads = RowThreads(row_threads if needed else 0, "batched-rows")
 
     def execute(self, committer: Committer) -> None:
@@ -99,7 +96,16 @@ class Coordinator:
         self.unreadable += len(letters)
         for letter in letters:
             told = orjson.loads(letter.error)
-            self._note(letter.key, "", told["phase"], told["error"], "", 0)
+            self.tally.note(
+                DeadLetter(
+                    key=letter.key,
+                    step="",
+                    phase=told["phase"],
+                    error=told["error"],
+                    attempts=0,
+                    traceback="",
+                )
+            )
         self._check_budget()
 
     def check_results(self) -> None:
@@ -107,9 +113,8 @@ class Coordinator:
         last = self._stages[-1]
         filtered = sum([stage.filtered for stage in self._stages])
         if self.tally.failed and not (self.skipped or last.ok or filtered):
-            example = next(iter(self.tally.examples.values()))["error"].partition("\n")[0]
-            why = f"none of the {self.read:,} rows has a result: {self.tally} ({example})"
-            raise Stopped(why, self._last_error)
+            why = f"none of the {self.read:,} rows has a result: {self.tally}"
+            raise Stopped(why, self.tally.last_error)
 
     def snapshot(self) -> Snapshot:
         """Return the state of now."""
@@ -181,13 +186,11 @@ class Coordinator:
                 self._enter(self._stages[number], rows)
 
     def _enter(self, stage: Stage, rows: Sequence[Row]) -> None:
-        if not self._ended and (prepared := stage.enter(rows)) is not None:
-            self._admit(stage, prepared)
+        if not self._ended:
+            stage.enter(rows, time.perf_counter())
 
     def _admit(self, stage: Stage, prepared: Prepared) -> None:
-        """Let prepared rows wait for their batches; rows that failed are dead letters."""
         stage.admit(prepared, time.perf_counter())
-        self._bury(stage, [(row, "preprocess", error) for row, error in prepared.failed])
 
     def _dispatch(self) -> float:
         """Send all batches that may be sent now. Return the time until the next moment (s)."""
@@ -198,13 +201,13 @@ class Coordinator:
         more = self._reading  # whether more rows may come to the next stage
         for stage in self._stages:
             now = time.perf_counter()
-            if (rows := stage.verdicts.take_due(now)) and (prepared := stage.queue(rows)):
-                self._admit(stage, prepared)
-            while rows := stage.take_unprepared(TOGETHER):
-                self._row_threads.submit(self._beside, self._admit, stage, stage.prepare, rows)
             stage.dispatch(now, drain=stuck or not (more or stage.expects))
-            if dead := stage.verdicts.take_dead():
-                self._bury(stage, [(each.row, "inference", each.error) for each in dead])
+            while rows := stage.take_unprepared(TOGETHER):
+                prepare = stage.transform.prepare
+                self._row_threads.submit(self._beside, self._admit, stage, prepare, rows)
+            if dead := stage.take_dead():
+                self._bury(stage, dead)
+                wait = 0.0  # these rows may have been the last ones
             if (stopped := stage.verdicts.stopped) is not None:
                 why, error = stopped
                 text = error_text(error).error
@@ -229,12 +232,12 @@ class Coordinator:
                 fatal.add_note(fatal.lines)
             raise fatal
         outputs = stage.end(outcome, time.perf_counter())
-        if not stage.finishes or self._ended:
-            self._keep(stage, stage.finish(outputs))
+        if not stage.transform.finishes or self._ended:
+            self._keep(stage, stage.transform.finish(outputs))
             return
         for first in range(0, len(outputs), TOGETHER):
             some = outputs[first : first + TOGETHER]
-            self._row_threads.submit(self._beside, self._keep, stage, stage.finish, some)
+            self._row_threads.submit(self._beside, self._keep, stage, stage.transform.finish, some)
 
     def _beside(
         self, then: Callable[..., object], stage: Stage, work: Callable[[Any], Any], rows: Any
@@ -290,17 +293,26 @@ class Coordinator:
         if not dead:
             return
         failed = []
-        phase = text = ""
-        error: BaseException | str = ""
+        outside = 0  # rows that failed outside the function
+        text, cause = "", None
         for row, phase, error in dead:
-            text, lines = (error, "") if isinstance(error, str) else error_text(error)
+            cause = error if isinstance(error, BaseException) else None
+            text, lines = error_text(error) if isinstance(error, BaseException) else (error, "")
             letter = letter_text(phase, text, lines)
             failed.append((row.key, row.inputs[stage.number], row.attempts, letter))
-            self._note(row.key, stage.name, phase, text, lines, row.attempts)
-        cause = error if isinstance(error, BaseException) else None
-        self._last_error = cause or self._last_error
+            self.tally.note(
+                DeadLetter(
+                    key=row.key,
+                    step=stage.name,
+                    phase=phase,
+                    error=text,
+                    attempts=row.attempts,
+                    traceback=lines,
+                ),
+                cause,
+            )
+            outside += phase != "inference"
         self._submit(Commit(stage.number, failed=failed))
-        outside = 0 if phase == "inference" else len(failed)
         stage.note_ended(failed=len(failed), outside=outside)
         if self._ended:
             return
@@ -316,13 +328,6 @@ class Coordinator:
         commit.notes = self._notes
         self._committer.submit(commit)
         self._notes = {}  # only now: Ctrl-C may end the wait for the committer
-
-    def _note(self, key: Any, step: str, phase: str, text: str, lines: str, attempts: int) -> None:
-        self.tally.note(
-            DeadLetter(
-                key=key, step=step, phase=phase, error=text, attempts=attempts, traceback=lines
-            )
-        )
 
     def _check_budget(self) -> None:
         total, is_estimate = self._total()
@@ -350,6 +355,7 @@ class Coordinator:
                 with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
                     event()
         for stage in self._stages:
+            self._bury(stage, stage.take_dead())
             if stage.done:
                 self._commit(stage)
 

@@ -1,8 +1,6 @@
 """Stage: one step of a run. Rows wait in a scheduler, as online calls do, and leave in batches.
 
-A stage owns its counts, its queues and its engine; the coordinator only calls its methods. The
-methods that call the user's code (`prepare`, `finish`) touch no other state, so they may run on any
-thread.
+A stage owns its counts, its queues and its engine; the coordinator only calls its methods.
 
 1. A batch is formed when the engine has room: for each slot one batch runs and one waits. The
    batch must be full, unless no more rows will come.
@@ -17,10 +15,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from ..._collate.outputs import tree_flatten, tree_unflatten
-from ..._core.scheduler import Batch, Request, Scheduler
+from ..._core.scheduler import Batch, Scheduler
 from ..._runtime.observer import Observer
 from ..engines.base import Engine
 from ..engines.spec import Outcome
@@ -30,6 +27,7 @@ from ..types.columns import Columns, Values
 from ..types.values import describe_kind
 from .routing import Routing
 from .sizes import AutoSize
+from .transform import Dead, Prepared, Result, Transform
 from .verdicts import Failure, Row, Verdicts
 
 _logger = logging.getLogger("batched")
@@ -41,19 +39,8 @@ USELESS_ROWS: Final = 256
 """Consecutive rows that fail outside the function, after which the run ends; or the rows of
 `USELESS_BATCHES` batches, if that is more.
 """
-FILTERED: Final[Any] = object()
-"""Result of a row for which the step's `where` is false."""
-
-
-Result = tuple[Row, Any]
-"""A row, and its output or its result; an error in its place."""
-
-
-class Prepared(NamedTuple):
-    """Requests for rows, and the rows that failed to become requests, with their errors."""
-
-    requests: list[Request]
-    failed: list[tuple[Row, BaseException]]
+SPREAD: Final = (math.sqrt(5) - 1) / 2
+"""Step between trials as a share of the waiting rows: multiples of it spread most evenly."""
 
 
 class Stage:
@@ -73,12 +60,8 @@ class Stage:
         self.engine = engine
         self.columns = Columns(step.outputs, step.declared)
         self.verdicts = Verdicts(step.call_retry, step.outage_s)
-        parts = step.parts
-        options = parts.function.options
-        self._parse = parts.requests.parse
-        self._features = options.features is not None
-        self.prepares = step.preprocess is not None
-        self.finishes = step.postprocess is not None or step.where is not None
+        self.transform = Transform(step)
+        options = step.parts.function.options
         policy = options.policy
         slots = engine.slots
         self._scheduler = Scheduler(
@@ -98,7 +81,7 @@ class Stage:
         self.least = (1 + slots) * policy.batch_size
         # Batches of items that may be prepared and not yet run. The output of `preprocess` is often
         # far larger than the row: an image and its path. Items with a length are all prepared.
-        varies = options.length is not None or self._features
+        varies = options.length is not None or self.transform.takes_features
         self._prepared = self.limit // policy.batch_size if varies else 2 * slots + 1
         self._most_useless = max(USELESS_BATCHES * policy.batch_size, USELESS_ROWS)
         self._auto = AutoSize(step.batch_size) if isinstance(step.batch_size, Auto) else None
@@ -114,6 +97,7 @@ class Stage:
         self._trial: Batch | None = None  # batch of the row that is being tried
         self._spread = 0  # trials of waiting rows so far
         self.open = 0  # rows that have arrived and have not ended
+        self._dead: list[Dead] = []  # rows that could not be prepared
         self.done: list[Result] = []  # rows that wait for the next commit
         self.committed = -math.inf  # moment of the last commit (s)
         self._useless = 0  # rows that failed outside the function since the last one with a result
@@ -124,17 +108,17 @@ class Stage:
 
     # rows that arrive
 
-    def enter(self, rows: Sequence[Row]) -> Prepared | None:
-        """Take rows that arrive. Return the rows that failed already, if any."""
+    def enter(self, rows: Sequence[Row], now: float) -> None:
+        """Take rows that arrive."""
         self.open += len(rows)
-        return self.queue(rows)
+        self._queue(rows, now)
 
-    def queue(self, rows: Sequence[Row]) -> Prepared | None:
-        """Take rows that are to be called; return them, prepared, if that takes no other thread."""
-        if self.prepares:
+    def _queue(self, rows: Sequence[Row], now: float) -> None:
+        """Take rows that are to be called."""
+        if self.transform.prepares:
             self._unprepared.extend(rows)
-            return None
-        return self.prepare(rows)
+        else:
+            self.admit(self.transform.prepare(rows), now)
 
     def take_unprepared(self, together: int) -> list[Row]:
         """Return up to `together` rows that another thread is to prepare now."""
@@ -145,42 +129,11 @@ class Stage:
         self._preparing += len(rows)
         return rows
 
-    def prepare(self, rows: Sequence[Row]) -> Prepared:
-        """Return requests for `rows`, and the rows that failed. Call the user's code."""
-        prepared = Prepared([], [])
-        caught = BaseException if self.prepares else Exception
-        for row in rows:
-            try:
-                prepared.requests.append(self._request(row))
-            except caught as error:
-                prepared.failed.append((row, error))
-        return prepared
-
-    def _request(self, row: Row) -> Request:
-        """Return the request for `row`, whose waker is the row."""
-        step = self.step
-        value = self.item_of(row)
-        # arguments that are the same for all rows are added when the function is called
-        args = () if step.route is None else (step.route(value),)
-        if step.preprocess is not None:
-            value = step.preprocess(value)
-        elif self._features:
-            import numpy
-
-            value = {name: numpy.asarray(each)[None] for name, each in value.items()}
-        return self._parse(value, args, {}, None, row, True)
-
-    def item_of(self, row: Row) -> Any:
-        """Return the item for `row`: the value of one column, or a dict of columns."""
-        inputs = self.step.inputs
-        if len(inputs) == 1 and not self._features:
-            return row.values[inputs[0]]
-        return {name: row.values[name] for name in inputs}
-
     def admit(self, prepared: Prepared, now: float) -> None:
-        """Queue rows that were prepared."""
-        if self.prepares:
+        """Let prepared rows wait for their batches; rows that failed are dead."""
+        if self.transform.prepares:
             self._preparing -= len(prepared.requests) + len(prepared.failed)
+        self._dead += [(row, "preprocess", error) for row, error in prepared.failed]
         if self._routing is not None:
             self._routing.park(prepared.requests)
             return
@@ -209,6 +162,8 @@ class Stage:
     def dispatch(self, now: float, *, drain: bool) -> None:
         """Send batches, or a trial. `drain`: no more rows will come."""
         verdicts, scheduler = self.verdicts, self._scheduler
+        if rows := verdicts.take_due(now):
+            self._queue(rows, now)
         rest = self._waiting or self.busy or self.expects or verdicts.next_moment() < math.inf
         if drain and verdicts.aside and not rest:
             verdicts.doubt(now)
@@ -243,8 +198,8 @@ class Stage:
             waiting, failed = list(self._scheduler), verdicts.candidates()
             self._spread += 1
             if waiting and not (failed and self._spread % 2):
-                # rows far from each other tell most; 0.618 spreads them evenly
-                request = waiting[int(self._spread * 0.6180339887 % 1 * len(waiting))]
+                # rows far from each other tell most
+                request = waiting[int(self._spread * SPREAD % 1 * len(waiting))]
                 self._scheduler.cancel(request)
                 row = request.waker
             elif failed:
@@ -254,9 +209,9 @@ class Stage:
                 return
             else:
                 return
-        verdicts.start_trial(row)
+        verdicts.start_trial(row, now)
         if request is None:
-            prepared = self.prepare([row])
+            prepared = self.transform.prepare([row])
             if prepared.failed:
                 verdicts.end_trial(row, prepared.failed[0][1], now)
                 return
@@ -285,7 +240,7 @@ class Stage:
         rows_with = Counter([id(error) for _, error in bad])
         isolates = self.step.isolate_errors
         failures = [
-            Failure(row, error, rows_with[id(error)] == 1 or row.thorough or not isolates)
+            Failure(row, error, rows_with[id(error)] == 1 or row.thorough or not isolates, now)
             for row, error in bad
         ]
         verdicts = self.verdicts
@@ -318,30 +273,10 @@ class Stage:
                 )
             capacity.too_big(batch.size, batch.longest)
 
-    def finish(self, outputs: list[Result]) -> list[Result]:
-        """Return the results to keep of outputs: values, errors or `FILTERED`.
-
-        Call the user's code.
-        """
-        if not (self.finishes or self._features):
-            return outputs
-        caught = BaseException if self.finishes else Exception
-        results: list[Result] = []
-        for row, output in outputs:
-            try:
-                results.append((row, self._finish(output)))
-            except caught as error:
-                results.append((row, error))
-        return results
-
-    def _finish(self, output: Any) -> Any:
-        step = self.step
-        if self._features:
-            arrays = [array[0] for _, array in tree_flatten(output)]
-            output = tree_unflatten(output, iter(arrays))
-        if step.postprocess is not None:
-            output = step.postprocess(output)
-        return output if step.where is None or step.where(output) else FILTERED
+    def take_dead(self) -> list[Dead]:
+        """Return the rows that have failed for good since the last call."""
+        dead, self._dead = self._dead, []
+        return dead + [(each.row, "inference", each.error) for each in self.verdicts.take_dead()]
 
     def note_ended(
         self, *, ok: int = 0, filtered: int = 0, failed: int = 0, outside: int = 0

@@ -28,10 +28,12 @@ class Tally:
         self.errors: Counter[str] = Counter()
         self.examples: dict[str, DeadLetter] = {}  # the first of each type
         self.failed = 0  # rows
+        self.last_error: BaseException | None = None
 
-    def note(self, letter: DeadLetter) -> None:
-        """Count a dead letter."""
+    def note(self, letter: DeadLetter, error: BaseException | None = None) -> None:
+        """Count a dead letter. `error`: its cause, if that is an exception of this run."""
         self.failed += 1
+        self.last_error = error or self.last_error
         kind = error_type(letter["phase"], letter["error"])
         self.errors[kind] += 1
         self.examples.setdefault(kind, letter)
@@ -51,4 +53,6 @@ class Tally:
             raise Stopped(f"{self.failed:,} {rows} failed, and max_failed is {self._most:g}")
 
     def __str__(self) -> str:
-        return ", ".join(f"{count:,} x {name}" for name, count in self.errors.items())
+        types = ", ".join(f"{count:,} x {name}" for name, count in self.errors.items())
+        example = next(iter(self.examples.values()))["error"].partition("\n")[0]
+        return f"{types} ({example})"

@@ -6,12 +6,14 @@ as a whole, unless another batch has succeeded since that batch began. The rules
 1. An error of a service is retried, up to `Retry.attempts` calls of the row. The row waits in a
    calendar meanwhile. The last of these calls is thorough: the engine narrows its batch to the end.
    A function that retries by itself gets one thorough call more.
-2. Any other failure is the row's own if the step works after it. A row that failed only together
-   with other rows is called once more, thoroughly.
+2. Any other failure is the row's own if the step works after it: a batch or a trial that began
+   after the failure succeeds. A row that failed only together with other rows is called once more,
+   thoroughly.
 3. A failure without a success after it is set aside. A batch that fails as a whole puts the step in
    doubt. So does the end of all other work while rows are set aside.
-4. A step in doubt gets no batch, only trials of one row: the sample, which is a row known to
-   succeed, or another row each time. A success ends the doubt.
+4. A step in doubt gets no new batch, only trials of one row: the sample, which is a row known to
+   succeed, or another row each time. The success of a batch or trial that began later ends the
+   doubt.
 5. If trials have failed before that success, there was an outage. Rows that failed meanwhile are
    called again, as if for the first time, up to `RESCUES` times.
 6. The run ends if the doubt lasts for `outage_s`; if the sample fails `SAMPLE_TRIALS` times with an
@@ -73,6 +75,8 @@ class Failure:
     error: BaseException
     alone: bool
     """Whether the row was called by itself, or failed while other rows of its call did not."""
+    moment: float
+    """Time at which the failure was noted (s)."""
 
 
 class Verdicts:
@@ -91,13 +95,13 @@ class Verdicts:
         self._calendar: list[tuple[float, int, Row]] = []
         self._entries = 0  # in the calendar so far
         self._last_success = -math.inf  # moment (s)
+        self._trial_began = 0.0  # moment (s)
         self._doubt_began = 0.0  # moment (s)
         self._trial_at = math.inf  # moment of the next trial (s); infinite while one is under way
         self._failed_trials = 0  # since the doubt began
         self._sample_errors = 0  # failures of the sample, since then, that are not a service's
-        self.failed_alone = (
-            0  # rows since the last success that failed alone, by errors of their own
-        )
+        # rows since the last success that failed alone, by errors that are not a service's
+        self.failed_alone = 0
 
     @property
     def pending(self) -> int:
@@ -132,7 +136,7 @@ class Verdicts:
         `succeeded`: a row of the batch succeeded.
         """
         if succeeded:
-            self._note_success(now)
+            self._note_success(started, now)
         for failure in failures:
             row = failure.row
             if self._retry.is_due(failure.error):
@@ -164,9 +168,10 @@ class Verdicts:
             each.row for each in self.aside if not each.alone or self._retry.is_due(each.error)
         ]
 
-    def start_trial(self, row: Row) -> None:
+    def start_trial(self, row: Row, now: float) -> None:
         """Note that `row`, the sample or another, is being tried alone."""
         self._trial_at = math.inf
+        self._trial_began = now
         self._calendar = [each for each in self._calendar if each[2] is not row]
         heapq.heapify(self._calendar)
         self.again = [each for each in self.again if each is not row]
@@ -175,7 +180,7 @@ class Verdicts:
     def end_trial(self, row: Row, error: BaseException | None, now: float) -> None:
         """Note how the trial of `row` has ended."""
         if error is None:
-            self._note_success(now)
+            self._note_success(self._trial_began, now)
             return
         self._failed_trials += 1
         is_own = not self._retry.is_due(error)
@@ -183,7 +188,7 @@ class Verdicts:
         if is_sample:
             self._sample_errors += is_own
         else:
-            self._set_aside(Failure(row, error, True))
+            self._set_aside(Failure(row, error, True, now))
         if self._sample_errors >= SAMPLE_TRIALS:
             self.stopped = "fails even for a row that it has computed before", error
         elif self._stop_first(error):
@@ -213,11 +218,15 @@ class Verdicts:
             self.stopped = why, error
         return self.stopped is not None
 
-    def _note_success(self, now: float) -> None:
-        outage = self.in_doubt and self._failed_trials > 0
-        self.in_doubt = False
-        self._failed_trials = self._sample_errors = self.failed_alone = 0
+    def _note_success(self, began: float, now: float) -> None:
+        """Note the success of a batch or trial that began at `began`."""
         self._last_success = now
+        self.failed_alone = 0
+        outage = False
+        if self.in_doubt and began >= self._doubt_began:
+            outage = self._failed_trials > 0
+            self.in_doubt = False
+            self._failed_trials = self._sample_errors = 0
         aside, self.aside = self.aside, []
         if outage:
             calendar, self._calendar = self._calendar, []
@@ -227,8 +236,10 @@ class Verdicts:
         for failure in aside:
             if outage and self._rescue(failure.row):
                 self.again.append(failure.row)
-            else:
+            elif outage or failure.moment <= began:
                 self._settle(failure)
+            else:
+                self.aside.append(failure)
 
     def _rescue(self, row: Row) -> bool:
         """Treat `row` as if it had not failed; return False if that has happened too often."""

@@ -44,7 +44,7 @@ class Judge:
         at: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.verdicts.note_batch(
-            [Failure(row, error, alone) for row in failed],
+            [Failure(row, error, alone, at[1]) for row in failed],
             succeeded=ok,
             started=at[0],
             now=at[1],
@@ -52,7 +52,7 @@ class Judge:
 
     def trial(self, row: Row, error: BaseException | None, now: float) -> None:
         assert self.verdicts.in_doubt
-        self.verdicts.start_trial(row)
+        self.verdicts.start_trial(row, now)
         assert self.verdicts.next_moment() == math.inf, "one trial at a time"
         self.verdicts.end_trial(row, error, now)
 
@@ -103,7 +103,18 @@ def test_no_doubt_arises_where_another_batch_has_succeeded_meanwhile() -> None:
     judge.batch([bad], BAD, at=(1.0, 6.0))
     assert not judge.verdicts.in_doubt
     assert judge.dead == []
+    judge.batch([], BAD, ok=True, at=(6.0, 7.0))
+    assert judge.dead == [bad]
+
+
+def test_the_success_of_a_batch_that_began_before_a_failure_says_nothing_about_it() -> None:
+    judge = Judge()
+    bad, other = rows(2)
+    judge.batch([bad], BAD, at=(0.0, 6.0))
     judge.batch([], BAD, ok=True, at=(5.0, 7.0))
+    assert judge.dead == []
+    assert judge.verdicts.in_doubt
+    judge.trial(other, None, 8.0)
     assert judge.dead == [bad]
 
 
