@@ -48,7 +48,7 @@ class ItemCollator:
         """Return one part per slice.
 
         The part of a call of one item is its result. The part of a list call is the list of its
-        results, or the first exception among them.
+        results, or the first exception among them, unless its items are `separate`.
 
         Raises:
             BatchSizeMismatch: `output` does not have one result per item.
@@ -77,7 +77,7 @@ class ItemCollator:
                 parts.append(rows[first])
                 continue
             part = rows[first:end]
-            error = None if plain else _first_error(request, start, part)
+            error = None if plain or request.separate else _first_error(request, start, part)
             if error is None and request.order is not None and stop - start == request.size:
                 part = _restore_order(part, request.order)
             parts.append(part if error is None else error)

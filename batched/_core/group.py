@@ -38,7 +38,7 @@ class Group:
         self.large.clear()
         self.key: Hashable = None  # the `group_key` of all its requests
         self.waiting = 0  # items not yet handed out
-        self.begun = 0  # requests with some items handed out
+        self.begun = 0  # requests with some items handed out, unless they are `separate`
         self.held_since = NEVER  # moment when the group was first held despite a free worker (s)
         self._length_index: LengthIndex | None = None  # None until needed
         self._longest: int | None = 0  # see `longest`; None: unknown
@@ -73,7 +73,7 @@ class Group:
         if self._length_index is not None and request.small:
             self._length_index.discard(request)
         self.waiting -= request.size - request.dispatched
-        self.begun -= request.dispatched > 0
+        self.begun -= request.dispatched > 0 and not request.separate
         request.queued_in = None
 
     def length_index(self, batch_size: int) -> LengthIndex:

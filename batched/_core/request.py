@@ -28,6 +28,9 @@ class Request:
     # lengths of `items`, longest first; None where lengths do not matter
     lengths: list[int] | None = None
     order: list[int] | None = None  # place of each item in the call, if sorted by length
+    # a list call whose items have outcomes of their own: a failed item does not end the call, and
+    # items that leave do not hurry the rest
+    separate: bool = False
     arrived: float = 0.0  # moment of arrival at the scheduler (s)
     number: int = 0  # rank among all requests that have entered the queue
     small: bool = False  # whether the call is small; known once it is queued

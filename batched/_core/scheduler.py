@@ -174,7 +174,7 @@ class Scheduler:
             group, taken = whole._enqueue(request), request.dispatched
             group.waiting -= taken
             whole.waiting -= taken
-            group.begun += taken > 0
+            group.begun += taken > 0 and not request.separate
             group.forget_longest()
         for request in self.blocked:
             if request.queued_in is not None:
@@ -433,12 +433,12 @@ class Scheduler:
                 request.queued_in = None
                 left = True
                 if before:
-                    group.begun -= 1
+                    group.begun -= not request.separate
                     continue
             elif before:
                 continue
             else:
-                group.begun += 1
+                group.begun += not request.separate
             waits.append(now - request.arrived)
         if left:
             self._tidy(group)

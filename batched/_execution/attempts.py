@@ -16,14 +16,14 @@ waker, lock or clock: drivers provide them. Its rules:
    fails.
 5. Any other error is the outcome of all slices of that attempt. If a slice of a call fails, the
    call fails as a whole, with the error of its failed item that comes first. Later items of the
-   call are not tried any more.
+   call are not tried any more, unless the items are `separate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from itertools import compress
+from itertools import compress, filterfalse
 from operator import itemgetter, not_
 from typing import Any
 
@@ -94,7 +94,7 @@ def attempts(
                 todo.insert(tries, (slices, tried, ways, True))
             else:
                 done += [(each, error, tried) for each in slices]
-                for each in slices:
+                for each in filterfalse(_is_separate, slices):
                     failed_here = _place(each), error
                     lost[each[0]] = min(lost.get(each[0], failed_here), failed_here, key=_first)
             error = None
@@ -158,6 +158,10 @@ def _place(piece: Slice) -> int:
 def _comes_after(piece: Slice, lost: dict[Request, tuple[int, BaseException]]) -> bool:
     """Return whether an item that comes before all of `piece` in its call has failed."""
     return piece[0] in lost and lost[piece[0]][0] < _place(piece)
+
+
+def _is_separate(piece: Slice) -> bool:
+    return piece[0].separate
 
 
 def _size(slices: list[Slice]) -> int:

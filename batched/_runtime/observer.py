@@ -37,8 +37,14 @@ class Observer:
             for (request, _, _), outcome in zip(*outcomes[:2], strict=True)
             if issubclass(type(outcome), BaseException)
         ]
-        lost = {id(request) for request, _ in errors}
-        failed = sum([stop - start for request, start, stop in outcomes[0] if id(request) in lost])
+        lost = {id(request) for request, _ in errors if not request.separate}
+        failed = sum(
+            [
+                stop - start
+                for (request, start, stop), outcome in zip(*outcomes[:2], strict=True)
+                if id(request) in lost or issubclass(type(outcome), BaseException)
+            ]
+        )
         requests = {id(request): request for request, _, _ in outcomes[0]}
         return BatchRecord(
             name=self._name,

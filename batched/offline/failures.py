@@ -7,6 +7,7 @@ happened tells service errors and memory errors apart (`_service_errors.py`).
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,6 +56,11 @@ def error_text(error: BaseException) -> ErrorText:
 def _encodable(text: str) -> str:
     """Return `text` with lone surrogates escaped, since UTF-8 cannot have them."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def has_error(results: Iterable[object]) -> bool:
+    """Return whether an exception is among `results`."""
+    return any(issubclass(kind, BaseException) for kind in set(map(type, results)))
 
 
 def is_memory_error(error: BaseException) -> bool:

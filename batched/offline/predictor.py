@@ -78,29 +78,27 @@ class Predictor:
             failed = isinstance(result, BaseException)
             stage.note_ended(ok=not failed, failed=failed)
 
-        prepared = stage.enter(rows)
+        stage.enter(rows, time.perf_counter())
         while stage.open:
-            while unprepared := stage.take_unprepared(len(rows)):
-                prepared = stage.prepare(unprepared)
             now = time.perf_counter()
-            if prepared is not None:
-                stage.admit(prepared, now)
-                for row, error in prepared.failed:
-                    end(row, error)
+            if unprepared := stage.take_unprepared(len(rows)):
+                stage.admit(*stage.transform.prepare(unprepared), now)
             stage.dispatch(now, drain=True)
-            prepared = stage.queue(due) if (due := verdicts.take_due(now)) else None
             outcomes, self._outcomes[:] = self._outcomes[:], []
+            dead = stage.take_dead()
             for outcome in outcomes:
-                for row, result in stage.finish(stage.end(outcome, time.perf_counter())):
+                good, failed = stage.transform.finish(stage.end(outcome, time.perf_counter()))
+                for row, result in good:
                     end(row, result)
-                    if verdicts.sample is None and not isinstance(result, BaseException):
+                    if verdicts.sample is None:
                         verdicts.sample = row.copy()
-            for failure in verdicts.take_dead():
-                end(failure.row, failure.error)
+                dead += failed
+            for row, _, error in dead:
+                end(row, error)
             if verdicts.stopped is not None:
                 why, error = verdicts.stopped
                 raise RunStopped(
                     f"step {self._step.name!r} {why}; the last error: {error_text(error).error}"
                 ) from error
-            if not (outcomes or due):
+            if not (outcomes or dead):
                 time.sleep(max(0.0, min(1.0, verdicts.next_moment() - time.perf_counter())))

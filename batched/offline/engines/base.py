@@ -156,7 +156,7 @@ class BatchRun:
         slices, results, tried = outcomes
         if self._stopped and self._over is not None:
             raise self._over
-        errors = sum(issubclass(type(each), BaseException) for each in results)
+        errors = sum([isinstance(each, BaseException) for each in results])
         return Outcome(
             self._spec.step,
             self._batch,

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import orjson
 
+from ..._core.request import Request
 from ...errors import RemoteError
 from ..engines import Outcome
 from ..engines.row_threads import RowThreads
@@ -29,7 +30,7 @@ from .plan import Plan
 from .reader import WINDOW, Reader, Reading
 from .stage import Stage
 from .tally import Stopped, Tally
-from .transform import FILTERED, Dead, Prepared, Result
+from .transform import FILTERED, Dead, Result
 from .verdicts import Row
 
 TICK: Final = 0.25
@@ -189,8 +190,8 @@ class Coordinator:
         if not self._ended:
             stage.enter(rows, time.perf_counter())
 
-    def _admit(self, stage: Stage, prepared: Prepared) -> None:
-        stage.admit(prepared, time.perf_counter())
+    def _admit(self, stage: Stage, prepared: tuple[list[Request], list[Dead]]) -> None:
+        stage.admit(*prepared, time.perf_counter())
 
     def _dispatch(self) -> float:
         """Send all batches that may be sent now. Return the time until the next moment (s)."""
@@ -245,11 +246,9 @@ class Coordinator:
         """Do `work` on rows on another thread, and post its outcome."""
         self.post(then, stage, work(rows))
 
-    def _keep(self, stage: Stage, results: list[Result]) -> None:
-        """Let results wait for the next commit; errors among them are dead letters."""
-        dead = [(row, "postprocess", each) for row, each in results if _is_error(each)]
-        if dead:
-            results = [each for each in results if not _is_error(each[1])]
+    def _keep(self, stage: Stage, finished: tuple[list[Result], list[Dead]]) -> None:
+        """Let results wait for the next commit. Rows that failed are dead letters."""
+        results, dead = finished
         stage.done += results
         self._bury(stage, dead)
         if len(stage.done) >= COMMIT_ROWS:
@@ -358,7 +357,3 @@ class Coordinator:
             self._bury(stage, stage.take_dead())
             if stage.done:
                 self._commit(stage)
-
-
-def _is_error(result: object) -> bool:
-    return isinstance(result, BaseException)

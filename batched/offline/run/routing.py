@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,15 +18,20 @@ class Routing:
 
     def __init__(self, most: int) -> None:
         self._most = most  # keys that are active at once: the models that the workers keep
-        self._parked: dict[Any, deque[Request]] = {}
+        self._parked: defaultdict[Any, list[Request]] = defaultdict(list)
+        self._rows: Counter[Any] = Counter()  # that are parked, by key
         self._active: dict[Any, None] = {}  # oldest first
-        self.waiting = 0  # rows that are parked
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are parked."""
+        return self._rows.total()
 
     def park(self, requests: Sequence[Request]) -> None:
         """Take requests that arrive."""
         for request in requests:
-            self._parked.setdefault(request.group_key, deque()).append(request)
-        self.waiting += len(requests)
+            self._parked[request.group_key].append(request)
+            self._rows[request.group_key] += request.size
 
     def feed(self, scheduler: Scheduler, now: float) -> None:
         """Move the requests of active keys to `scheduler`."""
@@ -38,10 +43,9 @@ class Routing:
 
         A key has enough rows if they fill a batch or, with `drain`, if it has any.
         """
-        key = max(self._parked, key=lambda each: len(self._parked[each]), default=None)
-        if key is None:
-            return False
-        if not drain and len(self._parked[key]) < scheduler.capacity.batch_size:
+        key = max(self._rows, key=self._rows.__getitem__, default=None)
+        least = 1 if drain else scheduler.capacity.batch_size
+        if key is None or self._rows[key] < least:
             return False
         self._active[key] = None
         if len(self._active) > self._most:
@@ -50,7 +54,6 @@ class Routing:
         return True
 
     def _move(self, key: Any, scheduler: Scheduler, now: float) -> None:
-        parked = self._parked.pop(key, ())
-        self.waiting -= len(parked)
-        for request in parked:
+        self._rows.pop(key, None)
+        for request in self._parked.pop(key, ()):
             scheduler.submit(request, now)

@@ -15,19 +15,22 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 from typing import Final
 
-from ..._core.scheduler import Batch, Scheduler
+from ..._core.scheduler import Batch, Request, Scheduler
 from ..._runtime.observer import Observer
 from ..engines.base import Engine
 from ..engines.spec import Outcome
+from ..failures import has_error
 from ..report import StepCounts
 from ..step import Auto, Step
 from ..types.columns import Columns, Values
 from ..types.values import describe_kind
 from .routing import Routing
 from .sizes import AutoSize
-from .transform import Dead, Prepared, Result, Transform
+from .transform import Dead, Result, Transform, pick
 from .verdicts import Failure, Row, Verdicts
 
 _logger = logging.getLogger("batched")
@@ -41,6 +44,9 @@ USELESS_ROWS: Final = 256
 """
 SPREAD: Final = (math.sqrt(5) - 1) / 2
 """Step between trials as a share of the waiting rows: multiples of it spread most evenly."""
+
+
+_is_thorough = attrgetter("thorough")
 
 
 class Stage:
@@ -118,7 +124,7 @@ class Stage:
         if self.transform.prepares:
             self._unprepared.extend(rows)
         else:
-            self.admit(self.transform.prepare(rows), now)
+            self.admit(*self.transform.prepare(rows), now)
 
     def take_unprepared(self, together: int) -> list[Row]:
         """Return up to `together` rows that another thread is to prepare now."""
@@ -129,17 +135,16 @@ class Stage:
         self._preparing += len(rows)
         return rows
 
-    def admit(self, prepared: Prepared, now: float) -> None:
-        """Let prepared rows wait for their batches; rows that failed are dead."""
+    def admit(self, requests: Sequence[Request], dead: Sequence[Dead], now: float) -> None:
+        """Let prepared rows wait for their batches; `dead` are rows that failed."""
         if self.transform.prepares:
-            self._preparing -= len(prepared.requests) + len(prepared.failed)
-        self._dead += [(row, "preprocess", error) for row, error in prepared.failed]
+            self._preparing -= sum([request.size for request in requests]) + len(dead)
+        self._dead += dead
         if self._routing is not None:
-            self._routing.park(prepared.requests)
+            self._routing.park(requests)
             return
-        submit = self._scheduler.submit
-        for request in prepared.requests:
-            submit(request, now)
+        for request in requests:
+            self._scheduler.submit(request, now)
 
     # batches
 
@@ -186,22 +191,22 @@ class Stage:
             self._began = True
             self._reserve()
             self.engine.start()
-        thorough = thorough or any(request.waker.thorough for request, _, _ in batch.slices)
+        rows = chain.from_iterable([each.waker[start:stop] for each, start, stop in batch.slices])
+        thorough = thorough or any(map(_is_thorough, rows))
         self.engine.submit(batch, thorough=thorough)
 
     def _try_row(self, now: float, *, drain: bool) -> None:
         """Run the sample, or another row, alone."""
-        verdicts = self.verdicts
+        verdicts, scheduler = self.verdicts, self._scheduler
         row = verdicts.sample
         request = None
         if row is None:
-            waiting, failed = list(self._scheduler), verdicts.candidates()
+            waiting, failed = scheduler.waiting, verdicts.candidates()
             self._spread += 1
             if waiting and not (failed and self._spread % 2):
                 # rows far from each other tell most
-                request = waiting[int(self._spread * SPREAD % 1 * len(waiting))]
-                self._scheduler.cancel(request)
-                row = request.waker
+                request = self._pick(int(self._spread * SPREAD % 1 * waiting), now)
+                (row,) = request.waker
             elif failed:
                 row = failed[0]
             elif drain:
@@ -211,13 +216,28 @@ class Stage:
                 return
         verdicts.start_trial(row, now)
         if request is None:
-            prepared = self.transform.prepare([row])
-            if prepared.failed:
-                verdicts.end_trial(row, prepared.failed[0][1], now)
+            requests, dead = self.transform.prepare([row])
+            if dead:
+                error = dead[0][2]
+                assert isinstance(error, BaseException)
+                verdicts.end_trial(row, error, now)
                 return
-            (request,) = prepared.requests
+            (request,) = requests
         self._trial = Batch([(request, 0, 1)], 1, "drain", now, request.longest)
         self._submit(self._trial, thorough=True)
+
+    def _pick(self, place: int, now: float) -> Request:
+        """Return a request for the row at `place` among the rows that wait."""
+        for request in self._scheduler:
+            waiting = request.size - request.dispatched
+            if place < waiting:
+                break
+            place -= waiting
+        self._scheduler.cancel(request)
+        picked, rest = pick(request, place)
+        if rest is not None:
+            self._scheduler.submit(rest, now)
+        return picked
 
     # outcomes
 
@@ -229,13 +249,21 @@ class Stage:
         self.seconds += outcome.seconds
         batch.started = now - outcome.seconds
         good: list[Result] = []
-        bad: list[Result] = []
-        for (request, _, _), output, tried in zip(
+        bad: list[tuple[Row, BaseException]] = []
+        for (request, start, stop), part, tried in zip(
             outcome.slices, outcome.results, outcome.tried, strict=True
         ):
-            row: Row = request.waker
-            row.attempts += tried
-            (bad if isinstance(output, BaseException) else good).append((row, output))
+            rows: list[Row] = request.waker[start:stop]
+            for row in rows:
+                row.attempts += tried
+            if isinstance(part, BaseException):
+                bad += [(row, part) for row in rows]
+                continue
+            results = list(zip(rows, part if request.listed else [part], strict=True))
+            if has_error(part if request.listed else ()):
+                bad += [each for each in results if isinstance(each[1], BaseException)]
+                results = [each for each in results if not isinstance(each[1], BaseException)]
+            good += results
         # rows that failed in one call have one error
         rows_with = Counter([id(error) for _, error in bad])
         isolates = self.step.isolate_errors
@@ -246,7 +274,7 @@ class Stage:
         verdicts = self.verdicts
         if batch is self._trial:
             self._trial = None
-            row = batch.slices[0][0].waker
+            (row,) = batch.slices[0][0].waker
             error = failures[0].error if failures else None
             verdicts.end_trial(row, error, now)
             return [] if row is verdicts.sample else good  # the sample is committed

@@ -1,12 +1,13 @@
 """The user's code around the function of a step: from rows to requests, from outputs to results.
 
-The methods touch no state of the run, so they may run on any thread.
+The methods touch no state of the run, so they may run on any thread. A request has all rows of a
+list that may share a batch. Its waker is the list of these rows, in the order of its items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from ..._collate.outputs import tree_flatten, tree_unflatten
 from ..._core.request import Request
@@ -17,18 +18,10 @@ FILTERED: Final[Any] = object()
 """Result of a row for which the step's `where` is false."""
 
 Result = tuple[Row, Any]
-"""A row, and its output or its result; an error in its place."""
-
+"""A row, and its output or its result."""
 
 Dead = tuple[Row, str, BaseException | str]
 """A row that has failed for good, the phase in which it did, and its error or the reason."""
-
-
-class Prepared(NamedTuple):
-    """Requests for rows, and the rows that failed to become requests, with their errors."""
-
-    requests: list[Request]
-    failed: list[tuple[Row, BaseException]]
 
 
 class Transform:
@@ -42,47 +35,83 @@ class Transform:
         self._column = None if len(step.inputs) > 1 or self.takes_features else step.inputs[0]
         self.prepares = step.preprocess is not None
         self.finishes = step.postprocess is not None or step.where is not None
+        # errors of the user's code that cost one row, also where they would end a thread
+        self._caught = BaseException if self.prepares or self.finishes else Exception
 
-    def prepare(self, rows: Sequence[Row]) -> Prepared:
+    def prepare(self, rows: Sequence[Row]) -> tuple[list[Request], list[Dead]]:
         """Return requests for `rows`, and the rows that failed."""
-        prepared = Prepared([], [])
-        caught = BaseException if self.prepares else Exception
-        for row in rows:
-            try:
-                prepared.requests.append(self._request(row))
-            except caught as error:
-                prepared.failed.append((row, error))
-        return prepared
+        dead: list[Dead] = []
+        groups: dict[tuple[Any, ...], tuple[list[Row], list[Any]]] = {}  # by further arguments
+        step = self._step
+        if step.route is None and step.preprocess is None and self._column is not None:
+            groups[()] = [*rows], [row.values[self._column] for row in rows]
+        else:
+            for row in rows:
+                try:
+                    args, item = self._item(row)
+                    some, items = groups.setdefault(args, ([], []))
+                except self._caught as error:
+                    dead.append((row, "preprocess", error))
+                else:
+                    some.append(row)
+                    items.append(item)
+        requests = [
+            request
+            for args, (some, items) in groups.items()
+            for request in self._requests(args, some, items, dead)
+        ]
+        return requests, dead
 
-    def _request(self, row: Row) -> Request:
-        """Return the request for `row`, whose waker is the row."""
+    def _item(self, row: Row) -> tuple[tuple[Any, ...], Any]:
+        """Return the further arguments for a row that differ from row to row, and its item."""
         step = self._step
         if self._column is not None:
-            value = row.values[self._column]
+            item = row.values[self._column]
         else:
-            value = {name: row.values[name] for name in step.inputs}
-        # arguments that are the same for all rows are added when the function is called
-        args = () if step.route is None else (step.route(value),)
+            item = {name: row.values[name] for name in step.inputs}
+        args = () if step.route is None else (step.route(item),)
         if step.preprocess is not None:
-            value = step.preprocess(value)
+            item = step.preprocess(item)
         elif self.takes_features:
             import numpy
 
-            value = {name: numpy.asarray(each)[None] for name, each in value.items()}
-        return self._parse(value, args, {}, None, row, True)
+            item = {name: numpy.asarray(each)[None] for name, each in item.items()}
+        return args, item
 
-    def finish(self, outputs: list[Result]) -> list[Result]:
-        """Return the results to keep of outputs: values, errors or `FILTERED`."""
+    def _requests(
+        self, args: tuple[Any, ...], rows: list[Row], items: list[Any], dead: list[Dead]
+    ) -> Iterator[Request]:
+        """Yield one request, or a request for each row if they cannot share one."""
+        try:
+            if self.takes_features:
+                (item,) = items
+                yield self._parse(item, args, {}, None, rows, True)
+                return
+            request = self._parse(items, args, {}, None, rows, False)
+        except self._caught as error:
+            if len(rows) == 1:
+                dead.append((rows[0], "preprocess", error))
+                return
+            for row, item in zip(rows, items, strict=True):
+                yield from self._requests(args, [row], [item], dead)
+        else:
+            if request.order is not None:
+                request.waker = [rows[place] for place in request.order]
+            request.separate = True
+            yield request
+
+    def finish(self, outputs: list[Result]) -> tuple[list[Result], list[Dead]]:
+        """Return the results of outputs, values or `FILTERED`, and the rows that failed."""
         if not (self.finishes or self.takes_features):
-            return outputs
-        caught = BaseException if self.finishes else Exception
+            return outputs, []
         results: list[Result] = []
+        dead: list[Dead] = []
         for row, output in outputs:
             try:
                 results.append((row, self._finish(output)))
-            except caught as error:
-                results.append((row, error))
-        return results
+            except self._caught as error:
+                dead.append((row, "postprocess", error))
+        return results, dead
 
     def _finish(self, output: Any) -> Any:
         step = self._step
@@ -92,3 +121,25 @@ class Transform:
         if step.postprocess is not None:
             output = step.postprocess(output)
         return output if step.where is None or step.where(output) else FILTERED
+
+
+def pick(request: Request, place: int) -> tuple[Request, Request | None]:
+    """Return a request for the waiting item at `place`, and one for all other waiting items."""
+    spans = [(request.dispatched, request.size)]
+    if request.lengths is not None:
+        spans = request.remaining.spans
+    waiting = [position for start, stop in spans for position in range(start, stop)]
+    chosen = waiting.pop(place)
+    return _part(request, [chosen]), _part(request, waiting) if waiting else None
+
+
+def _part(request: Request, positions: Sequence[int]) -> Request:
+    """Return a request for the items at `positions`."""
+    if not request.listed:
+        return request
+    part = Request([request.items[at] for at in positions], len(positions), request.group_key)
+    part.waker = [request.waker[at] for at in positions]
+    part.listed = part.separate = True
+    if request.lengths is not None:
+        part.lengths = [request.lengths[at] for at in positions]
+    return part

@@ -53,7 +53,8 @@ class Row:
         self.inputs = inputs  # for each step, hash of the source columns that it depends on
         self.values = values  # by name of a column that steps read
         self.number = number  # place in the source, from 0
-        self.start_step()
+        self.attempts = self.tries = self.rescues = 0  # as in `start_step`, whose call takes time
+        self.thorough = False
 
     def start_step(self) -> None:
         """Reset the counts, for the next step."""

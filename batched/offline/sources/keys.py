@@ -28,11 +28,13 @@ def keys_of(window: Window, column: str | None) -> list[Key | None]:
     if column is None:
         return list(range(window.first, window.first + window.size))
     keys: list[Key | None] = []
-    for place, value in enumerate(window.values(column)):
-        kind = type(value)
-        if (kind is str and value.isascii()) or (kind is int and -_LIMIT <= value < _LIMIT):
-            keys.append(value)
-            continue
+    values = window.values(column)
+    kinds = set(map(type, values))
+    if (kinds == {str} and "".join(values).isascii()) or (
+        kinds == {int} and -_LIMIT <= min(values) <= max(values) < _LIMIT
+    ):
+        return [*values]
+    for place, value in enumerate(values):
         key, fault = _read(value)
         keys.append(key)
         if fault:
