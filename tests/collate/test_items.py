@@ -347,6 +347,14 @@ def test_a_call_with_several_failed_items_gets_the_first_exception(items: ItemCo
     assert items.split([second, "b", first, "d"], calls(1, 1, 2), None) == [second, ["b"], first]
 
 
+def test_separate_items_of_a_call_each_get_their_own_result(items: ItemCollator) -> None:
+    error = ValueError("bad row")
+    call = request("a", "b", "c")
+    call.separate = True
+    slices = [(call, 0, 3)]
+    assert items.split([1, error, 3], slices, None) == [[1, error, 3]]
+
+
 def test_a_call_alone_in_its_batch_gets_its_exception_too(items: ItemCollator) -> None:
     bad = ValueError("bad item")
     assert items.split([bad], calls(1), None) == [bad]

@@ -163,6 +163,18 @@ def test_calls_may_leave_with_a_call_that_has_partly_run() -> None:
     assert requests_of(ran(held)) == [begun, late]
 
 
+def test_separate_items_that_leave_do_not_hurry_the_rest() -> None:
+    held = windowed()
+    rows = call(6)
+    rows.separate = True
+    submitted(held, rows)
+    assert contents(ran(held)) == [(rows, 0, 4)]
+    assert held.take(0.0) is None
+    held.cancel(rows)
+    submitted(held, call())
+    assert held.take(0.0) is None, "no call of the group has begun"
+
+
 @pytest.mark.parametrize("how", ["ran", "cancelled"])
 def test_a_group_is_held_again_when_none_of_its_calls_has_begun(how: str) -> None:
     held = windowed()

@@ -162,6 +162,21 @@ def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
     assert [type(result) for result in outcomes[1]] == [ValueError, ValueError, list, list]
 
 
+def test_separate_items_of_a_call_fail_alone() -> None:
+    function = Function(8, {0, 5})
+    call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True, separate=True)
+    slices, results, _ = attempt(batch_of(call), function, isolates=is_failure)
+    found: dict[int, Any] = {}
+    for (_, start, stop), result in zip(slices, results, strict=True):
+        some = [str(result)] if isinstance(result, ValueError) else result
+        found.update(zip(range(start, stop), some, strict=True))
+    assert found == {
+        0: "bad row 0",
+        **{row: row * 10 for row in (1, 2, 3, 4, 6, 7)},
+        5: "bad row 5",
+    }
+
+
 def test_both_halves_are_tried_before_either_is_cut() -> None:
     function = Function(8, set(range(8)))
     run(batch_of(*rows(8)), function, never, is_failure)

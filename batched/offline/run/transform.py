@@ -97,6 +97,7 @@ class Transform:
         else:
             if request.order is not None:
                 request.waker = [rows[place] for place in request.order]
+                request.order = None  # results stay in the order of the items
             request.separate = True
             yield request
 

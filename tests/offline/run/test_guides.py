@@ -154,8 +154,8 @@ def test_chat_over_a_dataset_costs_the_rows_that_have_no_answer(
             assert set(letters) == {40, 99}
             assert all(error.startswith("ChatError: ") for error in letters.values())
         twice = [prompt for prompt, count in server.answered.items() if count > 1]
-        # one of them is asked about again, to see whether the service answers anybody
-        assert len(twice) <= 1
+        # each run may repeat one of them, to see whether the service answers anybody
+        assert len(twice) <= 2
     found = [json.loads(line) for line in dest.read_text().splitlines()]
     assert found == [
         {**row, "answer": f"re: {row['text']}"} for row in rows if row["id"] not in (40, 99)

@@ -514,6 +514,32 @@ def test_like_lengths_run_together(tmp_path: Path) -> None:
     assert longest < 1.2 * sum(len(row["text"]) for row in rows)
 
 
+@pytest.mark.parametrize("batch_size", [7, 64, 512])
+@pytest.mark.parametrize("bad", [(), (3,), (0, 1, 2, 3, 4)], ids=str)
+def test_each_row_gets_its_own_result_also_if_items_are_sorted_by_length(
+    batch_size: int, bad: tuple[int, ...], tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": n, "text": f"{n} " + "x" * (37 * n % 64)} for n in range(100)
+    ]
+
+    def first(texts: list[str]) -> list[Any]:
+        numbers = [int(text.partition(" ")[0]) for text in texts]
+        if set(numbers) & set(bad):
+            raise ValueError("bad row")
+        return [ValueError("no result") if number == 50 else number for number in numbers]
+
+    def length(text: str) -> int:
+        return -1 if bad == (3,) and text.startswith("60 ") else len(text)
+
+    dest = tmp_path / "out.parquet"
+    report = run(first, rows, dest, length=length, batch_size=batch_size)
+    found = read(dest)
+    assert [row["length"] for row in found] == [row["id"] for row in found]
+    assert {letter["key"] for letter in report.dead_letters()} == {*bad, 50} | ({60} if bad == (3,) else set())
+    assert len(found) == len(rows) - report.failed
+
+
 def test_the_library_finds_a_batch_size(tmp_path: Path) -> None:
     fn = Lengths()
     rows, dest = rows_of(3000), tmp_path / "out.parquet"
