@@ -15,7 +15,7 @@ from batched.offline.run.transform import Transform, pick
 from batched.offline.run.verdicts import Row
 
 
-def lengths(texts: list[str]) -> list[int]:
+def lengths(texts: list[str], _: str = "") -> list[int]:
     return list(map(len, texts))
 
 
