@@ -36,7 +36,8 @@ class SourceOrder:
         self._notes: list[Key | None] = []  # keys to be written, from row `_first` on
         self._first = 0
         self._last: Any = ()  # the key noted last, as long as keys only grow; None: they do not
-        self._seen = np.zeros(SLOTS, bool)  # by hash, whether this run had a key with it
+        # by hash, whether this run had a key with it; takes memory only where it is written
+        self._seen: Any = np.zeros(SLOTS, bool)
 
     def note(self, first: int, keys: Sequence[Key | None]) -> list[int]:
         """Note keys of the source from row `first` on; return the places of keys noted before.
@@ -46,7 +47,7 @@ class SourceOrder:
         """
         if not first:
             self._notes, self._first, self._last = [], 0, ()
-            self._seen[:] = False
+            self._seen = np.zeros(SLOTS, bool)
         twice = self._find(first, keys)
         self._notes += keys
         for place in twice:
@@ -64,7 +65,8 @@ class SourceOrder:
                     self._last = row[-1:]
                     return []
             self._last = None
-            self._seen[:] = first > 0
+            if first:  # keys of earlier rows have no hash here
+                self._seen[:] = True
         slots = np.fromiter(map(hash, keys), np.int64, len(keys)) & (SLOTS - 1)
         doubtful = [keys[place] for place in np.flatnonzero(self._seen[slots]).tolist()]
         self._seen[slots] = True
