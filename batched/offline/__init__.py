@@ -1,4 +1,4 @@
-"""The same batch function over a dataset, crash-safe to the row.
+"""Crash-safe runs of a batch function over a whole dataset.
 
     from batched import offline
 
@@ -6,8 +6,8 @@
         embed, "reviews.csv", "vectors.parquet", input="text", output="vector", key="id"
     )
 
-What was committed is never computed again, one bad row costs one row, and the result is one file.
-It needs the extra `offline`.
+A committed row is never computed again, a bad row costs one row, and the result is one file. The
+package needs the extra `offline`.
 """
 
 from .batch_predictor import BatchPredictor

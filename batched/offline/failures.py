@@ -30,7 +30,7 @@ class ErrorText(NamedTuple):
     error: str
     """Class and message, as `ValueError: bad row`."""
     traceback: str
-    """Lines of the traceback from the user's function on."""
+    """Lines of the traceback, from the user's function on."""
 
 
 def error_text(error: BaseException) -> ErrorText:

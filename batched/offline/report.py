@@ -1,4 +1,4 @@
-"""Report of a run, and snapshots of one that goes on."""
+"""Report of a run, and snapshots of a run while it goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sources.keys import Key
 
 State = Literal["running", "writing", "done", "stopped", "interrupted", "failed"]
 """`writing`: all rows have ended, and the result is being written. `stopped`: too many rows failed,
-or none succeeded any more.
+or no row succeeded any more.
 """
 ENDS: Final = ("done", "stopped", "interrupted", "failed")
 
@@ -25,7 +25,7 @@ class DeadLetter(TypedDict):
     key: Key | None
     """The row's key; its number in the source, counted from 0, if the row has none."""
     step: str
-    """Name of the step that it failed in; empty if the row could not be read or written."""
+    """Name of the step that failed; empty if the row could not be read or written."""
     phase: str
     """Phase that failed: source, preprocess, inference, postprocess or output."""
     error: str
@@ -52,7 +52,7 @@ class StepCounts:
     seconds: float
     """Time of the function in these batches, all workers together (s)."""
     filtered: int = 0
-    """Rows whose result the predicate `where` has refused."""
+    """Rows with a result that the predicate `where` has refused."""
     types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Rows by type of value, for each output column, as "float" and "string"."""
 
@@ -66,7 +66,7 @@ class Snapshot:
     read: int
     """Rows read so far."""
     skipped: int
-    """Rows of which all was committed before."""
+    """Rows that were committed in all steps before."""
     recomputed: int
     """Rows that were committed before, from an input that has changed since."""
     seconds: float
@@ -109,7 +109,7 @@ class Pace:
     rate: float | None
     """Rows a second, of the rows computed in this run; None before a second batch has ended."""
     left: float | None
-    """Time until its last row ends (s), if the number of rows and the rate are known."""
+    """Time until the step's last row ends (s), if the number of rows and the rate are known."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Report:
         return (self.ok + self.failed) / self.seconds if self.seconds else 0.0
 
     def dead_letters(self) -> Iterator[DeadLetter]:
-        """Yield all failed rows of the progress file, of this run and of earlier ones.
+        """Yield all dead letters of the progress file, of this run and of earlier runs.
 
         Raises:
             RunLocked: another run is writing the file.
@@ -168,7 +168,7 @@ class Report:
 
 
 def dead_letters(path: Path) -> Iterator[DeadLetter]:
-    """Yield the failed rows of the progress file at `path`, which is open while a page is read.
+    """Yield the dead letters of the progress file at `path`, which is open while a page is read.
 
     Raises:
         RunLocked: a run is writing the file.
@@ -194,8 +194,6 @@ def dead_letters(path: Path) -> Iterator[DeadLetter]:
 
 
 def error_type(phase: str, error: str) -> str:
-    """Type of an error as its text has it; where that is a sentence of this library's own, the
-    phase.
-    """
+    """Return the type of an error by its text, or the phase if the text names no type."""
     found = re.match(r"[^\W\d]\w*(?=:|$)", error)
     return found[0] if found else phase

@@ -1,4 +1,4 @@
-"""Tries at a call that failed by a fault of the service, and the waits between them."""
+"""Retries of a call after a fault of its service, and the waits between them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .._service_errors import is_service_error, retry_after
 
 @dataclass(frozen=True)
 class Retry:
-    """Tries at a call that failed by a fault of the service, and the waits between them.
+    """Retries of a call after a fault of its service, and the waits between them.
 
-    The wait before try n + 1 is `min(wait_max, wait_initial * 2 ** (n - 1) + jitter)` seconds, with
-    a random jitter from 0 to `wait_jitter`. Where the service says how long to wait (Retry-After),
-    that takes the place of the growing part.
+    The wait after call n is `min(wait_max, wait_initial * 2 ** (n - 1) + jitter)` seconds, with a
+    random jitter from 0 to `wait_jitter`. A time that the service asks for (`Retry-After`) replaces
+    the growing part.
     """
 
     attempts: int = 3
-    """Calls in all, the first one included; at least 1, which means no retries."""
+    """Calls in all, the first one included; 1 means no retries."""
     on: tuple[type[BaseException], ...] = ()
-    """Further exceptions that are the service's fault, besides those that are known to be."""
+    """Further classes of exceptions that count as faults of the service."""
     wait_initial: float = 0.5
-    """Wait before the second try (s)."""
+    """Wait before the second call (s)."""
     wait_max: float = 30.0
     """Longest wait (s), also if the service asks for more."""
     wait_jitter: float = 1.0
-    """Most that is added at random (s), so that workers do not come back all at once."""
+    """Longest random part of a wait (s), so that workers do not return all at once."""
 
     def __post_init__(self) -> None:
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):
@@ -46,11 +46,11 @@ class Retry:
                 raise ValueError(f"{name} must be at least 0 seconds, got {value!r}")
 
     def is_due(self, error: BaseException) -> bool:
-        """Test of an error: it is the service's fault, and the same call may succeed later."""
+        """Return whether an error is a fault of the service: the same call may succeed later."""
         return is_service_error(error, self.on)
 
     def wait(self, attempt: int, error: BaseException) -> float:
-        """Seconds to wait after try number `attempt`, which failed with `error`."""
+        """Return the wait after call number `attempt`, which failed with `error` (s)."""
         asked = retry_after(error)
         # beyond 2 ** 60 every wait is longer than any `wait_max`
         grown = self.wait_initial * 2.0 ** min(attempt - 1, 60) if asked is None else asked

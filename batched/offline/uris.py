@@ -1,4 +1,4 @@
-"""URIs of files: which paths are URIs, how a URI is shown, and the filesystem that it names."""
+"""URIs of files: the recognition of URIs, their form in messages, and their filesystems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def without_credentials(path: str) -> str:
     """Return a path without the key, the secret and the query of its URI.
 
-    A secret may have any character, by mistake.
+    A secret that was not %-encoded may have any character.
     """
     scheme, mark, rest = path.partition("://")
     if not mark:
