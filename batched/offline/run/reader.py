@@ -12,9 +12,9 @@ is a row with the key of an earlier row, and a row with a value that the result 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final, cast
 
@@ -88,7 +88,7 @@ class Reader:
         self._plan = plan
         self._progress = progress
         self._kept = kept
-        self._results = Results(progress)
+        self._columns = lru_cache(CACHED)(progress.values)  # of a chunk, by its number
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
@@ -214,29 +214,11 @@ class Reader:
                 found.samples.append((row.copy(), number))
                 self._sampled += 1
             if plan.needed[number]:
-                made = self._results.row(commit)
+                assert commit.chunk is not None
+                assert commit.place is not None
+                columns = self._columns(commit.chunk)
                 for name in plan.needed[number]:
-                    row.values[name] = made[plan.steps[number].outputs.index(name)]
+                    column = columns[plan.steps[number].outputs.index(name)]
+                    row.values[name] = column[commit.place]
         if not ended:
             found.rows[len(have)].append(row)
-
-
-class Results:
-    """Committed results of steps, as later steps read them."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._chunks: OrderedDict[int, list[list[Any]]] = OrderedDict()  # by number, by column
-
-    def row(self, commit: Committed) -> list[Any]:
-        """Return the results of one row, column by column."""
-        number, place = commit.chunk, commit.place
-        assert number is not None
-        assert place is not None
-        columns = self._chunks.get(number)
-        if columns is None:
-            columns = self._chunks[number] = self._progress.values(number)
-            if len(self._chunks) > CACHED:
-                self._chunks.popitem(last=False)
-        self._chunks.move_to_end(number)
-        return [column[place] for column in columns]
