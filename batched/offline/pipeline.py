@@ -8,6 +8,7 @@ import queue
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,7 +34,7 @@ from .run.stage import Stage
 from .run.tally import Stopped
 from .sources.base import Source
 from .sources.opening import open_source
-from .step import Auto, Step, check_names
+from .step import Auto, Step
 from .types.columns import Columns
 from .watch.watcher import watcher
 
@@ -234,11 +235,15 @@ def run(
     **settings: Any,
 ) -> Report:
     """Run one batch function over `source`: a `Step` in a `Pipeline`, with the settings of both."""
-    known = {each.name for each in fields(Step)}
-    of_run = [each for each in inspect.signature(Pipeline.run).parameters if each != "self"]
-    check_names("run", settings, [*known, *of_run])
-    of_step = {name: settings.pop(name) for name in list(settings) if name in known}
-    return Pipeline(Step(fn, **of_step), max_failed=max_failed).run(source, dest, **settings)
+    of_step = {each.name for each in fields(Step)}
+    known = [*of_step, *inspect.signature(Pipeline.run).parameters]
+    for name in settings:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"run has no setting {name!r}{hint}")
+    step = Step(fn, **{name: settings.pop(name) for name in of_step & settings.keys()})
+    return Pipeline(step, max_failed=max_failed).run(source, dest, **settings)
 
 
 def _first_difference(

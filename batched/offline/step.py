@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from functools import partial
 from typing import Any, Final
 
 from .._batched import _BatchedBase, parts_of
@@ -116,8 +114,6 @@ class Step:
     """Whether a batch that fails is called again in parts, to find the rows that fail."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.fn, Step):
-            raise TypeError("a step holds a function, got a Step")
         if isinstance(self.fn, BatchedMethod):
             raise TypeError(
                 f"{self.fn.__qualname__} is a method: give that of an instance, or a class, which "
@@ -125,38 +121,32 @@ class Step:
             )
         if not callable(self.fn):
             raise TypeError(f"a step needs a batch function or a class, got {self.fn!r}")
-        set_field = partial(object.__setattr__, self)
-        name = self.name or getattr(self.fn, "__name__", "") or type(self.fn).__name__
-        if not isinstance(name, str):
-            raise TypeError(f"a step's name must be a string, got {name!r}")
-        set_field("name", name)
+        given = vars(self)  # changed in place, because the instance is frozen
+        name = given["name"] = self.name or getattr(self.fn, "__name__", type(self.fn).__name__)
+        for which, kind, noun in (
+            ("name", str, "a string"),
+            ("args", tuple | list, "a tuple"),
+            ("kwargs", Mapping, "a dict"),
+            ("retry", Retry, "an offline.Retry"),
+        ):
+            if not isinstance(given[which], kind):
+                raise TypeError(f"step {name!r}: {which} must be {noun}, got {given[which]!r}")
         for which in ("input", "output"):
-            self._check_columns(which, getattr(self, which))
-        set_field("input", _names(self.input))
-        if not isinstance(self.output, Mapping):
-            set_field("output", _names(self.output))
-        if not isinstance(self.args, (tuple, list)):
-            raise TypeError(f"step {name!r}: args must be a tuple, got {self.args!r}")
-        if not isinstance(self.kwargs, Mapping):
-            raise TypeError(f"step {name!r}: kwargs must be a dict, got {self.kwargs!r}")
-        set_field("args", tuple(self.args))
-        set_field("kwargs", dict(self.kwargs))
-        for which in ("batch_size", "workers", "max_models"):
-            given = getattr(self, which)
-            if given is not None and not isinstance(given, Auto):
-                check_whole(f"step {name!r}: {which}", given)
-        for which in ("num_cpus", "num_gpus", "outage_s"):
-            check_amount(f"step {name!r}: {which}", getattr(self, which) or 0)
-        for which in ("length", "preprocess", "postprocess", "route", "where"):
-            given = getattr(self, which)
-            if given is not None and not callable(given):
-                raise TypeError(f"step {name!r}: {which} must be a function, got {given!r}")
-        if not isinstance(self.retry, Retry):
-            raise TypeError(f"step {name!r}: retry must be an offline.Retry, got {self.retry!r}")
+            if isinstance(given[which], str):
+                given[which] = (given[which],)
+            elif which == "input" or not isinstance(self.output, Mapping):
+                given[which] = tuple(given[which])
+            self._check_columns(which, given[which])
+        for which in ("workers", "max_models"):
+            if given[which] is not None:
+                check_whole(f"step {name!r}: {which}", given[which])
+        for which in ("num_cpus", "num_gpus", "outage_s", "timeout_s"):
+            check_amount(f"step {name!r}: {which}", given[which] or 0)
+        for which in ("preprocess", "postprocess", "route", "where"):
+            if given[which] is not None and not callable(given[which]):
+                raise TypeError(f"step {name!r}: {which} must be a function, got {given[which]!r}")
         if self.processes and self.is_coroutine:
             raise TypeError(f"step {name!r}: a coroutine function runs on a loop, not in processes")
-        if self.timeout_s is not None:
-            check_amount(f"step {name!r}: timeout_s", self.timeout_s)
         self._check_arguments()  # and settings: here, not in the run
 
     @property
@@ -199,15 +189,14 @@ class Step:
     @property
     def parts(self) -> Parts:
         """The function's parts, as a batcher has them, with the settings of this step."""
-        settings: dict[str, Any] = {"isolate_errors": self.isolate_errors}
-        if isinstance(self.batch_size, Auto):
-            settings["batch_size"] = self.batch_size.most
-        elif self.batch_size is not None:
-            settings["batch_size"] = self.batch_size
-        if self.length is not None:
-            settings["length"] = self.length
-        if self.max_batch_tokens is not None:
-            settings["max_batch_tokens"] = self.max_batch_tokens
+        size = self.batch_size.most if isinstance(self.batch_size, Auto) else self.batch_size
+        of_step = {
+            "batch_size": size,
+            "length": self.length,
+            "max_batch_tokens": self.max_batch_tokens,
+            "isolate_errors": self.isolate_errors,
+        }
+        settings = {name: value for name, value in of_step.items() if value is not None}
         if isinstance(self.fn, _BatchedBase):
             function = parts_of(self.fn).function
             function = replace(function, options=function.options.updated(settings))
@@ -242,38 +231,25 @@ class Step:
                 "has no __call__"
             )
 
-    def _check_columns(self, which: str, given: Any) -> None:
-        names = _names(given)
+    def _check_columns(self, which: str, given: Collection[Any]) -> None:
+        """Raise an error unless `given`, the setting `which`, has names, and types of Arrow."""
+        names = [*given]
         if not names or not all(isinstance(name, str) and name for name in names):
             raise TypeError(
                 f"step {self.name!r}: {which} must be a column's name or several, got {given!r}"
             )
         if len(set(names)) < len(names):
             raise ValueError(f"step {self.name!r}: {which} names a column twice: {given!r}")
-        if isinstance(given, Mapping):
+        for name, kind in given.items() if isinstance(given, Mapping) else ():
             import pyarrow
 
-            for name, kind in given.items():
-                if kind is not None and not isinstance(kind, pyarrow.DataType):
-                    raise TypeError(
-                        f"step {self.name!r}: the type of column {name!r} must be a "
-                        f"pyarrow.DataType, got {kind!r}"
-                    )
-
-
-def _names(given: Any) -> tuple[Any, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+            if kind is not None and not isinstance(kind, pyarrow.DataType):
+                raise TypeError(
+                    f"step {self.name!r}: the type of column {name!r} must be a pyarrow.DataType, "
+                    f"got {kind!r}"
+                )
 
 
 def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:
     """Stand for the function where only requests are made of rows."""
-    raise AssertionError(f"a worker calls a function of its own with {items}")
-
-
-def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise a TypeError for the first name that is no setting of `owner`."""
-    for name in given:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{owner} has no setting {name!r}{hint}")
+    raise AssertionError(items)
