@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import queue
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
-from .checks import check_whole
+from .checks import check_amount, check_whole
 from .engines import engine_for
 from .engines.ray import Ray
+from .engines.row_threads import ROW_THREADS
 from .engines.spec import Outcome
 from .failures import error_text
 from .identity.code import difference, fingerprint
@@ -59,12 +59,8 @@ class Pipeline:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two steps are called {name!r}; give one of them another name=")
-        number = isinstance(max_failed, (int, float)) and not isinstance(max_failed, bool)
-        if max_failed is not None and not (number and max_failed >= 0):
-            raise ValueError(
-                "max_failed must be a number of rows, or a share of them below 1, got "
-                f"{max_failed!r}"
-            )
+        if max_failed is not None:
+            check_amount("max_failed, a number of rows or a share of them below 1,", max_failed)
         self.steps = steps
         self.max_failed = max_failed
 
@@ -84,7 +80,7 @@ class Pipeline:
         failed: Failed = "drop",
         progress: str | PathLike[str] | None = None,
         overwrite: bool = False,
-        row_threads: int | None = None,
+        row_threads: int = ROW_THREADS,
         watch: bool | Callable[[Snapshot], None] = True,
     ) -> Report:
         """Run every row of `source` through the steps, and write the result to `dest`.
@@ -113,8 +109,8 @@ class Pipeline:
             failed: "keep" writes failed rows, too, with nulls and a column `_error`.
             progress: the progress file; beside `dest` if not given. A URI needs it.
             overwrite: whether a file at `dest` that no run of this progress file made is replaced.
-            row_threads: threads for `preprocess`, `postprocess` and `where`; None: four more than
-                there are CPUs, at most 32.
+            row_threads: threads for `preprocess`, `postprocess` and `where`; by default four more
+                than there are CPUs, at most 32.
             watch: whether to show the progress, or a function that gets a `Snapshot` a few times a
                 second.
 
@@ -133,11 +129,10 @@ class Pipeline:
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if row_threads is not None:
-            check_whole("row_threads", row_threads)
-        if engine is not None and not isinstance(engine, Ray):
-            raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
+        check_whole("row_threads", row_threads)
         if engine is not None:
+            if not isinstance(engine, Ray):
+                raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
             engine.check()
         for step in self.steps:
             if step.timeout_s and not (engine or step.processes or step.is_coroutine):
@@ -194,8 +189,8 @@ class Pipeline:
         names = [each.name for each in self.steps]
         if step in names:
             return names.index(step)
-        if isinstance(step, int) and not isinstance(step, bool) and -1 < step < len(names):
-            return step
+        if step in range(len(names)):
+            return int(step)
         raise ValueError(
             f"resume_step must be one of the steps {', '.join(map(repr, names))} or a number below "
             f"{len(names)}, got {step!r}"
@@ -291,9 +286,9 @@ class _Run:
         names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
         self._kept = Kept(names, plan, is_typed=result.is_typed)
         self._failed = failed
-        self._columns = [Columns(step.outputs, step.declared) for step in plan.steps]
+        columns = [Columns(step.outputs, step.declared) for step in plan.steps]
         self._merge = Merge(
-            source, store, self._columns, names, key=plan.key, keep_failed=failed == "keep"
+            source, store, columns, names, key=plan.key, keep_failed=failed == "keep"
         )
         self._merge.check(result)
         source.windows([*plan.columns, *(names or [])])  # refuses a missing column
@@ -302,7 +297,7 @@ class _Run:
         self,
         ray: Ray | None,
         max_failed: float | None,
-        row_threads: int | None,
+        row_threads: int,
         watch: bool | Callable[[Snapshot], None],
     ) -> Report:
         """Run all rows through all steps, and write the result."""
@@ -324,7 +319,6 @@ class _Run:
             for number, each in enumerate(zip(steps, engines, strict=True))
         ]
         watching = watcher(watch, self._path, self._result.path)
-        threads = row_threads or min(32, (os.cpu_count() or 1) + 4)
         reader = Reader(
             self._source,
             self._plan,
@@ -332,7 +326,9 @@ class _Run:
             self._kept,
             lambda reading: inbox.put(lambda: work.take_in(reading)),
         )
-        work = Coordinator(self._plan, stages, reader, inbox, max_failed, threads, watching.update)
+        work = Coordinator(
+            self._plan, stages, reader, inbox, max_failed, row_threads, watching.update
+        )
 
         def fail(error: BaseException) -> None:
             inbox.put(lambda: _raise(error))

@@ -18,7 +18,7 @@ from .engines import Outcome
 from .engines.threads import CallerEngine
 from .failures import error_text
 from .run.plan import spec_of
-from .run.stage import Stage
+from .run.stage import Result, Stage
 from .run.verdicts import Row
 from .step import Step
 
@@ -56,51 +56,47 @@ class Predictor:
             RunStopped: nothing succeeds any more: the function is broken, or its service is away.
         """
         with self._lock:
-            results: dict[int, Any] = {}
+            stage = self._stage
             try:
-                self._compute(
-                    [Row(number, (), dict(row), number) for number, row in enumerate(rows)], results
+                return self._compute(
+                    stage, [Row(n, (), dict(row), n) for n, row in enumerate(rows)]
                 )
-            except BaseException:
-                before = self._stage.verdicts  # rows wait in the old stage
+            except BaseException:  # rows wait in the old stage
                 self._stage = Stage(0, self._step, self._engine)
-                self._stage.verdicts.sample = before.sample
-                self._stage.verdicts.failed_alone = before.failed_alone
+                self._stage.verdicts.sample = stage.verdicts.sample
+                self._stage.verdicts.failed_alone = stage.verdicts.failed_alone
                 raise
-            return [results[number] for number in range(len(rows))]
 
-    def _compute(self, rows: Sequence[Row], results: dict[int, Any]) -> None:
-        """Fill in the result of each row, or its error."""
-        stage, verdicts = self._stage, self._stage.verdicts
-
-        def end(row: Row, result: Any) -> None:
-            results[row.number] = result
-            failed = isinstance(result, BaseException)
-            stage.note_ended(ok=not failed, failed=failed)
-
+    def _compute(self, stage: Stage, rows: Sequence[Row]) -> list[Any]:
+        """Return the result of each row, or its error."""
+        verdicts = stage.verdicts
+        results: dict[int, Any] = {}
         prepared = stage.enter(rows)
         while stage.open:
-            while unprepared := stage.take_unprepared(len(rows)):
+            if unprepared := stage.take_unprepared(len(rows)):
                 prepared = stage.prepare(unprepared)
+            ended: list[Result] = []
             now = time.perf_counter()
             if prepared is not None:
                 stage.admit(prepared, now)
-                for row, error in prepared.failed:
-                    end(row, error)
+                ended += prepared.failed
             stage.dispatch(now, drain=True)
             prepared = stage.queue(due) if (due := verdicts.take_due(now)) else None
             outcomes, self._outcomes[:] = self._outcomes[:], []
             for outcome in outcomes:
-                for row, result in stage.finish(stage.end(outcome, time.perf_counter())):
-                    end(row, result)
-                    if verdicts.sample is None and not isinstance(result, BaseException):
-                        verdicts.sample = row.copy()
-            for failure in verdicts.take_dead():
-                end(failure.row, failure.error)
+                ended += stage.finish(stage.end(outcome, time.perf_counter()))
+            ended += [(failure.row, failure.error) for failure in verdicts.take_dead()]
+            for row, result in ended:
+                results[row.number] = result
+                failed = isinstance(result, BaseException)
+                stage.note_ended(ok=not failed, failed=failed)
+                if not failed:
+                    verdicts.sample = verdicts.sample or row.copy()
             if verdicts.stopped is not None:
                 why, error = verdicts.stopped
                 raise RunStopped(
                     f"step {self._step.name!r} {why}; the last error: {error_text(error).error}"
                 ) from error
-            if not (outcomes or due):
+            if not (ended or outcomes or due):
                 time.sleep(max(0.0, min(1.0, verdicts.next_moment() - time.perf_counter())))
+        return [results[number] for number in range(len(rows))]

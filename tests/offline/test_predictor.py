@@ -108,6 +108,16 @@ def test_code_for_single_rows_fails_for_single_rows() -> None:
     assert isinstance(missing, KeyError)
 
 
+def test_no_time_is_spent_waiting_when_all_rows_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("batched.offline.predictor.time.sleep", waits.append)
+    ready = predictor(Counted(), preprocess=lambda n: 10 // n)
+    assert isinstance(ready.rows([{"n": 0}])[0], ZeroDivisionError)
+    assert waits == []
+
+
 def test_a_class_is_built_once_and_when_the_predictor_is() -> None:
     built: list[str] = []
 
