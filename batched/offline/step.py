@@ -12,6 +12,7 @@ from .._batcher import BatchFunction, Options, Parts
 from .._core.policy import BatchPolicy
 from .._method import BatchedMethod
 from .checks import check_amount, check_whole
+from .engines.spec import is_awaited, unwrap
 from .retry import Retry
 
 LEAST: Final = 8
@@ -168,7 +169,7 @@ class Step:
     @property
     def is_coroutine(self) -> bool:
         """Whether calls of the function are awaited."""
-        return not inspect.isclass(self.fn) and self.parts.function.coroutine
+        return is_awaited(self.fn)
 
     @property
     def own_workers(self) -> int:
@@ -209,7 +210,7 @@ class Step:
 
     def _check_arguments(self) -> None:
         """Raise a TypeError if the function, or the class, does not take its arguments."""
-        func: Any = self.fn.__wrapped__ if isinstance(self.fn, _BatchedBase) else self.fn
+        func = unwrap(self.fn)
         is_class = inspect.isclass(func)
         features = self.parts.function.options.features
         if features is not None and features.spread_kwargs:

@@ -156,7 +156,7 @@ class BatchRun:
         slices, results, tried = outcomes
         if self._stopped and self._over is not None:
             raise self._over
-        errors = sum(issubclass(type(each), BaseException) for each in results)
+        failed = any(issubclass(type(each), BaseException) for each in results)
         return Outcome(
             self._spec.step,
             self._batch,
@@ -164,9 +164,7 @@ class BatchRun:
             results,
             [*tried],
             perf_counter() - self._start,
-            alive=errors < len(results),
-            gave_up=self._over is not None,
-            timed_out=self._timed_out and not errors,
+            timed_out=self._timed_out and not failed,
         )
 
     def _stop(self, error: BaseException) -> None:
@@ -290,7 +288,6 @@ class Engine:
 
     def start(self) -> None:
         """Start the workers, which first build the function."""
-        self.reserve()
         for thread in self._threads:
             thread.start()
 

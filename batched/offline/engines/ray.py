@@ -12,8 +12,7 @@ computes elsewhere. So a run can go on where a run with another engine ended.
    memory error.
 4. Once a step begins, every step reserves room by its first actor. No step gets a second actor
    before all steps have their first one, since a step with all CPUs would starve another step.
-5. A step without an actor for `startup_timeout_s` is an error. On a cluster that this program has
-   started, too little room for the first actors of all steps is an error at once.
+5. A step without an actor for `startup_timeout_s` is an error.
 6. The actors end with the run, and with the driver.
 """
 
@@ -362,24 +361,15 @@ class ActorPool(Worker):
             raise kind(f"the actor of {self.spec.name} was lost: {line}") from None
 
     def _check_room(self) -> None:
-        """Raise a NoRoomError if the step has waited too long for an actor, or waits in vain."""
+        """Raise a NoRoomError if the step has waited too long for an actor."""
         now = perf_counter()
         self._since = inf if self._is_settled() else min(self._since, now)
         waited = now - self._since
-        if waited > self._settings.startup_timeout_s or self._is_in_vain():
+        if waited > self._settings.startup_timeout_s:
             raise NoRoomError(self._no_room(waited))
         if waited > _PATIENCE and not self._warned:
             self._warned = True
             _logger.warning("%s; waiting for room", self._no_room(waited))
-
-    def _is_in_vain(self) -> bool:
-        """Return whether no node can join the cluster, which is too small for all steps."""
-        ray = _import_ray()
-        node = getattr(ray._private.worker, "_global_node", None)
-        if node is None or not node.is_head():  # another program has started the cluster
-            return False
-        needs = sum((step._settings.needs for step in [*self._steps]), Counter[str]())
-        return not needs <= Counter(ray.cluster_resources())
 
     def _no_room(self, seconds: float) -> str:
         ray, needs = _import_ray(), self._settings.needs

@@ -335,34 +335,6 @@ def test_room_for_fewer_actors_than_steps_is_told(cluster: Any, tmp_path: Path) 
         run(three_steps(1), rows(10), tmp_path / "out.parquet", engine=engine)
 
 
-@pytest.mark.slow  # a cluster of its own
-def test_a_cluster_of_this_program_without_room_is_told_at_once(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(WITHOUT_ROOM)
-    found = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert "each needs CPU=1, tpu=1; the cluster has CPU=2, tpu=0, of which" in found.stdout
-    assert "each needs CPU=1; the cluster has CPU=2, of which" in found.stdout
-
-
-WITHOUT_ROOM = """
-import ray
-from batched import offline
-
-def same(texts):
-    return texts
-
-ray.init("local", num_cpus=2, include_dashboard=False)
-step = offline.Step(same, input="text", output="text", name="a")
-steps = [offline.Step(same, input="text", output="text", name=name) for name in "abc"]
-for pipeline, resources in (offline.Pipeline(step), {"tpu": 1}), (offline.Pipeline(*steps), {}):
-    try:
-        pipeline.run([{"text": "abc"}], "out.parquet", engine=offline.Ray(resources=resources))
-    except TimeoutError as error:
-        print(error)
-"""
-
-
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_where_nobody_answers_is_told_at_once(
     scheme: str, monkeypatch: pytest.MonkeyPatch
