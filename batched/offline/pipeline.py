@@ -17,7 +17,6 @@ from .checks import check_amount, check_whole
 from .engines import engine_for
 from .engines.ray import Ray
 from .engines.row_threads import ROW_THREADS
-from .engines.spec import Outcome
 from .failures import error_text
 from .identity.code import difference, fingerprint
 from .progress.committer import Committer
@@ -130,10 +129,8 @@ class Pipeline:
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         check_whole("row_threads", row_threads)
-        if engine is not None:
-            if not isinstance(engine, Ray):
-                raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
-            engine.check()
+        if engine is not None and not isinstance(engine, Ray):
+            raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
         for step in self.steps:
             if step.timeout_s and not (engine or step.processes or step.is_coroutine):
                 raise ValueError(
@@ -303,16 +300,16 @@ class _Run:
         """Run all rows through all steps, and write the result."""
         inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
-        def report(outcome: Outcome) -> None:
-            inbox.put(lambda: work.end(outcome))
-
         def reserve() -> None:
             for engine in engines:
                 engine.reserve()
 
         steps = self._plan.steps
         engines = [
-            engine_for(spec_of(number, each, ray), report) for number, each in enumerate(steps)
+            engine_for(
+                spec_of(number, step, ray), lambda outcome: inbox.put(lambda: work.end(outcome))
+            )
+            for number, step in enumerate(steps)
         ]
         stages = [
             Stage(number, *each, reserve)
@@ -330,13 +327,10 @@ class _Run:
             self._plan, stages, reader, inbox, max_failed, row_threads, watching.update
         )
 
-        def fail(error: BaseException) -> None:
-            inbox.put(lambda: _raise(error))
-
         stopped, cause = "", None
         state: State = "failed"
         try:
-            committer = Committer(self._store, fail)
+            committer = Committer(self._store, lambda error: inbox.put(lambda: _raise(error)))
             try:
                 work.execute(committer)
             finally:

@@ -172,13 +172,13 @@ class BatchRun:
 
     def _begin(self) -> None:
         """Prepare a call. Raise an error if none may begin."""
-        if self._over is None:
-            try:
-                self._worker.make_ready()
-            except BaseException as error:
-                self._stop(error)
         if self._over is not None:
             raise self._over
+        try:
+            self._worker.make_ready()
+        except BaseException as error:
+            self._stop(error)
+            raise
         self._calls += 1
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:

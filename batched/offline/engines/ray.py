@@ -61,6 +61,7 @@ class Ray:
 
     Raises:
         TypeError, ValueError: a setting is of the wrong type or out of its range.
+        ImportError: the extra is missing.
     """
 
     address: str | None = None
@@ -86,9 +87,6 @@ class Ray:
         for name, value in {**amounts, "startup_timeout_s": self.startup_timeout_s}.items():
             check_amount(f"Ray: {name}", value)
         check_whole("Ray: max_in_flight", self.max_in_flight)
-
-    def check(self) -> None:
-        """Raise an ImportError if the extra is missing."""
         _import_ray()
 
     def join(self) -> None:
@@ -136,7 +134,7 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(
-            "engine=offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
+            "offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
         ) from error
     return ray
 

@@ -95,13 +95,9 @@ def _encode_float(value: float) -> bytes:
 
 def _encode_sequence(values: Sequence[Any]) -> bytes:
     kinds = set(map(type, values))
-    if kinds == {float}:
-        if (total := sum(values)) != total:  # NaN have many forms
-            values = [value if value == value else math.nan for value in values]
-        return b"F" + struct.pack(f"<{len(values)}d", *values)
-    if kinds == {int}:
-        with contextlib.suppress(struct.error):  # an integer of more than 64 bits
-            return b"I" + struct.pack(f"<{len(values)}q", *values)
+    if kinds in ({float}, {int}):
+        with contextlib.suppress(OverflowError):  # an integer of more than 64 bits
+            return _encode_array(np.array(values, "i8" if int in kinds else "f8"))
     return _join(b"l", map(_encode, values))
 
 
