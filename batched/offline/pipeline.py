@@ -169,11 +169,12 @@ class Pipeline:
                     source_paths=opened.files.paths if opened.files else (),
                     progress=path,
                 )
-                first = min(first, self._compare(store, on_mismatch, key))
+                prints = [fingerprint(step) for step in self.steps]
+                first = min(first, _first_to_compute(store, prints, on_mismatch, key))
                 run = _Run(Plan(steps, key), opened, store, path, result, keep, failed)
                 # after all checks, because it may drop committed results
                 store.forget(first)
-                store.put_all({"key": key, "steps": [fingerprint(step) for step in self.steps]})
+                store.put_all({"key": key, "steps": prints})
                 store.clear_letters("source")  # each run counts them anew
                 return run.execute(engine, self.max_failed, row_threads, watch)
             finally:
@@ -192,30 +193,6 @@ class Pipeline:
             f"resume_step must be one of the steps {', '.join(map(repr, names))} or a number below "
             f"{len(names)}, got {step!r}"
         )
-
-    def _compare(self, store: Progress, on_mismatch: OnMismatch, key: str | None) -> int:
-        """Return the first step of which no committed result counts.
-
-        Raises:
-            RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
-                them anew nor to keep them.
-        """
-        before: list[dict[str, Any]] = store.get("steps") or []
-        if store.is_empty:
-            return 0
-        now = [fingerprint(step) for step in self.steps]
-        first, why = _first_difference(before, now)
-        if store.get("key") != key:
-            first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
-        elif on_mismatch == "keep" and why is not None and _same_columns(before, now):
-            return len(now)
-        if why is not None and on_mismatch != "recompute":
-            raise RunMismatch(
-                f"the progress file holds results of other steps: {why}; on_mismatch='recompute' "
-                "replaces them, 'keep' keeps them where only the code or its parameters differ, "
-                "another dest leaves them alone"
-            )
-        return first
 
 
 def run(
@@ -238,6 +215,32 @@ def run(
     return Pipeline(step, max_failed=max_failed).run(source, dest, **settings)
 
 
+def _first_to_compute(
+    store: Progress, now: Sequence[dict[str, Any]], on_mismatch: OnMismatch, key: str | None
+) -> int:
+    """Return the first step of which no committed result counts. `now`: fingerprints of the steps.
+
+    Raises:
+        RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
+            them anew nor to keep them.
+    """
+    if store.is_empty:
+        return 0
+    before: list[dict[str, Any]] = store.get("steps") or []
+    first, why = _first_difference(before, now)
+    if store.get("key") != key:
+        first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
+    elif on_mismatch == "keep" and why and _columns(before) == _columns(now)[: len(before)]:
+        return len(now)
+    if why is not None and on_mismatch != "recompute":
+        raise RunMismatch(
+            f"the progress file holds results of other steps: {why}; on_mismatch='recompute' "
+            "replaces them, 'keep' keeps them where only the code or its parameters differ, "
+            "another dest leaves them alone"
+        )
+    return first
+
+
 def _first_difference(
     before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
 ) -> tuple[int, str | None]:
@@ -253,13 +256,8 @@ def _first_difference(
     return len(now), None
 
 
-def _same_columns(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the steps of two pipelines differ in nothing but code and parameters."""
-    return len(before) <= len(now) and all(
-        old[name] == new[name]
-        for old, new in zip(before, now, strict=False)
-        for name in ("input", "output")
-    )
+def _columns(steps: Sequence[dict[str, Any]]) -> list[Any]:
+    return [(step["input"], step["output"]) for step in steps]
 
 
 class _Run:
