@@ -1,4 +1,4 @@
-"""Step: one batch function over all rows, and its settings, checked where they are written."""
+"""Step: a batch function with its columns and settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BATCH_SIZE: Final = BatchPolicy.batch_size
 
 @dataclass(frozen=True)
 class Auto:
-    """A batch size that the library finds: it begins with `least` rows, and doubles, up to `most`,
-    for as long as that makes a row cheaper.
+    """A batch size that the library finds. Batches begin with `least` rows, and double up to
+    `most`, for as long as a larger batch makes a row cheaper.
     """
 
     least: int = LEAST
@@ -50,26 +50,26 @@ class Step:
     """
 
     fn: Callable[..., Any]
-    """A decorated function, which keeps its settings; a plain batch function, `list` in, `list`
-    out; a coroutine function; or a class, built once per worker: its instances are called with a
-    list.
+    """A batch function, plain or decorated; a coroutine function; or a class, built once per
+    worker. The function, or the instance of the class, gets a list and returns a list. A decorated
+    function keeps its settings.
     """
     input: str | Iterable[str] = field(kw_only=True)
-    """Columns that it reads: an item is the value of one column, or a dict of several."""
+    """Columns that the step reads: an item is the value of one column, or a dict of several."""
     output: str | Iterable[str] | Mapping[str, Any] = field(kw_only=True)
-    """Columns that it writes: the result of a row is the value of one column, or a dict of several.
-    A batch may also return a dict of lists. A mapping from names to `pyarrow` types declares the
-    types; None leaves a type open.
+    """Columns that the step writes: the result of a row is the value of one column, or a dict of
+    several. A batch may also return a dict of lists. A mapping from names to `pyarrow` types
+    declares the types; None leaves a type open.
     """
     name: str = field(default="", kw_only=True)
     """Name for reports and `resume_step`; the function's own by default."""
     args: tuple[Any, ...] = field(default=(), kw_only=True)
     """Arguments after the list; of a class, the arguments of its constructor."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Keyword arguments, likewise."""
+    """Keyword arguments of the function, or of the constructor."""
     version: str | int | None = field(default=None, kw_only=True)
-    """Version of code and arguments: results count as long as the version is the same. None: the
-    code and the arguments themselves are compared.
+    """Version of the code and the arguments. Results are valid as long as the version is the same.
+    None: the code and the arguments themselves are compared.
     """
     batch_size: int | Auto | None = field(default=None, kw_only=True)
     """Most rows in one batch; None: the decorated function's, or 32."""
@@ -86,33 +86,35 @@ class Step:
     processes: bool = field(default=False, kw_only=True)
     """Whether each worker is a process; on Ray it always is."""
     timeout_s: float | None = field(default=None, kw_only=True)
-    """Longest time of one call (s), after which it is cut off. It needs processes, Ray, or a
-    coroutine function.
+    """Longest time of one call (s), after which the call is ended. A limit needs processes, Ray, or
+    a coroutine function.
     """
     retry: Retry = field(default_factory=Retry, kw_only=True)
     """Retries after errors of a service."""
     outage_s: float = field(default=600.0, kw_only=True)
-    """Time for which a step that fails for every row is tried before the run ends (s)."""
+    """Time without any success after which the run ends (s)."""
     preprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
     """Function of one row's input that returns the item, called in threads beside the batches."""
     postprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
-    """Function of one row's output that returns the result to keep, likewise."""
+    """Function of one row's output that returns the result to keep, called in the same threads."""
     where: Callable[[Any], bool] | None = field(default=None, kw_only=True)
-    """Predicate on a row's result, likewise. A row for which it is false ends here: it enters no
-    later step, and is not in the result.
+    """Predicate on a row's result, called in the same threads. A row for which the predicate is
+    false enters no later step, and is not in the result.
     """
     route: Callable[[Any], str] | None = field(default=None, kw_only=True)
-    """Function of one row's input that returns a key. Rows of one key run together: a function gets
-    the key after the list, a class is built for each key, with the key before its other arguments.
+    """Function of one row's input that returns a key. Rows of one key run together. A function gets
+    the key after the list. A class is built for each key, with the key before its other arguments.
     """
     max_models: int = field(default=1, kw_only=True)
-    """Instances that each worker keeps of a class with `route`; the least recently used goes."""
+    """Instances that each worker keeps of a class with `route`; the least recently used one is
+    dropped.
+    """
     num_cpus: float | None = field(default=None, kw_only=True)
-    """CPUs of each worker that is an actor of Ray; None: as the engine says."""
+    """CPUs of each worker that is an actor of Ray; None: the setting of the engine."""
     num_gpus: float | None = field(default=None, kw_only=True)
-    """GPUs, likewise."""
+    """GPUs of each worker that is an actor of Ray; None: the setting of the engine."""
     isolate_errors: bool = field(default=True, kw_only=True)
-    """Whether a batch that fails is called again in parts, to find the rows that fail."""
+    """Whether a failed batch is called again in parts, to find the rows that fail."""
 
     def __post_init__(self) -> None:
         if isinstance(self.fn, BatchedMethod):
@@ -148,16 +150,16 @@ class Step:
                 raise TypeError(f"step {name!r}: {which} must be a function, got {given[which]!r}")
         if self.processes and self.is_coroutine:
             raise TypeError(f"step {name!r}: a coroutine function runs on a loop, not in processes")
-        self._check_arguments()  # and settings: here, not in the run
+        self._check_arguments()  # which checks the settings of `parts` too
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the columns that it reads."""
+        """Names of the columns that the step reads."""
         return self.input  # type: ignore[return-value]  # by __post_init__
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the columns that it writes."""
+        """Names of the columns that the step writes."""
         return tuple(self.output)
 
     @property
@@ -183,7 +185,7 @@ class Step:
 
     @property
     def call_retry(self) -> Retry:
-        """Retries by the run; a function that retries by itself needs no more."""
+        """Retries by the run: none if the function itself repeats its calls."""
         by_itself = getattr(self.fn, "retries_itself", False)
         return replace(self.retry, attempts=1) if by_itself else self.retry
 
@@ -214,7 +216,7 @@ class Step:
         is_class = inspect.isclass(func)
         features = self.parts.function.options.features
         if features is not None and features.spread_kwargs:
-            return  # these are known only with the first row
+            return  # the keyword arguments are known only with the first row
         key = ("key",) if self.route is not None else ()
         first = () if is_class else (["items"],)
         try:

@@ -23,7 +23,7 @@ AT_ONCE = offline.Retry(wait_initial=0, wait_jitter=0)
 
 
 class Counted:
-    """Doubles numbers, notes its calls, and fails for rows as it is told to."""
+    """Batch function that doubles numbers, notes its calls, and fails for the rows in `bad`."""
 
     def __init__(self, bad: Sequence[int] = (), most: int = 1000) -> None:
         self.bad = set(bad)
@@ -44,7 +44,7 @@ class Counted:
 
 
 def outcomes(predictor: Predictor, numbers: Sequence[int]) -> list[Any]:
-    """Results for numbers, errors as text."""
+    """Return the results for numbers, with errors as text."""
     results = predictor.rows([{"n": number} for number in numbers])
     return [repr(each) if isinstance(each, BaseException) else each for each in results]
 

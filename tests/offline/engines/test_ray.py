@@ -38,7 +38,7 @@ pytestmark = [
 
 TESTS = Path(__file__).parents[2]
 CPUS = 2
-"""Those of the node that stays."""
+"""CPUs of the node that stays."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def killed_once(log: Path, kill: Callable[[int], object], after: int) -> threadi
 
 
 def recomputed(log: Path, committed: set[int]) -> set[int]:
-    """Rows computed although they were committed."""
+    """Return the rows that were computed again after their commit."""
     return committed & {int(key) for each in ray_steps.notes(log) for key in each[2:]}
 
 
@@ -315,7 +315,7 @@ def three_steps(num_cpus: float) -> offline.Pipeline:
 
 
 def wait_for_room() -> None:
-    """Until all actors of the tests before are gone."""
+    """Wait until all actors of earlier tests have ended."""
     pause = threading.Event()
     while ray.available_resources().get("CPU", 0) < CPUS:
         pause.wait(0.1)
