@@ -209,7 +209,7 @@ def test_a_function_that_still_works_is_not_called_broken() -> None:
     fn.bad.add(0)  # now it is broken, for good
     with pytest.raises(RunStopped):
         outcomes(ready, range(100))
-    fn.bad.clear()  # and whoever tries again is served
+    fn.bad.clear()  # the next call is served
     assert outcomes(ready, [7]) == [14]
 
 

@@ -128,7 +128,7 @@ class BatchRun:
         self._too_big = 0  # calls that ran out of memory
         self._timed_out = False  # the first call took longer than the time limit
         self._over: BaseException | None = None  # error of all further calls
-        self._stopped = False  # `_over` is the reason why the thread stops
+        self._stopped: BaseException | None = None  # reason why the thread stops
 
     def run(self) -> Outcome:
         """Call the function until each row has an outcome.
@@ -154,8 +154,8 @@ class BatchRun:
 
     def _outcome(self, outcomes: Outcomes) -> Outcome:
         slices, results, tried = outcomes
-        if self._stopped and self._over is not None:
-            raise self._over
+        if self._stopped is not None:
+            raise self._stopped
         failed = any(issubclass(type(each), BaseException) for each in results)
         return Outcome(
             self._spec.step,
@@ -168,7 +168,7 @@ class BatchRun:
         )
 
     def _stop(self, error: BaseException) -> None:
-        self._over, self._stopped = error, True
+        self._over = self._stopped = error
 
     def _begin(self) -> None:
         """Prepare a call. Raise an error if none may begin."""

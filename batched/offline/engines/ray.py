@@ -23,7 +23,7 @@ import pickle
 import socket
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -110,10 +110,10 @@ class Ray:
         self._env_of_jobs[ray.get_runtime_context().get_job_id()] = self.runtime_env
 
     @property
-    def needs(self) -> Counter[str]:
+    def needs(self) -> dict[str, float]:
         """Resources of an actor, by Ray's names."""
         needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
-        return Counter({name: value for name, value in needs.items() if value})
+        return {name: value for name, value in needs.items() if value}
 
     def new_actor(self, name: str, payload: Any) -> Any:
         """Ask the cluster for an actor with the pickled function of step `name`."""
