@@ -7,9 +7,9 @@ computes elsewhere. So a run can go on where a run with another engine ended.
 2. `max_in_flight` batches are sent to each actor ahead, so that an actor never waits for the
    driver. An actor runs one batch after another, in the order in which they were sent.
 3. A lost actor, with its process or its node, is replaced. Its unanswered calls are made again,
-   each alone on an actor. A call that loses an actor alone is at fault. So neither a row that kills
-   its process nor a node that goes costs another row. An actor that Ray ended for its memory is a
-   memory error.
+   each after a probe. A call is at fault if its actor answers the probe and is lost before the
+   answer of the call. So neither a row that kills its process nor a node that goes costs another
+   row. An actor that Ray ended for its memory is a memory error.
 4. Once a step begins, every step reserves room by its first actor. No step gets a second actor
    before all steps have their first one, since a step with all CPUs would starve another step.
 5. A step without an actor for `startup_timeout_s` is an error.
@@ -156,12 +156,7 @@ class _Actor:
         self.ready = False  # `built` is answered
         self.calls: list[Any] = []  # calls that the actor has not answered, in their order
         self.freed = 0.0  # moment of the last answer (s)
-        self.alone = False  # reserved for one call
         self.keys = deque[Any](maxlen=models)  # routing keys of its instances
-
-
-class _IdleLossError(WorkerDied):
-    """An actor was lost before it began a call."""
 
 
 class ActorPool(Worker):
@@ -206,14 +201,9 @@ class ActorPool(Worker):
         key = args[1] if self.spec.models else None
         if len(data) > _INLINE:
             data = _import_ray().put(data)
-        alone, reply = False, None
+        reply = self._ask(data, key)
         while reply is None:
-            try:
-                reply = self._ask(data, key, alone)
-            except WorkerDied as died:
-                if alone and type(died) is not _IdleLossError:
-                    raise
-                alone = True
+            reply = self._ask(data, key, again=True)
         if isinstance(reply, RemoteError):
             raise reply
         return reply[0]
@@ -228,55 +218,54 @@ class ActorPool(Worker):
             for actor in [*self._actors]:
                 self._drop(actor)
 
-    def _ask(self, data: Any, key: object, alone: bool) -> Any:
+    def _ask(self, data: Any, key: object, *, again: bool = False) -> Any:
+        """Return the reply of an actor; None if the actor is lost, and by another fault perhaps.
+
+        Raises:
+            TimeLimitExceeded: the call took longer than the time limit.
+            WorkerDied: the call was made again, and its actor was lost during the call.
+        """
         with self._changed:
-            actor = self._claim(key, alone)
-            alive = actor.handle.__ray_ready__.remote() if alone else None
+            actor = self._claim(key)
+            probe = actor.handle.__ray_ready__.remote() if again else None
             reference = actor.handle.reply.remote(data)
             actor.calls.append(reference)
         limit, sent, wait = self.spec.timeout_s or inf, perf_counter(), _POLL
+        at_fault = False
         try:
-            if alone:
-                try:
-                    self._get(alive)
-                except WorkerDied as died:
-                    raise _IdleLossError from died
+            if probe is not None:
+                self._get(probe)
+                at_fault = True
             while not _is_answered(reference, wait):
                 if actor.calls[0] is reference:  # the call runs
                     wait = min(_POLL, max(sent, actor.freed) + limit - perf_counter())
                 if wait <= 0:
+                    at_fault = True
                     raise time_limit_exceeded(self.spec)
             return pickle.loads(self._get(reference))
         except (WorkerDied, TimeLimitExceeded):
             self._drop(actor)
-            raise
+            if at_fault:
+                raise
+            return None
         finally:
             with self._changed:
                 actor.calls.remove(reference)
                 actor.freed = perf_counter()
-                actor.alone = actor.alone and not alone
                 self._changed.notify_all()
 
-    def _claim(self, key: object, alone: bool) -> _Actor:
+    def _claim(self, key: object) -> _Actor:
         """Return the actor for a call, as soon as there is one; `_changed` is held."""
-        most = self._settings.max_in_flight
         while True:
             self.make_ready()
             self._advance(0)
-            free = [
-                each
-                for each in self._actors
-                if each.ready and not each.alone and (alone or len(each.calls) < most)
-            ]
+            most = self._settings.max_in_flight
+            free = [each for each in self._actors if each.ready and len(each.calls) < most]
             if free:
-                # an actor that has the model; else one with few models, and few calls
-                actor = min(free, key=lambda e: (key not in e.keys, len(e.keys), len(e.calls)))
-                actor.alone = alone
-                while alone and actor.calls and actor.ready:
-                    self._changed.wait()
-                if actor.ready:
-                    break
+                break
             self._changed.wait(_POLL)
+        # an actor that has the model; else one with few models, and few calls
+        actor = min(free, key=lambda e: (key not in e.keys, len(e.keys), len(e.calls)))
         if key not in actor.keys:
             actor.keys.append(key)
         return actor
