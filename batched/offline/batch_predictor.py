@@ -156,10 +156,10 @@ class BatchPredictor:
                 blank[:] = np.nan
         # a column has arrays also if all rows have failed, as in the batch before
         missing = self._blanks.get(name) if kinds <= {np.ndarray} else None
-        rows = [values.get(place, missing) for place in range(size)]
+        rows: list[Any] = [values.get(place, missing) for place in range(size)]
         if missing is not None and len({row.shape for row in rows}) == 1:
             return np.stack(rows)
-        if len(values) == size and len(kinds) == 1 and issubclass(*kinds, _NUMBERS):
+        if len(values) == size and len(kinds) == 1 and issubclass(kinds.pop(), _NUMBERS):
             return np.array(rows)
         column = np.empty(size, "O")
         for place, row in enumerate(rows):

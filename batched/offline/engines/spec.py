@@ -116,8 +116,8 @@ def unwrap(func: Callable[..., Any]) -> Any:
 
 def is_awaited(func: Callable[..., Any]) -> bool:
     """Return whether calls of a function, or of the instances of a class, are awaited."""
-    func = unwrap(func)
-    return any(map(inspect.iscoroutinefunction, (func, func.__call__)))
+    inner = unwrap(func)
+    return any(map(inspect.iscoroutinefunction, (inner, inner.__call__)))
 
 
 @dataclass

@@ -108,9 +108,9 @@ def _encode_array(values: Any) -> bytes:
     if kind == "f":
         floats = values.astype("<f8")
         floats[np.isnan(floats)] = math.nan  # NaN have many forms
-        return b"F" + floats.tobytes()
+        return b"F" + bytes(floats)
     if kind == "i" or (kind == "u" and values.max() < 2**63):
-        return b"I" + values.astype("<i8").tobytes()
+        return b"I" + bytes(values.astype("<i8"))
     return _encode(values.tolist())
 
 
