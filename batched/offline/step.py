@@ -5,19 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from .._batched import _BatchedBase, parts_of
 from .._batcher import BatchFunction, Options, Parts
-from .._core.policy import BatchPolicy
 from .._method import BatchedMethod
 from .checks import check_amount, check_whole
 from .engines.spec import is_awaited, unwrap
 from .retry import Retry
-
-LEAST: Final = 8
-MOST: Final = 512
-BATCH_SIZE: Final = BatchPolicy.batch_size
 
 
 @dataclass(frozen=True)
@@ -26,9 +21,9 @@ class Auto:
     `most`, for as long as a larger batch makes a row cheaper.
     """
 
-    least: int = LEAST
+    least: int = 8
     """Rows in the first batches; at least 1."""
-    most: int = MOST
+    most: int = 512
     """Rows in the largest batches; at least `least`."""
 
     def __post_init__(self) -> None:
