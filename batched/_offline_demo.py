@@ -1,5 +1,5 @@
-"""`python -m batched demo --offline`: a CSV is embedded by one command, which is killed half-way
-and started again.
+"""Demo of an offline run, `python -m batched demo --offline`. One command embeds a CSV file, is
+killed half-way, and is started again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ._display import new_console
 from .offline.progress.store import Progress
 
 MODEL, COMPUTED = "BATCHED_DEMO_MODEL", "BATCHED_DEMO_COMPUTED"
-"""Variables of the environment: the model, and the file for sentences that have been computed."""
+"""Environment variables: the model, and the log of computed sentences."""
 
 POLL_INTERVAL = 0.01
-"""How often the demo looks whether it is time to kill (s)."""
+"""Time between two looks at the progress of the first run (s)."""
 
 
 class Embedder:
-    """Batch function that writes down each sentence that it has computed."""
+    """Batch function that logs each sentence after its computation."""
 
     def __init__(self) -> None:
         self._encode = load(os.environ.get(MODEL))
@@ -44,11 +44,12 @@ class Embedder:
 
 
 def offline_demo(model: str | None, *, sentences: int, batch_size: int) -> int:
-    """Shows a run that is killed and goes on; 1 if anything was lost, computed twice or differs,
-    else 0.
+    """Show a run that is killed and started again. Return the exit status.
+
+    The status is 1 if a row was lost or computed twice, or if a vector is wrong; else 0.
 
     Raises:
-        argparse.ArgumentError: an argument asks for what is not there.
+        argparse.ArgumentError: there are fewer sentences than the argument asks for.
         ModuleNotFoundError: a package of the extra is missing.
     """
     console = new_console()
@@ -65,7 +66,7 @@ def offline_demo(model: str | None, *, sentences: int, batch_size: int) -> int:
 
 
 class _Story:
-    """One run, killed, and the one that goes on, in a folder of their own."""
+    """A run that is killed, and the run that continues it, in a temporary folder."""
 
     def __init__(
         self, console: Console, folder: Path, texts: list[str], model: str | None, batch_size: int
@@ -85,7 +86,7 @@ class _Story:
             self._environment[MODEL] = str(here.absolute()) if here.exists() else model
 
     def tell(self, direct: Vector) -> int:
-        """Runs all of it; the exit status."""
+        """Run the demo. Return the exit status."""
         say, texts = self._console.print, self._texts
         with open(self._folder / "sentences.csv", "w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
@@ -101,8 +102,8 @@ class _Story:
         first, committed = self._computed("first"), self._committed()
         lost = len(set(first) - committed)
         say(
-            f"Killed (SIGKILL): {len(committed):,} rows are committed; {lost:,} that were computed "
-            "were not yet"
+            f"Killed (SIGKILL): {len(committed):,} rows committed, {lost:,} computed but not yet "
+            "committed"
         )
         if self._start("status vectors.parquet").wait():
             return 1
@@ -125,7 +126,7 @@ class _Story:
         return 0 if cosine > LEAST_COSINE else 1
 
     def _start(self, command: str, computed: str = "") -> subprocess.Popen[bytes]:
-        """A command, which writes down what it has computed."""
+        """Start a command that logs the computed sentences. Return its process."""
         self._console.print(f"\n$ python -m batched {command}", style="bold")
         return subprocess.Popen(
             [sys.executable, "-m", "batched", *shlex.split(command)],
@@ -134,12 +135,12 @@ class _Story:
         )
 
     def _computed(self, name: str) -> list[str]:
-        """Sentences that a run has computed."""
+        """Return the sentences that a run has computed."""
         path = self._folder / name
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
     def _committed(self) -> set[str]:
-        """Sentences of which the vector is committed."""
+        """Return the sentences with a committed vector."""
         keys = [str(number) for number in range(len(self._texts))]  # values of a CSV are strings
         with closing(Progress.open(self._folder / "vectors.parquet.progress")) as progress:
             found = progress.committed(keys)

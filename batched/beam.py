@@ -56,7 +56,8 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
 
     Results are `PredictionResult`s. With `with_exception_handling`, each element that failed is in
     `failed_postprocessing[0]`; otherwise its error ends the pipeline. `failed_inferences` holds the
-    batches during which the function was broken or exceeded the time limit.
+    batches during which the function was broken, its service was away for `outage_s`, or Beam's
+    time limit ended.
 
     Raises:
         TypeError, ValueError: a setting has a wrong type or is out of range.
@@ -74,6 +75,7 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
         retry: Retry | None = None,
         preprocess: Callable[[Any], Any] | None = None,
         postprocess: Callable[[Any], Any] | None = None,
+        outage_s: float = 600.0,
         isolate_errors: bool = True,
         large_model: bool = False,
         model_copies: int | None = None,
@@ -96,6 +98,7 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
             retry=retry or Retry(),
             preprocess=preprocess,
             postprocess=postprocess,
+            outage_s=outage_s,
             isolate_errors=isolate_errors,
         )
         options = self._step.parts.function.options

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import os
 import queue
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
-from .checks import check_whole
+from .checks import check_amount, check_whole
 from .engines import engine_for
 from .engines.ray import Ray
-from .engines.spec import Outcome
+from .engines.row_threads import ROW_THREADS
 from .failures import error_text
 from .identity.code import difference, fingerprint
 from .progress.committer import Committer
@@ -33,7 +33,7 @@ from .run.stage import Stage
 from .run.tally import Stopped
 from .sources.base import Source
 from .sources.opening import open_source
-from .step import Auto, Step, check_names
+from .step import Auto, Step
 from .types.columns import Columns
 from .watch.watcher import watcher
 
@@ -58,12 +58,8 @@ class Pipeline:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two steps are called {name!r}; give one of them another name=")
-        number = isinstance(max_failed, (int, float)) and not isinstance(max_failed, bool)
-        if max_failed is not None and not (number and max_failed >= 0):
-            raise ValueError(
-                "max_failed must be a number of rows, or a share of them below 1, got "
-                f"{max_failed!r}"
-            )
+        if max_failed is not None:
+            check_amount("max_failed, a number of rows or a share of them below 1,", max_failed)
         self.steps = steps
         self.max_failed = max_failed
 
@@ -83,7 +79,7 @@ class Pipeline:
         failed: Failed = "drop",
         progress: str | PathLike[str] | None = None,
         overwrite: bool = False,
-        row_threads: int | None = None,
+        row_threads: int = ROW_THREADS,
         watch: bool | Callable[[Snapshot], None] = True,
     ) -> Report:
         """Run every row of `source` through the steps, and write the result to `dest`.
@@ -112,8 +108,8 @@ class Pipeline:
             failed: "keep" writes failed rows, too, with nulls and a column `_error`.
             progress: the progress file; beside `dest` if not given. A URI needs it.
             overwrite: whether a file at `dest` that no run of this progress file made is replaced.
-            row_threads: threads for `preprocess`, `postprocess` and `where`; None: four more than
-                there are CPUs, at most 32.
+            row_threads: threads for `preprocess`, `postprocess` and `where`; by default four more
+                than there are CPUs, at most 32.
             watch: whether to show the progress, or a function that gets a `Snapshot` a few times a
                 second.
 
@@ -132,12 +128,9 @@ class Pipeline:
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if row_threads is not None:
-            check_whole("row_threads", row_threads)
+        check_whole("row_threads", row_threads)
         if engine is not None and not isinstance(engine, Ray):
             raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
-        if engine is not None:
-            engine.check()
         for step in self.steps:
             if step.timeout_s and not (engine or step.processes or step.is_coroutine):
                 raise ValueError(
@@ -176,11 +169,12 @@ class Pipeline:
                     source_paths=opened.files.paths if opened.files else (),
                     progress=path,
                 )
-                first = min(first, self._compare(store, on_mismatch, key))
+                prints = [fingerprint(step) for step in self.steps]
+                first = min(first, _first_to_compute(store, prints, on_mismatch, key))
                 run = _Run(Plan(steps, key), opened, store, path, result, keep, failed)
                 # after all checks, because it may drop committed results
                 store.forget(first)
-                store.put_all({"key": key, "steps": [fingerprint(step) for step in self.steps]})
+                store.put_all({"key": key, "steps": prints})
                 store.clear_letters("source")  # each run counts them anew
                 return run.execute(engine, self.max_failed, row_threads, watch)
             finally:
@@ -193,36 +187,12 @@ class Pipeline:
         names = [each.name for each in self.steps]
         if step in names:
             return names.index(step)
-        if isinstance(step, int) and not isinstance(step, bool) and -1 < step < len(names):
-            return step
+        if step in range(len(names)):
+            return int(step)
         raise ValueError(
             f"resume_step must be one of the steps {', '.join(map(repr, names))} or a number below "
             f"{len(names)}, got {step!r}"
         )
-
-    def _compare(self, store: Progress, on_mismatch: OnMismatch, key: str | None) -> int:
-        """Return the first step of which no committed result counts.
-
-        Raises:
-            RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
-                them anew nor to keep them.
-        """
-        before: list[dict[str, Any]] = store.get("steps") or []
-        if store.is_empty:
-            return 0
-        now = [fingerprint(step) for step in self.steps]
-        first, why = _first_difference(before, now)
-        if store.get("key") != key:
-            first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
-        elif on_mismatch == "keep" and why is not None and _same_columns(before, now):
-            return len(now)
-        if why is not None and on_mismatch != "recompute":
-            raise RunMismatch(
-                f"the progress file holds results of other steps: {why}; on_mismatch='recompute' "
-                "replaces them, 'keep' keeps them where only the code or its parameters differ, "
-                "another dest leaves them alone"
-            )
-        return first
 
 
 def run(
@@ -234,11 +204,41 @@ def run(
     **settings: Any,
 ) -> Report:
     """Run one batch function over `source`: a `Step` in a `Pipeline`, with the settings of both."""
-    known = {each.name for each in fields(Step)}
-    of_run = [each for each in inspect.signature(Pipeline.run).parameters if each != "self"]
-    check_names("run", settings, [*known, *of_run])
-    of_step = {name: settings.pop(name) for name in list(settings) if name in known}
-    return Pipeline(Step(fn, **of_step), max_failed=max_failed).run(source, dest, **settings)
+    of_step = {each.name for each in fields(Step)}
+    known = [*of_step, *inspect.signature(Pipeline.run).parameters]
+    for name in settings:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"run has no setting {name!r}{hint}")
+    step = Step(fn, **{name: settings.pop(name) for name in of_step & settings.keys()})
+    return Pipeline(step, max_failed=max_failed).run(source, dest, **settings)
+
+
+def _first_to_compute(
+    store: Progress, now: Sequence[dict[str, Any]], on_mismatch: OnMismatch, key: str | None
+) -> int:
+    """Return the first step of which no committed result counts. `now`: fingerprints of the steps.
+
+    Raises:
+        RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
+            them anew nor to keep them.
+    """
+    if store.is_empty:
+        return 0
+    before: list[dict[str, Any]] = store.get("steps") or []
+    first, why = _first_difference(before, now)
+    if store.get("key") != key:
+        first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
+    elif on_mismatch == "keep" and why and _columns(before) == _columns(now)[: len(before)]:
+        return len(now)
+    if why is not None and on_mismatch != "recompute":
+        raise RunMismatch(
+            f"the progress file holds results of other steps: {why}; on_mismatch='recompute' "
+            "replaces them, 'keep' keeps them where only the code or its parameters differ, "
+            "another dest leaves them alone"
+        )
+    return first
 
 
 def _first_difference(
@@ -256,13 +256,8 @@ def _first_difference(
     return len(now), None
 
 
-def _same_columns(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the steps of two pipelines differ in nothing but code and parameters."""
-    return len(before) <= len(now) and all(
-        old[name] == new[name]
-        for old, new in zip(before, now, strict=False)
-        for name in ("input", "output")
-    )
+def _columns(steps: Sequence[dict[str, Any]]) -> list[Any]:
+    return [(step["input"], step["output"]) for step in steps]
 
 
 class _Run:
@@ -286,9 +281,9 @@ class _Run:
         names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
         self._kept = Kept(names, plan, is_typed=result.is_typed)
         self._failed = failed
-        self._columns = [Columns(step.outputs, step.declared) for step in plan.steps]
+        columns = [Columns(step.outputs, step.declared) for step in plan.steps]
         self._merge = Merge(
-            source, store, self._columns, names, key=plan.key, keep_failed=failed == "keep"
+            source, store, columns, names, key=plan.key, keep_failed=failed == "keep"
         )
         self._merge.check(result)
         source.windows([*plan.columns, *(names or [])])  # refuses a missing column
@@ -297,14 +292,11 @@ class _Run:
         self,
         ray: Ray | None,
         max_failed: float | None,
-        row_threads: int | None,
+        row_threads: int,
         watch: bool | Callable[[Snapshot], None],
     ) -> Report:
         """Run all rows through all steps, and write the result."""
         inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-
-        def report(outcome: Outcome) -> None:
-            inbox.put(lambda: work.end(outcome))
 
         def reserve() -> None:
             for engine in engines:
@@ -312,14 +304,16 @@ class _Run:
 
         steps = self._plan.steps
         engines = [
-            engine_for(spec_of(number, each, ray), report) for number, each in enumerate(steps)
+            engine_for(
+                spec_of(number, step, ray), lambda outcome: inbox.put(lambda: work.end(outcome))
+            )
+            for number, step in enumerate(steps)
         ]
         stages = [
             Stage(number, *each, reserve)
             for number, each in enumerate(zip(steps, engines, strict=True))
         ]
         watching = watcher(watch, self._path, self._result.path)
-        threads = row_threads or min(32, (os.cpu_count() or 1) + 4)
         reader = Reader(
             self._source,
             self._plan,
@@ -327,15 +321,14 @@ class _Run:
             self._kept,
             lambda reading: inbox.put(lambda: work.take_in(reading)),
         )
-        work = Coordinator(self._plan, stages, reader, inbox, max_failed, threads, watching.update)
-
-        def fail(error: BaseException) -> None:
-            inbox.put(lambda: _raise(error))
+        work = Coordinator(
+            self._plan, stages, reader, inbox, max_failed, row_threads, watching.update
+        )
 
         stopped, cause = "", None
         state: State = "failed"
         try:
-            committer = Committer(self._store, fail)
+            committer = Committer(self._store, lambda error: inbox.put(lambda: _raise(error)))
             try:
                 work.execute(committer)
             finally:

@@ -19,6 +19,7 @@ from .engines.threads import CallerEngine
 from .failures import error_text
 from .run.plan import spec_of
 from .run.stage import Stage
+from .run.transform import Result
 from .run.verdicts import Row
 from .step import Step
 
@@ -56,28 +57,21 @@ class Predictor:
             RunStopped: nothing succeeds any more: the function is broken, or its service is away.
         """
         with self._lock:
-            results: dict[int, Any] = {}
+            stage = self._stage
             try:
-                self._compute(
-                    [Row(number, (), dict(row), number) for number, row in enumerate(rows)], results
+                return self._compute(
+                    stage, [Row(n, (), dict(row), n) for n, row in enumerate(rows)]
                 )
-            except BaseException:
-                before = self._stage.verdicts  # rows wait in the old stage
+            except BaseException:  # rows wait in the old stage
                 self._stage = Stage(0, self._step, self._engine)
-                self._stage.verdicts.sample = before.sample
-                self._stage.verdicts.failed_alone = before.failed_alone
+                self._stage.verdicts.sample = stage.verdicts.sample
+                self._stage.verdicts.failed_alone = stage.verdicts.failed_alone
                 raise
-            return [results[number] for number in range(len(rows))]
 
-    def _compute(self, rows: Sequence[Row], results: dict[int, Any]) -> None:
-        """Fill in the result of each row, or its error."""
-        stage, verdicts = self._stage, self._stage.verdicts
-
-        def end(row: Row, result: Any) -> None:
-            results[row.number] = result
-            failed = isinstance(result, BaseException)
-            stage.note_ended(ok=not failed, failed=failed)
-
+    def _compute(self, stage: Stage, rows: Sequence[Row]) -> list[Any]:
+        """Return the result of each row, or its error."""
+        verdicts = stage.verdicts
+        results: dict[int, Any] = {}
         stage.enter(rows, time.perf_counter())
         while stage.open:
             now = time.perf_counter()
@@ -85,16 +79,17 @@ class Predictor:
                 stage.admit(*stage.transform.prepare(unprepared), now)
             stage.dispatch(now, drain=True)
             outcomes, self._outcomes[:] = self._outcomes[:], []
+            ended: list[Result] = []
             dead = stage.take_dead()
             for outcome in outcomes:
                 good, failed = stage.transform.finish(stage.end(outcome, time.perf_counter()))
-                for row, result in good:
-                    end(row, result)
-                    if verdicts.sample is None:
-                        verdicts.sample = row.copy()
+                ended += good
                 dead += failed
-            for row, _, error in dead:
-                end(row, error)
+            if ended:
+                verdicts.sample = verdicts.sample or ended[0][0].copy()
+            results.update((row.number, result) for row, result in ended)
+            results.update((row.number, error) for row, _, error in dead)
+            stage.note_ended(ok=len(ended), failed=len(dead))
             if verdicts.stopped is not None:
                 why, error = verdicts.stopped
                 raise RunStopped(
@@ -102,3 +97,4 @@ class Predictor:
                 ) from error
             if not (outcomes or dead):
                 time.sleep(max(0.0, min(1.0, verdicts.next_moment() - time.perf_counter())))
+        return [results[number] for number in range(len(rows))]

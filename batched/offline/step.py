@@ -1,35 +1,29 @@
-"""Step: one batch function over all rows, and its settings, checked where they are written."""
+"""Step: a batch function with its columns and settings."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from .._batched import _BatchedBase, parts_of
 from .._batcher import BatchFunction, Options, Parts
-from .._core.policy import BatchPolicy
 from .._method import BatchedMethod
 from .checks import check_amount, check_whole
+from .engines.spec import is_awaited, unwrap
 from .retry import Retry
-
-LEAST: Final = 8
-MOST: Final = 512
-BATCH_SIZE: Final = BatchPolicy.batch_size
 
 
 @dataclass(frozen=True)
 class Auto:
-    """A batch size that the library finds: it begins with `least` rows, and doubles, up to `most`,
-    for as long as that makes a row cheaper.
+    """A batch size that the library finds. Batches begin with `least` rows, and double up to
+    `most`, for as long as a larger batch makes a row cheaper.
     """
 
-    least: int = LEAST
+    least: int = 8
     """Rows in the first batches; at least 1."""
-    most: int = MOST
+    most: int = 512
     """Rows in the largest batches; at least `least`."""
 
     def __post_init__(self) -> None:
@@ -51,26 +45,26 @@ class Step:
     """
 
     fn: Callable[..., Any]
-    """A decorated function, which keeps its settings; a plain batch function, `list` in, `list`
-    out; a coroutine function; or a class, built once per worker: its instances are called with a
-    list.
+    """A batch function, plain or decorated; a coroutine function; or a class, built once per
+    worker. The function, or the instance of the class, gets a list and returns a list. A decorated
+    function keeps its settings.
     """
     input: str | Iterable[str] = field(kw_only=True)
-    """Columns that it reads: an item is the value of one column, or a dict of several."""
+    """Columns that the step reads: an item is the value of one column, or a dict of several."""
     output: str | Iterable[str] | Mapping[str, Any] = field(kw_only=True)
-    """Columns that it writes: the result of a row is the value of one column, or a dict of several.
-    A batch may also return a dict of lists. A mapping from names to `pyarrow` types declares the
-    types; None leaves a type open.
+    """Columns that the step writes: the result of a row is the value of one column, or a dict of
+    several. A batch may also return a dict of lists. A mapping from names to `pyarrow` types
+    declares the types; None leaves a type open.
     """
     name: str = field(default="", kw_only=True)
     """Name for reports and `resume_step`; the function's own by default."""
     args: tuple[Any, ...] = field(default=(), kw_only=True)
     """Arguments after the list; of a class, the arguments of its constructor."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Keyword arguments, likewise."""
+    """Keyword arguments of the function, or of the constructor."""
     version: str | int | None = field(default=None, kw_only=True)
-    """Version of code and arguments: results count as long as the version is the same. None: the
-    code and the arguments themselves are compared.
+    """Version of the code and the arguments. Results are valid as long as the version is the same.
+    None: the code and the arguments themselves are compared.
     """
     batch_size: int | Auto | None = field(default=None, kw_only=True)
     """Most rows in one batch; None: the decorated function's, or 32."""
@@ -87,37 +81,37 @@ class Step:
     processes: bool = field(default=False, kw_only=True)
     """Whether each worker is a process; on Ray it always is."""
     timeout_s: float | None = field(default=None, kw_only=True)
-    """Longest time of one call (s), after which it is cut off. It needs processes, Ray, or a
-    coroutine function.
+    """Longest time of one call (s), after which the call is ended. A limit needs processes, Ray, or
+    a coroutine function.
     """
     retry: Retry = field(default_factory=Retry, kw_only=True)
     """Retries after errors of a service."""
     outage_s: float = field(default=600.0, kw_only=True)
-    """Time for which a step that fails for every row is tried before the run ends (s)."""
+    """Time without any success after which the run ends (s)."""
     preprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
     """Function of one row's input that returns the item, called in threads beside the batches."""
     postprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
-    """Function of one row's output that returns the result to keep, likewise."""
+    """Function of one row's output that returns the result to keep, called in the same threads."""
     where: Callable[[Any], bool] | None = field(default=None, kw_only=True)
-    """Predicate on a row's result, likewise. A row for which it is false ends here: it enters no
-    later step, and is not in the result.
+    """Predicate on a row's result, called in the same threads. A row for which the predicate is
+    false enters no later step, and is not in the result.
     """
     route: Callable[[Any], str] | None = field(default=None, kw_only=True)
-    """Function of one row's input that returns a key. Rows of one key run together: a function gets
-    the key after the list, a class is built for each key, with the key before its other arguments.
+    """Function of one row's input that returns a key. Rows of one key run together. A function gets
+    the key after the list. A class is built for each key, with the key before its other arguments.
     """
     max_models: int = field(default=1, kw_only=True)
-    """Instances that each worker keeps of a class with `route`; the least recently used goes."""
+    """Instances that each worker keeps of a class with `route`; the least recently used one is
+    dropped.
+    """
     num_cpus: float | None = field(default=None, kw_only=True)
-    """CPUs of each worker that is an actor of Ray; None: as the engine says."""
+    """CPUs of each worker that is an actor of Ray; None: the setting of the engine."""
     num_gpus: float | None = field(default=None, kw_only=True)
-    """GPUs, likewise."""
+    """GPUs of each worker that is an actor of Ray; None: the setting of the engine."""
     isolate_errors: bool = field(default=True, kw_only=True)
-    """Whether a batch that fails is called again in parts, to find the rows that fail."""
+    """Whether a failed batch is called again in parts, to find the rows that fail."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.fn, Step):
-            raise TypeError("a step holds a function, got a Step")
         if isinstance(self.fn, BatchedMethod):
             raise TypeError(
                 f"{self.fn.__qualname__} is a method: give that of an instance, or a class, which "
@@ -125,48 +119,42 @@ class Step:
             )
         if not callable(self.fn):
             raise TypeError(f"a step needs a batch function or a class, got {self.fn!r}")
-        set_field = partial(object.__setattr__, self)
-        name = self.name or getattr(self.fn, "__name__", "") or type(self.fn).__name__
-        if not isinstance(name, str):
-            raise TypeError(f"a step's name must be a string, got {name!r}")
-        set_field("name", name)
+        given = vars(self)  # changed in place, because the instance is frozen
+        name = given["name"] = self.name or getattr(self.fn, "__name__", type(self.fn).__name__)
+        for which, kind, noun in (
+            ("name", str, "a string"),
+            ("args", tuple | list, "a tuple"),
+            ("kwargs", Mapping, "a dict"),
+            ("retry", Retry, "an offline.Retry"),
+        ):
+            if not isinstance(given[which], kind):
+                raise TypeError(f"step {name!r}: {which} must be {noun}, got {given[which]!r}")
         for which in ("input", "output"):
-            self._check_columns(which, getattr(self, which))
-        set_field("input", _names(self.input))
-        if not isinstance(self.output, Mapping):
-            set_field("output", _names(self.output))
-        if not isinstance(self.args, (tuple, list)):
-            raise TypeError(f"step {name!r}: args must be a tuple, got {self.args!r}")
-        if not isinstance(self.kwargs, Mapping):
-            raise TypeError(f"step {name!r}: kwargs must be a dict, got {self.kwargs!r}")
-        set_field("args", tuple(self.args))
-        set_field("kwargs", dict(self.kwargs))
-        for which in ("batch_size", "workers", "max_models"):
-            given = getattr(self, which)
-            if given is not None and not isinstance(given, Auto):
-                check_whole(f"step {name!r}: {which}", given)
-        for which in ("num_cpus", "num_gpus", "outage_s"):
-            check_amount(f"step {name!r}: {which}", getattr(self, which) or 0)
-        for which in ("length", "preprocess", "postprocess", "route", "where"):
-            given = getattr(self, which)
-            if given is not None and not callable(given):
-                raise TypeError(f"step {name!r}: {which} must be a function, got {given!r}")
-        if not isinstance(self.retry, Retry):
-            raise TypeError(f"step {name!r}: retry must be an offline.Retry, got {self.retry!r}")
+            if isinstance(given[which], str):
+                given[which] = (given[which],)
+            elif which == "input" or not isinstance(self.output, Mapping):
+                given[which] = tuple(given[which])
+            self._check_columns(which, given[which])
+        for which in ("workers", "max_models"):
+            if given[which] is not None:
+                check_whole(f"step {name!r}: {which}", given[which])
+        for which in ("num_cpus", "num_gpus", "outage_s", "timeout_s"):
+            check_amount(f"step {name!r}: {which}", given[which] or 0)
+        for which in ("preprocess", "postprocess", "route", "where"):
+            if given[which] is not None and not callable(given[which]):
+                raise TypeError(f"step {name!r}: {which} must be a function, got {given[which]!r}")
         if self.processes and self.is_coroutine:
             raise TypeError(f"step {name!r}: a coroutine function runs on a loop, not in processes")
-        if self.timeout_s is not None:
-            check_amount(f"step {name!r}: timeout_s", self.timeout_s)
-        self._check_arguments()  # and settings: here, not in the run
+        self._check_arguments()  # which checks the settings of `parts` too
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the columns that it reads."""
+        """Names of the columns that the step reads."""
         return self.input  # type: ignore[return-value]  # by __post_init__
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the columns that it writes."""
+        """Names of the columns that the step writes."""
         return tuple(self.output)
 
     @property
@@ -178,7 +166,7 @@ class Step:
     @property
     def is_coroutine(self) -> bool:
         """Whether calls of the function are awaited."""
-        return not inspect.isclass(self.fn) and self.parts.function.coroutine
+        return is_awaited(self.fn)
 
     @property
     def own_workers(self) -> int:
@@ -192,22 +180,21 @@ class Step:
 
     @property
     def call_retry(self) -> Retry:
-        """Retries by the run; a function that retries by itself needs no more."""
+        """Retries by the run: none if the function itself repeats its calls."""
         by_itself = getattr(self.fn, "retries_itself", False)
         return replace(self.retry, attempts=1) if by_itself else self.retry
 
     @property
     def parts(self) -> Parts:
         """The function's parts, as a batcher has them, with the settings of this step."""
-        settings: dict[str, Any] = {"isolate_errors": self.isolate_errors}
-        if isinstance(self.batch_size, Auto):
-            settings["batch_size"] = self.batch_size.most
-        elif self.batch_size is not None:
-            settings["batch_size"] = self.batch_size
-        if self.length is not None:
-            settings["length"] = self.length
-        if self.max_batch_tokens is not None:
-            settings["max_batch_tokens"] = self.max_batch_tokens
+        size = self.batch_size.most if isinstance(self.batch_size, Auto) else self.batch_size
+        of_step = {
+            "batch_size": size,
+            "length": self.length,
+            "max_batch_tokens": self.max_batch_tokens,
+            "isolate_errors": self.isolate_errors,
+        }
+        settings = {name: value for name, value in of_step.items() if value is not None}
         if isinstance(self.fn, _BatchedBase):
             function = parts_of(self.fn).function
             function = replace(function, options=function.options.updated(settings))
@@ -220,11 +207,11 @@ class Step:
 
     def _check_arguments(self) -> None:
         """Raise a TypeError if the function, or the class, does not take its arguments."""
-        func: Any = self.fn.__wrapped__ if isinstance(self.fn, _BatchedBase) else self.fn
+        func = unwrap(self.fn)
         is_class = inspect.isclass(func)
         features = self.parts.function.options.features
         if features is not None and features.spread_kwargs:
-            return  # these are known only with the first row
+            return  # the keyword arguments are known only with the first row
         key = ("key",) if self.route is not None else ()
         first = () if is_class else (["items"],)
         try:
@@ -242,38 +229,25 @@ class Step:
                 "has no __call__"
             )
 
-    def _check_columns(self, which: str, given: Any) -> None:
-        names = _names(given)
+    def _check_columns(self, which: str, given: Collection[Any]) -> None:
+        """Raise an error unless `given`, the setting `which`, has names, and types of Arrow."""
+        names = [*given]
         if not names or not all(isinstance(name, str) and name for name in names):
             raise TypeError(
                 f"step {self.name!r}: {which} must be a column's name or several, got {given!r}"
             )
         if len(set(names)) < len(names):
             raise ValueError(f"step {self.name!r}: {which} names a column twice: {given!r}")
-        if isinstance(given, Mapping):
+        for name, kind in given.items() if isinstance(given, Mapping) else ():
             import pyarrow
 
-            for name, kind in given.items():
-                if kind is not None and not isinstance(kind, pyarrow.DataType):
-                    raise TypeError(
-                        f"step {self.name!r}: the type of column {name!r} must be a "
-                        f"pyarrow.DataType, got {kind!r}"
-                    )
-
-
-def _names(given: Any) -> tuple[Any, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+            if kind is not None and not isinstance(kind, pyarrow.DataType):
+                raise TypeError(
+                    f"step {self.name!r}: the type of column {name!r} must be a pyarrow.DataType, "
+                    f"got {kind!r}"
+                )
 
 
 def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:
     """Stand for the function where only requests are made of rows."""
-    raise AssertionError(f"a worker calls a function of its own with {items}")
-
-
-def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise a TypeError for the first name that is no setting of `owner`."""
-    for name in given:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{owner} has no setting {name!r}{hint}")
+    raise AssertionError(items)

@@ -184,6 +184,13 @@ def fail_as_a_service(numbers: list[int]) -> list[int]:
     raise ConnectionError("down")
 
 
+def test_a_service_that_is_away_fails_for_the_batch_after_the_time_that_is_given() -> None:
+    handler = ModelHandler(fail_as_a_service, retry=Retry(attempts=1), outage_s=0)
+    outcome = run(handler, range(4))
+    assert {error[0] for _, error in outcome.failed_batches} == {batched.errors.RunStopped}
+    assert sorted(number for batch, _ in outcome.failed_batches for number in batch) == [*range(4)]
+
+
 def refuse_all_but_zero(items: list[int]) -> list[int]:
     if any(items):
         fail_as_a_service(items)

@@ -1,6 +1,4 @@
-"""Ray Data, on a Ray of this machine: BatchPredictor where its guide has a class written by hand,
-and its datasets as sources of runs.
-"""
+"""Ray Data on a Ray of this machine: BatchPredictor in pipelines, and datasets as sources."""
 
 from __future__ import annotations
 
@@ -220,7 +218,7 @@ def test_a_dataset_is_a_source_and_computed_once(tmp_path: Path) -> None:
     assert sorted(pq.read_table(dest).to_pylist(), key=lambda row: row["id"]) == [
         {"id": n, "vector": [n] * 3, "double": 2 * n} for n in range(100)
     ]
-    # in another order, with rows more: what is there counts
+    # in another order, with more rows: committed results are kept
     more = ray.data.from_items([{"id": n} for n in range(119, -1, -1)])
     report = offline.run(double, more, dest, **SETTINGS)
     assert (report.ok, report.skipped) == (20, 100)

@@ -128,7 +128,7 @@ class BatchRun:
         self._too_big = 0  # calls that ran out of memory
         self._timed_out = False  # the first call took longer than the time limit
         self._over: BaseException | None = None  # error of all further calls
-        self._stopped = False  # `_over` is the reason why the thread stops
+        self._stopped: BaseException | None = None  # reason why the thread stops
 
     def run(self) -> Outcome:
         """Call the function until each row has an outcome.
@@ -154,9 +154,9 @@ class BatchRun:
 
     def _outcome(self, outcomes: Outcomes) -> Outcome:
         slices, results, tried = outcomes
-        if self._stopped and self._over is not None:
-            raise self._over
-        errors = sum([isinstance(each, BaseException) for each in results])
+        if self._stopped is not None:
+            raise self._stopped
+        failed = any(issubclass(type(each), BaseException) for each in results)
         return Outcome(
             self._spec.step,
             self._batch,
@@ -164,23 +164,21 @@ class BatchRun:
             results,
             [*tried],
             perf_counter() - self._start,
-            alive=errors < len(results),
-            gave_up=self._over is not None,
-            timed_out=self._timed_out and not errors,
+            timed_out=self._timed_out and not failed,
         )
 
     def _stop(self, error: BaseException) -> None:
-        self._over, self._stopped = error, True
+        self._over = self._stopped = error
 
     def _begin(self) -> None:
         """Prepare a call. Raise an error if none may begin."""
-        if self._over is None:
-            try:
-                self._worker.make_ready()
-            except BaseException as error:
-                self._stop(error)
         if self._over is not None:
             raise self._over
+        try:
+            self._worker.make_ready()
+        except BaseException as error:
+            self._stop(error)
+            raise
         self._calls += 1
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
@@ -290,7 +288,6 @@ class Engine:
 
     def start(self) -> None:
         """Start the workers, which first build the function."""
-        self.reserve()
         for thread in self._threads:
             thread.start()
 

@@ -7,13 +7,12 @@ computes elsewhere. So a run can go on where a run with another engine ended.
 2. `max_in_flight` batches are sent to each actor ahead, so that an actor never waits for the
    driver. An actor runs one batch after another, in the order in which they were sent.
 3. A lost actor, with its process or its node, is replaced. Its unanswered calls are made again,
-   each alone on an actor. A call that loses an actor alone is at fault. So neither a row that kills
-   its process nor a node that goes costs another row. An actor that Ray ended for its memory is a
-   memory error.
+   each after a probe. A call is at fault if its actor answers the probe and is lost before the
+   answer of the call. So neither a row that kills its process nor a node that goes costs another
+   row. An actor that Ray ended for its memory is a memory error.
 4. Once a step begins, every step reserves room by its first actor. No step gets a second actor
    before all steps have their first one, since a step with all CPUs would starve another step.
-5. A step without an actor for `startup_timeout_s` is an error. On a cluster that this program has
-   started, too little room for the first actors of all steps is an error at once.
+5. A step without an actor for `startup_timeout_s` is an error.
 6. The actors end with the run, and with the driver.
 """
 
@@ -24,7 +23,7 @@ import pickle
 import socket
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -62,6 +61,7 @@ class Ray:
 
     Raises:
         TypeError, ValueError: a setting is of the wrong type or out of its range.
+        ImportError: the extra is missing.
     """
 
     address: str | None = None
@@ -87,9 +87,6 @@ class Ray:
         for name, value in {**amounts, "startup_timeout_s": self.startup_timeout_s}.items():
             check_amount(f"Ray: {name}", value)
         check_whole("Ray: max_in_flight", self.max_in_flight)
-
-    def check(self) -> None:
-        """Raise an ImportError if the extra is missing."""
         _import_ray()
 
     def join(self) -> None:
@@ -113,10 +110,10 @@ class Ray:
         self._env_of_jobs[ray.get_runtime_context().get_job_id()] = self.runtime_env
 
     @property
-    def needs(self) -> Counter[str]:
+    def needs(self) -> dict[str, float]:
         """Resources of an actor, by Ray's names."""
         needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
-        return Counter({name: value for name, value in needs.items() if value})
+        return {name: value for name, value in needs.items() if value}
 
     def new_actor(self, name: str, payload: Any) -> Any:
         """Ask the cluster for an actor with the pickled function of step `name`."""
@@ -137,7 +134,7 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(
-            "engine=offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
+            "offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
         ) from error
     return ray
 
@@ -159,12 +156,7 @@ class _Actor:
         self.ready = False  # `built` is answered
         self.calls: list[Any] = []  # calls that the actor has not answered, in their order
         self.freed = 0.0  # moment of the last answer (s)
-        self.alone = False  # reserved for one call
         self.keys = deque[Any](maxlen=models)  # routing keys of its instances
-
-
-class _IdleLossError(WorkerDied):
-    """An actor was lost before it began a call."""
 
 
 class ActorPool(Worker):
@@ -209,14 +201,9 @@ class ActorPool(Worker):
         key = args[1] if self.spec.models else None
         if len(data) > _INLINE:
             data = _import_ray().put(data)
-        alone, reply = False, None
+        reply = self._ask(data, key)
         while reply is None:
-            try:
-                reply = self._ask(data, key, alone)
-            except WorkerDied as died:
-                if alone and type(died) is not _IdleLossError:
-                    raise
-                alone = True
+            reply = self._ask(data, key, again=True)
         if isinstance(reply, RemoteError):
             raise reply
         return reply[0]
@@ -231,55 +218,54 @@ class ActorPool(Worker):
             for actor in [*self._actors]:
                 self._drop(actor)
 
-    def _ask(self, data: Any, key: object, alone: bool) -> Any:
+    def _ask(self, data: Any, key: object, *, again: bool = False) -> Any:
+        """Return the reply of an actor; None if the actor is lost, and by another fault perhaps.
+
+        Raises:
+            TimeLimitExceeded: the call took longer than the time limit.
+            WorkerDied: the call was made again, and its actor was lost during the call.
+        """
         with self._changed:
-            actor = self._claim(key, alone)
-            alive = actor.handle.__ray_ready__.remote() if alone else None
+            actor = self._claim(key)
+            probe = actor.handle.__ray_ready__.remote() if again else None
             reference = actor.handle.reply.remote(data)
             actor.calls.append(reference)
         limit, sent, wait = self.spec.timeout_s or inf, perf_counter(), _POLL
+        at_fault = False
         try:
-            if alone:
-                try:
-                    self._get(alive)
-                except WorkerDied as died:
-                    raise _IdleLossError from died
+            if probe is not None:
+                self._get(probe)
+                at_fault = True
             while not _is_answered(reference, wait):
                 if actor.calls[0] is reference:  # the call runs
                     wait = min(_POLL, max(sent, actor.freed) + limit - perf_counter())
                 if wait <= 0:
+                    at_fault = True
                     raise time_limit_exceeded(self.spec)
             return pickle.loads(self._get(reference))
         except (WorkerDied, TimeLimitExceeded):
             self._drop(actor)
-            raise
+            if at_fault:
+                raise
+            return None
         finally:
             with self._changed:
                 actor.calls.remove(reference)
                 actor.freed = perf_counter()
-                actor.alone = actor.alone and not alone
                 self._changed.notify_all()
 
-    def _claim(self, key: object, alone: bool) -> _Actor:
+    def _claim(self, key: object) -> _Actor:
         """Return the actor for a call, as soon as there is one; `_changed` is held."""
-        most = self._settings.max_in_flight
         while True:
             self.make_ready()
             self._advance(0)
-            free = [
-                each
-                for each in self._actors
-                if each.ready and not each.alone and (alone or len(each.calls) < most)
-            ]
+            most = self._settings.max_in_flight
+            free = [each for each in self._actors if each.ready and len(each.calls) < most]
             if free:
-                # an actor that has the model; else one with few models, and few calls
-                actor = min(free, key=lambda e: (key not in e.keys, len(e.keys), len(e.calls)))
-                actor.alone = alone
-                while alone and actor.calls and actor.ready:
-                    self._changed.wait()
-                if actor.ready:
-                    break
+                break
             self._changed.wait(_POLL)
+        # an actor that has the model; else one with few models, and few calls
+        actor = min(free, key=lambda e: (key not in e.keys, len(e.keys), len(e.calls)))
         if key not in actor.keys:
             actor.keys.append(key)
         return actor
@@ -362,24 +348,15 @@ class ActorPool(Worker):
             raise kind(f"the actor of {self.spec.name} was lost: {line}") from None
 
     def _check_room(self) -> None:
-        """Raise a NoRoomError if the step has waited too long for an actor, or waits in vain."""
+        """Raise a NoRoomError if the step has waited too long for an actor."""
         now = perf_counter()
         self._since = inf if self._is_settled() else min(self._since, now)
         waited = now - self._since
-        if waited > self._settings.startup_timeout_s or self._is_in_vain():
+        if waited > self._settings.startup_timeout_s:
             raise NoRoomError(self._no_room(waited))
         if waited > _PATIENCE and not self._warned:
             self._warned = True
             _logger.warning("%s; waiting for room", self._no_room(waited))
-
-    def _is_in_vain(self) -> bool:
-        """Return whether no node can join the cluster, which is too small for all steps."""
-        ray = _import_ray()
-        node = getattr(ray._private.worker, "_global_node", None)
-        if node is None or not node.is_head():  # another program has started the cluster
-            return False
-        needs = sum((step._settings.needs for step in [*self._steps]), Counter[str]())
-        return not needs <= Counter(ray.cluster_resources())
 
     def _no_room(self, seconds: float) -> str:
         ray, needs = _import_ray(), self._settings.needs

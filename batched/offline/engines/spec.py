@@ -55,12 +55,11 @@ class Spec:
     @property
     def is_coroutine(self) -> bool:
         """Whether calls of the function are awaited."""
-        func: Any = _unwrap(self.func)
-        return any(map(inspect.iscoroutinefunction, (func, func.__call__)))
+        return is_awaited(self.func)
 
     def build(self) -> Callable[..., Any]:
         """Return the function with its extra arguments, or a new instance of the class."""
-        func, args, kwargs = _unwrap(self.func), self.args, self.kwargs
+        func, args, kwargs = unwrap(self.func), self.args, self.kwargs
         if inspect.isclass(func):
             built: Any = _Models(self) if self.models else func(*args, **kwargs)
             return built  # type: ignore[no-any-return]  # `Step` has checked that it is callable
@@ -98,7 +97,7 @@ class _Models:
                 del models[next(iter(models))]
                 gc.collect()  # a model may be part of a circle; its memory is needed now
             try:
-                models[key] = _unwrap(spec.func)(key, *spec.args, **spec.kwargs)
+                models[key] = unwrap(spec.func)(key, *spec.args, **spec.kwargs)
             except Exception as error:
                 if spec.retry.is_due(error):
                     raise
@@ -110,9 +109,15 @@ class _Models:
         return model(items)
 
 
-def _unwrap(func: Callable[..., Any]) -> Callable[..., Any]:
+def unwrap(func: Callable[..., Any]) -> Any:
     """Return the function below a decorator of this package, or `func`."""
     return func.__wrapped__ if isinstance(func, _BatchedBase) else func
+
+
+def is_awaited(func: Callable[..., Any]) -> bool:
+    """Return whether calls of a function, or of the instances of a class, are awaited."""
+    inner = unwrap(func)
+    return any(map(inspect.iscoroutinefunction, (inner, inner.__call__)))
 
 
 @dataclass
@@ -129,10 +134,6 @@ class Outcome:
     """For each slice the number of calls that included the slice."""
     seconds: float = 0.0
     """Time from the first call to the end of the last one (s)."""
-    alive: bool = False
-    """Whether the function has succeeded for a row of the batch."""
-    gave_up: bool = False
-    """Whether the batch was given up: some failed rows were not tried alone."""
     timed_out: bool = False
     """Whether the whole batch took longer than `timeout_s`, and all its parts succeeded."""
     fatal: BaseException | None = None

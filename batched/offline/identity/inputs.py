@@ -40,7 +40,10 @@ def hash_inputs(window: Window, columns: Sequence[str]) -> list[int]:
 
     A value without a stable hash becomes a fault of its row. The hash of a row with a fault is 0.
     """
-    parts = [_hash_column(window, name) for name in columns]
+    parts = [
+        [_hash_value(value, window, place, name) for place, value in enumerate(window.values(name))]
+        for name in columns
+    ]
     digests = parts[0]
     if len(parts) > 1:
         digests = [xxh3_64_digest(b"".join(row)) for row in zip(*parts, strict=True)]
@@ -50,27 +53,7 @@ def hash_inputs(window: Window, columns: Sequence[str]) -> list[int]:
     return hashes
 
 
-def _hash_column(window: Window, name: str) -> list[bytes]:
-    values = window.values(name)
-    try:
-        if values and type(values[0]) is np.ndarray:
-            kinds = {(type(each), each.dtype, each.shape) for each in values}
-            letter, numbers = _pack(np.concatenate(values))
-            if letter and len(kinds) == numbers.ndim == 1:
-                rows = numbers.reshape(len(values), -1)
-                return [xxh3_64_digest(letter + row.tobytes()) for row in rows]
-        return [
-            xxh3_64_digest(each.encode(), _TEXT)
-            if isinstance(each, str)
-            else xxh3_64_digest(_encode(each))
-            for each in values
-        ]
-    except Exception:  # arrays among other values, lone surrogates, values without a hash
-        return [_hash_value(window, place, name) for place in range(window.size)]
-
-
-def _hash_value(window: Window, place: int, name: str) -> bytes:
-    value = window.values(name)[place]
+def _hash_value(value: Any, window: Window, place: int, name: str) -> bytes:
     try:
         if isinstance(value, str):
             return xxh3_64_digest(value.encode("utf-8", "surrogatepass"), _TEXT)
@@ -84,22 +67,8 @@ def _hash_value(window: Window, place: int, name: str) -> bytes:
         return bytes(8)
 
 
-def _pack(numbers: Any) -> tuple[bytes, Any]:
-    """Return the letter of a list of numbers, and the numbers in 64 bits; no letter if larger."""
-    kind = numbers.dtype.kind if numbers.size else ""
-    if kind == "f":
-        packed = numbers.astype("<f8")
-        packed[np.isnan(packed)] = math.nan  # NaN have many forms
-        return b"F", packed
-    if kind == "i" or (kind == "u" and numbers.max() < 2**63):
-        return b"I", numbers.astype("<i8")
-    return b"", numbers
-
-
 def _encode(value: Any) -> bytes:
     kind = type(value)
-    if encoder := _ENCODERS.get(kind):
-        return encoder(value)
     for base in kind.__mro__:
         if base in _ENCODERS:
             return _ENCODERS[base](value)
@@ -126,21 +95,23 @@ def _encode_float(value: float) -> bytes:
 
 def _encode_sequence(values: Sequence[Any]) -> bytes:
     kinds = set(map(type, values))
-    if kinds == {float}:
-        if (total := sum(values)) != total:  # NaN have many forms
-            values = [value if value == value else math.nan for value in values]
-        return b"F" + struct.pack(f"<{len(values)}d", *values)
-    if kinds == {int}:
-        with contextlib.suppress(struct.error):  # an integer of more than 64 bits
-            return b"I" + struct.pack(f"<{len(values)}q", *values)
+    if kinds in ({float}, {int}):
+        with contextlib.suppress(OverflowError):  # an integer of more than 64 bits
+            return _encode_array(np.array(values, "i8" if int in kinds else "f8"))
     return _join(b"l", map(_encode, values))
 
 
 def _encode_array(values: Any) -> bytes:
     if values.ndim > 1:
         return _join(b"l", map(_encode, values))
-    letter, packed = _pack(values)
-    return letter + packed.tobytes() if letter and values.ndim else _encode(values.tolist())
+    kind = values.dtype.kind if values.ndim and values.size else ""
+    if kind == "f":
+        floats = values.astype("<f8")
+        floats[np.isnan(floats)] = math.nan  # NaN have many forms
+        return b"F" + bytes(floats)
+    if kind == "i" or (kind == "u" and values.max() < 2**63):
+        return b"I" + bytes(values.astype("<i8"))
+    return _encode(values.tolist())
 
 
 def _encode_mapping(values: Mapping[Any, Any]) -> bytes:

@@ -85,9 +85,16 @@ def describe_bytecode(code: CodeType) -> Any:
 
 
 def describe_tree(node: Any, root: bool = True) -> Any:
-    """Describe a tree as JSON, without docstrings and the decorators of a function at its root."""
+    """Describe a tree as JSON, without the decorators of a function at its root.
+
+    Docstrings, and other statements that are constants, are left out.
+    """
     if isinstance(node, list):
-        return [describe_tree(part, False) for part in node if not _is_text(part)]
+        return [
+            describe_tree(part, False)
+            for part in node
+            if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+        ]
     if isinstance(node, ast.Constant | ast.MatchSingleton):
         return ascii(node.value)
     if not isinstance(node, ast.AST):
@@ -98,11 +105,6 @@ def describe_tree(node: Any, root: bool = True) -> Any:
         fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
     parts = [[name, describe_tree(value, False)] for name, value in fields.items() if value]
     return [type(node).__name__, parts]
-
-
-def _is_text(node: Any) -> bool:
-    """Return whether a statement is a docstring or another constant, which has no effect."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 class Uses(NamedTuple):

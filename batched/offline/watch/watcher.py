@@ -90,19 +90,13 @@ class Meter:
     def __init__(self) -> None:
         self._ends: deque[tuple[float, int]] = deque()  # moment (s), rows computed by then
         self._batches = 0
-        self._longest = 0.0  # between two ends (s)
-        self._now = 0.0
 
     def add(self, now: float, step: StepCounts) -> None:
         """Note the counts of the step `now` seconds after the run began."""
-        self._now = now
-        if step.batches == self._batches:
-            return
-        self._batches = step.batches
         ends = self._ends
-        if ends:
-            self._longest = max(self._longest, now - ends[-1][0])
-        ends.append((now, step.ok + step.failed + step.filtered))
+        if step.batches != self._batches:
+            self._batches = step.batches
+            ends.append((now, step.ok + step.failed + step.filtered))
         while len(ends) > 2 and ends[1][0] < now - SPAN:
             ends.popleft()
 
@@ -112,9 +106,7 @@ class Meter:
         if len(self._ends) < 2:
             return None
         (first, before), (last, rows) = self._ends[0], self._ends[-1]
-        # the time since the last end counts once it exceeds the longest batch so far
-        seconds = max(last, self._now - self._longest) - first
-        return (rows - before) / seconds if seconds else None
+        return (rows - before) / (last - first) if last > first else None
 
 
 class StatusFile:

@@ -266,7 +266,6 @@ def test_of_512_rows_with_six_faults_506_have_results() -> None:
         for _ in batches:
             done = outcomes.get(timeout=2 * SOON)
             assert done.fatal is None
-            assert not done.gave_up
             first = 64 * [each is done.batch for each in batches].index(True)
             found.update(enumerate(results(done), first))
     failed = {row for row, result in found.items() if isinstance(result, BaseException)}

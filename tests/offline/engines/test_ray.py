@@ -38,7 +38,7 @@ pytestmark = [
 
 TESTS = Path(__file__).parents[2]
 CPUS = 2
-"""Those of the node that stays."""
+"""CPUs of the node that stays."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def killed_once(log: Path, kill: Callable[[int], object], after: int) -> threadi
 
 
 def recomputed(log: Path, committed: set[int]) -> set[int]:
-    """Rows computed although they were committed."""
+    """Return the rows that were computed again after their commit."""
     return committed & {int(key) for each in ray_steps.notes(log) for key in each[2:]}
 
 
@@ -315,7 +315,7 @@ def three_steps(num_cpus: float) -> offline.Pipeline:
 
 
 def wait_for_room() -> None:
-    """Until all actors of the tests before are gone."""
+    """Wait until all actors of earlier tests have ended."""
     pause = threading.Event()
     while ray.available_resources().get("CPU", 0) < CPUS:
         pause.wait(0.1)
@@ -333,34 +333,6 @@ def test_room_for_fewer_actors_than_steps_is_told(cluster: Any, tmp_path: Path) 
     engine = offline.Ray(startup_timeout_s=8)
     with pytest.raises(TimeoutError, match="each needs CPU=1; the cluster has CPU=2, of"):
         run(three_steps(1), rows(10), tmp_path / "out.parquet", engine=engine)
-
-
-@pytest.mark.slow  # a cluster of its own
-def test_a_cluster_of_this_program_without_room_is_told_at_once(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(WITHOUT_ROOM)
-    found = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert "each needs CPU=1, tpu=1; the cluster has CPU=2, tpu=0, of which" in found.stdout
-    assert "each needs CPU=1; the cluster has CPU=2, of which" in found.stdout
-
-
-WITHOUT_ROOM = """
-import ray
-from batched import offline
-
-def same(texts):
-    return texts
-
-ray.init("local", num_cpus=2, include_dashboard=False)
-step = offline.Step(same, input="text", output="text", name="a")
-steps = [offline.Step(same, input="text", output="text", name=name) for name in "abc"]
-for pipeline, resources in (offline.Pipeline(step), {"tpu": 1}), (offline.Pipeline(*steps), {}):
-    try:
-        pipeline.run([{"text": "abc"}], "out.parquet", engine=offline.Ray(resources=resources))
-    except TimeoutError as error:
-        print(error)
-"""
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("cloudpickle")
 
 import batched
+from batched import offline
 from batched.errors import BatchFunctionError, BatchSizeMismatch, RemoteError, TimeLimitExceeded
 from batched.offline.engines import Outcome, engine_for
 from batched.offline.engines.row_threads import RowThreads
@@ -89,7 +91,7 @@ def test_a_batch_comes_back_with_a_result_for_each_slice(kind: Any) -> None:
     done = outcome(kind(double), [1, 2, 3])
     assert results(done) == [2, 4, 6]
     assert done.tried == [1, 1, 1]
-    assert (done.alive, done.gave_up, done.timed_out, done.fatal) == (True, False, False, None)
+    assert (done.timed_out, done.fatal) == (False, None)
     assert done.seconds > 0
 
 
@@ -166,7 +168,6 @@ def test_one_bad_row_in_64_is_found_by_13_calls(bad: int, kind: Any) -> None:
     assert str(found.pop(bad)) == "bad row"
     assert found == [2 * row for row in range(64) if row != bad]
     assert len(fn.calls) == 13
-    assert (done.alive, done.gave_up) == (True, False)
 
 
 def test_a_function_that_fails_for_all_rows_is_given_up_after_three_calls(kind: Any) -> None:
@@ -174,21 +175,20 @@ def test_a_function_that_fails_for_all_rows_is_given_up_after_three_calls(kind: 
     done = outcome(kind(fn), list(range(64)))
     assert fn.sizes == [64, 32, 32]
     assert {str(each) for each in done.results} == {str(fn.error)}
-    assert (len(done.results), done.alive, done.gave_up) == (64, False, True)
+    assert len(done.results) == 64
 
 
 def test_a_row_that_succeeds_keeps_the_narrowing_going(kind: Any) -> None:
     fn = Counted(set(range(8)) - {5})
     done = outcome(kind(fn), list(range(8)), thorough=True)
     assert [row for row, each in enumerate(results(done)) if each == 10] == [5]
-    assert (done.alive, done.gave_up) == (True, False)
 
 
 def test_a_thorough_batch_is_narrowed_to_the_end(kind: Any) -> None:
     fn = Counted(set(range(16)))
-    done = outcome(kind(fn), list(range(16)), thorough=True)
+    outcome(kind(fn), list(range(16)), thorough=True)
     assert all([row] in fn.calls for row in range(16))
-    assert (len(fn.calls), done.alive, done.gave_up) == (31, False, False)
+    assert len(fn.calls) == 31
 
 
 def test_a_service_error_of_the_whole_batch_comes_back_after_one_call(kind: Any) -> None:
@@ -196,7 +196,6 @@ def test_a_service_error_of_the_whole_batch_comes_back_after_one_call(kind: Any)
     done = outcome(kind(fn), list(range(64)), retry=NEVER)
     assert fn.sizes == [64]
     assert {type(each) for each in done.results} == {ConnectionError}
-    assert (done.alive, done.gave_up) == (False, False)
 
 
 def test_a_service_error_of_a_thorough_batch_is_narrowed(kind: Any) -> None:
@@ -209,7 +208,7 @@ def test_without_isolation_a_batch_fails_as_one(kind: Any) -> None:
     fn = Counted({3})
     done = outcome(kind(fn), list(range(8)), isolate_errors=False, thorough=True)
     assert [type(each) for each in done.results] == [ValueError] * 8
-    assert (fn.sizes, done.alive, done.gave_up) == ([8], False, False)
+    assert fn.sizes == [8]
 
 
 def test_too_few_results_are_logged_once_and_narrowed(
@@ -220,7 +219,6 @@ def test_too_few_results_are_logged_once_and_narrowed(
             engine.submit(batch_of(list(range(16))))
             done = outcomes.get(timeout=SOON)
             assert {type(each) for each in done.results} == {BatchSizeMismatch}
-            assert (done.alive, done.gave_up) == (False, True)
     (message,) = caplog.messages
     assert message.endswith("it is called with fewer items, down to one")
 
@@ -228,7 +226,7 @@ def test_too_few_results_are_logged_once_and_narrowed(
 def test_rows_whose_errors_are_returned_in_their_place_are_not_given_up(kind: Any) -> None:
     done = outcome(kind(lambda items: [KeyError(item) for item in items]), list(range(8)))
     assert {type(each) for each in done.results} == {KeyError}
-    assert (done.tried, done.alive, done.gave_up) == ([1] * 8, False, False)
+    assert done.tried == [1] * 8
 
 
 def test_an_exit_is_an_error_as_any_other() -> None:
@@ -297,9 +295,8 @@ def test_a_dead_device_whose_memory_ran_out_first_is_given_up_too() -> None:
             raise MemoryError("too many")
         raise RuntimeError("device lost")
 
-    done = outcome(dead, list(range(64)))
+    outcome(dead, list(range(64)))
     assert calls[:3] == [64, 32, 32]
-    assert done.gave_up
     assert len(calls) < 10
 
 
@@ -380,6 +377,21 @@ def test_a_class_of_a_coroutine_function_is_built_once_on_its_loop() -> None:
             engine.submit(batch_of([row]))
         assert sorted(results(outcomes.get(timeout=SOON))[0] for _ in range(3)) == [0, 1, 2]
     assert len(built) == 1
+
+
+def test_a_class_of_a_coroutine_function_has_time_limits_and_no_processes(tmp_path: Path) -> None:
+    class Client:
+        async def __call__(self, items: list[int]) -> list[int]:
+            if 1 in items:
+                await asyncio.Event().wait()
+            return items
+
+    step = offline.Step(Client, input="n", output="m", timeout_s=0.02)
+    source, dest = [{"n": 0}, {"n": 1}, {"n": 2}], tmp_path / "out.jsonl"
+    report = offline.Pipeline(step).run(source, dest, watch=False)
+    assert (report.ok, dict(report.errors)) == (2, {"TimeLimitExceeded": 1})
+    with pytest.raises(TypeError, match="'Client': a coroutine function runs on a loop, not in"):
+        offline.Step(Client, input="n", output="m", processes=True)
 
 
 def class_of(init: Any, kind: Any) -> Any:

@@ -97,16 +97,6 @@ def test_rows_that_were_done_before_are_in_no_rate() -> None:
     assert pace.left == 8  # 80 rows
 
 
-def test_a_batch_slows_the_rate_only_once_it_takes_longer_than_all_before() -> None:
-    meter = Meter()
-    for number in (1, 2, 3):
-        meter.add(10.0 * number, counts(10 * number, batches=number))
-    meter.add(39.0, counts(30, batches=3))
-    assert meter.rate == 1
-    meter.add(60.0, counts(30, batches=3))
-    assert meter.rate == 20 / 40
-
-
 def test_the_rate_follows_a_service_that_has_become_slow() -> None:
     meter = Meter()
     for second in range(1, 1001):
