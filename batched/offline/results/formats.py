@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,9 +39,6 @@ PART_ROWS: Final = 1_000_000
 """Rows that end a file of a folder, at the end of a row group."""
 PART_BYTES: Final = 1 << 30
 """Bytes, before compression, that end a file of a folder sooner."""
-
-JSON = orjson.OPT_SERIALIZE_NUMPY
-JSON_LINE = JSON | orjson.OPT_APPEND_NEWLINE
 
 LINE_END = b"\r\n"  # RFC 4180
 QUOTED = re.compile('[",\r\n]').search
@@ -127,52 +123,42 @@ class Lines:
 
 def _json_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
     """Return each row as a line of JSON."""
-    lines = []
-    for row in rows:
-        record = dict(zip(names, row, strict=True))
-        try:
-            line = orjson.dumps(record, _json_value, JSON_LINE)
-        except TypeError:
-            line = b"null"
-        if b"null" in line:  # perhaps of NaN or an infinity
-            line = orjson.dumps(_with_fragments(record), _json_value, JSON_LINE)
-        lines.append(line)
-    return lines
+    return [_json(dict(zip(names, row, strict=True))) + b"\n" for row in rows]
 
 
-def _with_fragments(value: Any) -> Any:
-    """Return the value with JSON of the standard library where orjson writes none: NaN, infinities,
+def _json(value: Any) -> bytes:
+    """Return a value as JSON.
+
+    The standard library writes values that orjson refuses or writes as null: NaN, infinities,
     integers of more than 64 bits, lone surrogates.
     """
-    if isinstance(value, dict):
-        return {name: _with_fragments(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
-        return list(map(_with_fragments, value))
-    if isinstance(value, list):
-        return list(map(_with_fragments, value))
-    if isinstance(value, float | np.floating) and not math.isfinite(value):
-        return orjson.Fragment(json.dumps(float(value)))
-    if isinstance(value, int):
-        return orjson.Fragment(json.dumps(value))
-    if isinstance(value, str) and not value.isascii():
-        with suppress(UnicodeEncodeError):
-            value.encode()
-            return value
-        return orjson.Fragment(json.dumps(value))
-    return value
+    with suppress(TypeError):
+        text = orjson.dumps(value, _plain, orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" not in text:
+            return text
+    return _STANDARD.encode(value).encode(errors="backslashreplace")
 
 
-def _json_value(value: Any) -> Any:
-    """Return a value that orjson writes in place of one that it does not know."""
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has in place of one that it lacks."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, date | time):
+        return value.isoformat()
     if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value)
+        return list(value)
+    if isinstance(value, np.floating):
+        return float(str(value))  # as few digits as the type needs
+    if isinstance(value, np.generic):
+        return value.item()
     raise TypeError(f"a {type(value).__name__} has no form as text")
+
+
+_STANDARD: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 
 def _csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
@@ -193,11 +179,9 @@ def _cell(value: Any) -> str:
     elif isinstance(value, int | float):
         return str(value)
     elif isinstance(value, dict | list | np.ndarray):
-        text = orjson.dumps(_with_fragments(value), _json_value, JSON).decode()
-    elif isinstance(value, date | time):
-        text = value.isoformat()
+        text = _json(value).decode()
     else:
-        text = str(_json_value(value))
+        text = str(_plain(value))
     if not text or QUOTED(text):
         return '"' + text.replace('"', '""') + '"'
     return text
