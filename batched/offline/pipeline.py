@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import queue
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from os import PathLike
@@ -20,7 +19,6 @@ from .engines.spec import Outcome
 from .failures import error_text
 from .identity.code import difference, fingerprint
 from .progress.committer import Committer
-from .progress.owner import network_disk
 from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
@@ -158,13 +156,6 @@ class Pipeline:
         path = progress_path(dest, progress)
         if not path.parent.is_dir():
             raise ResultError(f"the folder {path.parent} does not exist; create it first")
-        if kind := network_disk(path):
-            warnings.warn(
-                f"the progress file {path} is on a network disk ({kind}), whose locks may not keep "
-                "out a second run on another machine; start none, or have progress= on a local "
-                "disk",
-                stacklevel=2,
-            )
         store = Progress.open(path)
         try:
             opened = open_source(source, spool=path.with_name(f"{path.name}.input"))

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -24,8 +23,6 @@ from pyarrow import fs  # noqa: E402
 
 from batched import cli, offline  # noqa: E402
 from batched.errors import ResultError, RunStopped  # noqa: E402
-from batched.offline import pipeline as _pipeline  # noqa: E402
-from batched.offline.progress.owner import network_disk  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
 from batched.offline.results import upload as _upload  # noqa: E402
 from batched.offline.results.local import (  # noqa: E402
@@ -412,38 +409,3 @@ def test_any_filesystem_of_pyarrow_will_do(tmp_path: Path, monkeypatch: pytest.M
     offline.run(upper, ROWS[3:], "any://store/r/", **settings)
     assert sorted(os.listdir(tmp_path / "store/r")) == ["_SUCCESS", "part-00000.parquet"]
     assert pq.read_table(tmp_path / "store/r").column("id").to_pylist() == list(range(3, 40))
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_one"),
-    [
-        ("nfs4", True),
-        ("cifs", True),
-        ("fuse.sshfs", True),
-        ("fuse", True),
-        ("ext4", False),
-        ("overlay", False),
-        ("fuseblk", False),
-        ("fuse.fuse-overlayfs", False),
-    ],
-)
-def test_a_progress_file_on_a_network_disk_is_told(
-    kind: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = tmp_path.stat().st_dev
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "22 1 0:99 / /proc rw shared:1 - nfs4 host:/other rw\n"
-        f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - {kind} host:/x rw\n"
-    )
-    found = network_disk(tmp_path / "progress", mounts)
-    assert found == (kind if is_one else None)
-    monkeypatch.setattr(_pipeline, "network_disk", lambda path: found)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        offline.run(upper, ROWS, tmp_path / "r.csv", **SETTINGS)
-    assert [str(each.message).partition(", ")[0] for each in told] == (
-        [f"the progress file {tmp_path}/r.csv.progress is on a network disk ({kind})"]
-        if is_one
-        else []
-    )
