@@ -376,21 +376,17 @@ class _Run:
             "keep": self._kept.names,
             "failed": self._failed,
         }
-        known = store.get("results") or []
+        known = (store.get("results") or [])[-1:]
         if merged["source"] is not None and store.get("merged") == merged and result.holds(known):
             return
 
-        def note(stamp: Stamp) -> None:
+        def note(stamps: Sequence[Stamp]) -> None:
             # one of these is there if the run ends now; nothing tells of which source
-            store.put_all({"merged": None, "results": [*known, stamp]})
+            store.put_all({"merged": None, "results": stamps})
 
         result.check_space(self._path.stat().st_size)
-        try:
-            self._merge.write(result, self._kept.kinds, work.note_letters)
-            stamp = self._merge.publish(note)
-        finally:
-            self._merge.close()
-        store.put_all({"results": [stamp], "merged": merged})
+        stamps = self._merge.write(result, self._kept.kinds, work.note_letters, note)
+        store.put_all({"results": stamps, "merged": merged})
 
 
 def _raise(error: BaseException) -> None:

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from ..types.columns import Kinds
-from ..types.values import Kind, read, to_arrow
+from ..types.values import Kind
 from .chunks import decode_kinds, decode_values, encode_chunks
 from .commit import Commit, Committed, Key, Letter, Status
 from .database import Database, insert, marks, windows
@@ -170,19 +166,7 @@ class Progress:
     # --- values
 
     def chunk(self, number: int) -> list[Any]:
-        """Return the columns of a chunk: lists of values, or Arrow arrays of arrays."""
-        return [
-            column
-            if isinstance(column, list)
-            else to_arrow(column, ("array", column.dtype.name, column.shape[1:]))
-            for column in self._columns(number)
-        ]
-
-    def values(self, number: int) -> list[list[Any]]:
-        """Return the columns of a chunk as lists of canonical values."""
-        return list(map(list, self._columns(number)))
-
-    def _columns(self, number: int) -> list[Any]:
+        """Return the columns of a chunk: lists of values, or arrays with a row for each value."""
         (row,) = self._query("select bytes, data from chunks where id = ?", number)
         return decode_values(*row)
 
@@ -190,43 +174,13 @@ class Progress:
         """Return the size before compression of each chunk (bytes)."""
         return dict(self._query("select id, bytes from chunks"))
 
-    def final_kinds(self, step: int, columns: int, *, empty_dicts: bool = True) -> list[Kind]:
-        """Return the kinds of the final columns of a step.
+    def kinds(self, step: int) -> list[tuple[Kind, ...] | None]:
+        """Return the kinds of the columns in the chunks of a step.
 
-        The kinds of its chunks suffice if one kind takes all values. Else all values of rows of the
-        present source are counted.
+        None stands for a chunk with values of no common kind.
         """
-        kinds = [Kinds(empty_dicts=empty_dicts) for _ in range(columns)]
         stored = self._query("select distinct kind from chunks where step = ?", step)
-        for (each,) in stored:
-            for kind, one in zip(kinds, decode_kinds(each) if each else (), strict=False):
-                kind.add({one: 1})
-        if (None,) not in stored and all(kind.agree for kind in kinds):
-            return [kind.final() for kind in kinds]
-        kinds = [Kinds(empty_dicts=empty_dicts) for _ in range(columns)]
-        for number, rows in groupby(self._places_by_chunk(step), itemgetter(0)):
-            places = [place for _, place in rows]
-            for kind, column in zip(kinds, self.values(number), strict=True):
-                kind.add(Counter([read(column[place])[1] for place in places]))
-        return [kind.final() for kind in kinds]
-
-    def _places_by_chunk(self, step: int) -> Iterator[tuple[int, int]]:
-        """Yield chunk and place of all results of a step; SQLite sorts them on disk."""
-        with self._database.use() as conn:
-            conn.execute("drop table if exists temp.sorted")
-            conn.execute(
-                "create temp table sorted(chunk, place, primary key(chunk, place)) without rowid"
-            )
-            conn.execute(
-                "insert into sorted select chunk, place from rows where step = ? and status = 'ok' "
-                f"and {keys_in_source(conn)}",
-                (step,),
-            )
-        last = -1, -1
-        after = f"select * from sorted where (chunk, place) > (?, ?) limit {PAGE}"
-        while page := self._query(after, *last):
-            yield from page
-            last = page[-1]
+        return [kinds and decode_kinds(kinds) for (kinds,) in stored]
 
     # --- the source
 

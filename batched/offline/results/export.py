@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..sources.base import WINDOW_ROWS, Rows, RowSource
 from ..types.columns import Columns, Kinds
 from ..types.values import read_column
 from ..uris import is_remote, without_credentials
-from .local import open_result
+from .local import Stamp, open_result
 from .merge import Merge
 
 
@@ -49,17 +50,23 @@ def export(
         base, suffix = os.path.splitext(os.fspath(result).rstrip("/"))
         dest = f"{base}.partial{suffix or '/'}"
     with closing(Progress.open(path)) as store:
-        known = store.get("exports") or []
-        written = open_result(dest, overwrite=overwrite, known=known, progress=f"{path}.export")
+        written = open_result(
+            dest,
+            overwrite=overwrite,
+            known=store.get("exports") or [],
+            progress=f"{path}.export",
+        )
+
+        def note(stamps: Sequence[Stamp]) -> None:
+            store.put_all({"exports": stamps})
+
         key = store.get("key") or "row"
         source = _open_keys(store, key)
         kinds = Kinds()
         for window in source.windows(None):
             kinds.add(read_column(window.values(key))[1])
         columns = [Columns(step["output"]) for step in store.get("steps") or ()]
-        with closing(Merge(source, store, columns)) as merge:
-            merge.write(written, {key: kinds}, len)
-            merge.publish(lambda stamp: store.put_all({"exports": [*known, stamp]}))
+        note(Merge(source, store, columns).write(written, {key: kinds}, len, note))
     return written.path
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,9 @@ from .formats import Lines, Parquet
 
 Stamp = dict[str, list[int]]
 """Size in bytes and time of change in ns of the file, or of each file of the folder, by name."""
+
+KNOWN: Final = 16
+"""Results, the latest ones, that a progress file knows: runs may have several destinations."""
 
 FORMATS: Final = ".parquet, .jsonl or .csv, or '/' for a folder of Parquet files"
 
@@ -170,16 +173,18 @@ class Result:
             return Parquet(iter([writing]), columns)
         return Lines(writing, list(columns), is_json=self.suffix == ".jsonl")
 
-    def publish(self, note: Callable[[Stamp], object]) -> Stamp:
-        """Have the result appear, once its writer is closed. Return its stamp.
+    def publish(self, note: Callable[[Sequence[Stamp]], object]) -> list[Stamp]:
+        """Have the result appear, once its writer is closed. Return the stamps of known results.
 
-        `note` gets the stamp before the result appears: a run that is killed in between knows both
-        the old result and the new one.
+        `note` gets them before the result appears: a run that is killed in between knows both the
+        old result and the new one. The last stamp is that of this result.
         """
         for file in [*_parts(self.writing), self.writing]:
             _sync(file)
         self.check()
-        return self.move(_stamp(self.writing), note)
+        stamp = self.move(_stamp(self.writing), lambda stamp: note([*self.known, stamp]))
+        whole = [known for known in self.known if all(known.values())]
+        return [*whole, stamp][-KNOWN:]
 
     def abort(self) -> None:
         """Remove the rows that are hidden."""

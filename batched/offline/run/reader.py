@@ -65,7 +65,7 @@ class Kept:
         for name in window.columns if self.names is None else self.names:
             if name in self._replaced:
                 continue
-            kinds = self.kinds.setdefault(name, Kinds(empty_dicts=not self._is_typed))
+            kinds = self.kinds.setdefault(name, Kinds())
             if self._is_typed and isinstance(window.columns[name], list):
                 values = Columns([name]).read(window.values(name))
                 for place, why in values.misfits.items():
@@ -226,7 +226,7 @@ class Results:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._chunks: OrderedDict[int, list[list[Any]]] = OrderedDict()  # by number, by column
+        self._chunks: OrderedDict[int, list[Any]] = OrderedDict()  # by number, by column
 
     def row(self, commit: Committed) -> list[Any]:
         """Return the results of one row, column by column."""
@@ -235,7 +235,7 @@ class Results:
         assert place is not None
         columns = self._chunks.get(number)
         if columns is None:
-            columns = self._chunks[number] = self._progress.values(number)
+            columns = self._chunks[number] = self._progress.chunk(number)
             if len(self._chunks) > CACHED:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(number)

@@ -188,6 +188,8 @@ def read_column(values: Sequence[Any], depth: int = 0) -> tuple[Any, Mapping[Kin
     The values are a list, or an array with a row for each. Python does no work per value for values
     of one plain type, and for arrays of one shape.
     """
+    if isinstance(values, np.ndarray):
+        return values, {("array", values.dtype.name, values.shape[1:]): len(values)}
     found = set(map(type, values))
     only = found.pop() if len(found) == 1 else object
     kind = _PLAIN.get(only)
@@ -393,9 +395,12 @@ def to_array(values: Sequence[Any], kind: Any) -> Any:
     if is_tensor or types.is_fixed_size_list(kind):
         shape = tuple(kind.shape) if is_tensor else (kind.list_size,)
         form = kind.storage_type if is_tensor else kind
-        shapes = {getattr(value, "shape", None) for value in values}
+        is_block = isinstance(values, np.ndarray)
+        shapes = (
+            {values.shape[1:]} if is_block else {getattr(value, "shape", None) for value in values}
+        )
         if shapes == {shape}:
-            block = values if isinstance(values, np.ndarray) else np.concatenate(values)
+            block = values if is_block else np.concatenate(values)
             items = pa.array(block.reshape(-1), kind.value_type)
             array = pa.FixedSizeListArray.from_arrays(items, type=form)
         elif is_tensor and shapes - {shape, None}:

@@ -110,7 +110,7 @@ def test_arrays_of_one_shape_are_stored_as_one(progress: Progress) -> None:
     ((size,),) = query(progress, "select length(data) from chunks")
     assert size < 100 * 384 * 4 + 500
     (column,) = progress.chunk(1)
-    assert (len(column), column.type.list_size) == (100, 384)
+    assert column.shape == (100, 384)
     found = outputs(progress, list(range(100)))
     assert all(np.array_equal(found[place, 0], row) for place, row in enumerate(rows))
 
@@ -486,37 +486,6 @@ def test_queries_use_their_indexes(progress: Progress) -> None:
     ):
         (plan,) = query(progress, f"explain query plan {statement}")
         assert index in plan[3]
-
-
-# --- kinds of final columns
-
-
-def test_the_kind_of_a_column_takes_all_chunks(progress: Progress) -> None:
-    progress.commit([results(["a"], [1])])
-    progress.commit([results(["b"], [0.5]), done(["c"], 1)])
-    assert progress.final_kinds(0, 1) == ["float"]
-    assert progress.final_kinds(1, 1) == ["str"]
-    assert progress.final_kinds(2, 1) == ["unseen"]
-
-
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
-    progress: Progress, size: int
-) -> None:
-    values = [1, None, "x", 2**60, 3, "y", 5] + ["of a row that left"] * 5
-    keys: list[Key] = list(range(len(values)))
-    for first in range(0, len(values), size):
-        some = slice(first, first + size)
-        progress.commit([results(keys[some], values[some])])
-    note(progress, keys)
-    note(progress, keys[:7])
-    assert progress.final_kinds(0, 1) == ["int64"]
-
-
-def test_a_dict_without_fields_gives_no_type_where_none_can_be_stored(progress: Progress) -> None:
-    progress.commit([results(["a", "b"], [{}, {"a": {}}])])
-    assert progress.final_kinds(0, 1) == [("struct", (("a", ("struct", ())),))]
-    assert progress.final_kinds(0, 1, empty_dicts=False) == [("struct", (("a", "null"),))]
 
 
 def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:
