@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ...errors import SourceError
-from ..types.arrow import cast, to_python, without_views
+from ..types.arrow import to_python, without_views
 
 if TYPE_CHECKING:
     from .files import Files
@@ -320,9 +320,7 @@ def _regroup(batches: Iterable[Any], schema: Any, size: int) -> Iterator[list[An
     for batch in batches:
         offset = 0
         while offset < batch.num_rows:
-            piece = batch.slice(offset, size - rows)
-            arrays = [cast(piece.column(part.name), part.type) for part in schema]
-            piece = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            piece = batch.slice(offset, size - rows).select(schema.names).cast(schema)
             if is_full := piece.nbytes > room:
                 piece = piece.slice(0, max(1, piece.num_rows * room // piece.nbytes))
             pieces.append(piece)

@@ -264,14 +264,14 @@ def _read_list(value: Sequence[Any], depth: int) -> tuple[Any, Kind]:
 
 def _read_array(value: Any, depth: int) -> tuple[Any, Kind]:
     dtype = value.dtype
-    if not value.ndim:
-        return read(value[()], depth)
     if dtype.kind in "OSTU" or hasattr(value, "mask"):
-        return _read_list(value.tolist(), depth)
+        return read(value.tolist(), depth)
     if dtype.name == "bfloat16":  # of ml_dtypes, as JAX has it
         dtype = np.dtype(np.float32)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise Unfit(f"arrays of dtype {dtype} cannot be stored; return numbers of up to 64 bits")
+        raise Unfit(f"numbers of dtype {dtype} cannot be stored; return some of up to 64 bits")
+    if not value.ndim:
+        return read(value.item(), depth)
     # A copy: a function may write its next results to the same memory.
     value = np.array(value, dtype.newbyteorder("="), order="C")
     kind = "array", value.dtype.name, value.shape
@@ -306,12 +306,6 @@ def of_tensor(value: Any) -> Any:
         return tensor.numpy()
     except TypeError:  # numpy has no bfloat16
         return tensor.float().numpy()
-
-
-def _read_scalar(value: Any, depth: int) -> tuple[Any, Kind]:
-    if value.dtype.char not in "?bhilqpBHILQPefdSU":
-        raise Unfit(f"scalars of dtype {value.dtype} cannot be stored; return a scalar of Python")
-    return read(value.item(), depth)
 
 
 def _read_time(value: Any, _: int) -> tuple[Any, Kind]:
@@ -356,7 +350,7 @@ def as_dict(value: Any) -> dict[Any, Any] | None:
 
 _READERS: Final[dict[type, Callable[[Any, int], tuple[Any, Kind]]]] = {
     Enum: lambda value, depth: read(value.value, depth),
-    np.generic: _read_scalar,
+    np.generic: _read_array,
     str: _read_str,
     int: lambda value, _: (int(value), _int(value)),
     float: lambda value, _: (float(value), "float"),
