@@ -148,7 +148,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
         for window in opened.windows(["id", "text"], WINDOW):
             keys = [key for key in keys_of(window, "id") if key is not None]
             hashes = hash_inputs(window, ["text"])
-            progress.note_source(window.first, keys)
+            progress.order.note(window.first, keys)
             values = window.values("text")
             for first in range(0, window.size, together):
                 some = slice(first, first + together)
@@ -156,7 +156,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
                 done = [(*row, 1) for row in zip(keys[some], hashes[some], strict=True)]
                 progress.commit([Commit(0, done, found)])
             rows += window.size
-        progress.end_source(rows)
+        progress.order.end(rows)
     finally:
         progress.close()
     return rows

@@ -24,8 +24,8 @@ def test_dead_letters_hold_no_lock_between_their_pages(tmp_path: Path) -> None:
     with closing(Progress.open(path)) as progress:
         progress.put_all({"steps": [{"name": "embed"}]})
         progress.commit([Commit(0, failed=failed)])
-        progress.note_source(0, [None, *[key for key, *_ in failed]])
-        progress.end_source(2501)
+        progress.order.note(0, [None, *[key for key, *_ in failed]])
+        progress.order.end(2501)
         progress.add_letters("source", [Letter(0, None, letter_text("source", "no JSON"))])
     found = []
     for letter in dead_letters(path):

@@ -61,7 +61,8 @@ class Progress:
         self.path = database.path
         self._database = database
         self._replaced = False  # chunks may have lost their last row
-        self._order = SourceOrder(database)
+        self.order = SourceOrder(database)
+        """The order of the source, which the reader of the source notes."""
 
     # --- notes
 
@@ -130,7 +131,7 @@ class Progress:
         """Return the state of these keys, by key and step."""
         found: dict[tuple[Key, int], Committed] = {}
         with self._database.use() as conn:
-            for some in windows(conn, keys):
+            for some in windows(keys):
                 rows = conn.execute(
                     "select key, step, status, chunk, place, input, attempts, error from rows "
                     f"where key in ({marks(some)})",
@@ -183,19 +184,6 @@ class Progress:
         return [kinds and decode_kinds(kinds) for (kinds,) in stored]
 
     # --- the source
-
-    def note_source(self, first: int, keys: Sequence[Key | None]) -> list[int]:
-        """Note keys of the present source, the first being that of row `first`.
-
-        The result is the places of keys that stand in this window or in an earlier row already;
-        these rows, and rows without a key, get no entry. To be called with all keys, in order, and
-        then `end_source`.
-        """
-        return self._order.note(first, keys)
-
-    def end_source(self, rows: int) -> None:
-        """Note that the source has so many rows, all of which were noted."""
-        self._order.end(rows)
 
     @property
     def source_rows(self) -> int:
@@ -260,7 +248,7 @@ class Progress:
         """Give the file back; nothing can be done with it afterwards."""
         # A later run can do without, or will say again, all that is written here.
         with suppress(OSError):
-            self._order.write()
+            self.order.write()
             if self._replaced:
                 with self._database.transaction() as conn:
                     conn.execute(

@@ -134,7 +134,7 @@ class Reader:
             yield self._find(window)
             rows = window.first + window.size
         if not self._closed:
-            self._progress.end_source(rows)
+            self._progress.order.end(rows)
         yield Reading(last=True)
 
     def _find(self, window: Window) -> Reading:
@@ -147,7 +147,7 @@ class Reader:
             self._kept.check(window)
         faults = window.faults
         usable = [None if place in faults else key for place, key in enumerate(keys)]
-        for place in self._progress.note_source(window.first, usable if faults else keys):
+        for place in self._progress.order.note(window.first, usable if faults else keys):
             window.note_fault(
                 place,
                 f"the key {keys[place]!r} stands twice in the source, here and in an earlier row; "

@@ -158,8 +158,11 @@ def set_layout(path: Path, layout: int) -> None:
     [
         (foreign_text, "is no progress file"),
         (foreign_database, "is a database, but no progress file"),
-        (newer_layout, f"newer version of batched (layout {LAYOUT + 1}; this one knows {LAYOUT})"),
-        (first_layout, f"older version of batched (layout 1; this one knows {LAYOUT})"),
+        (
+            newer_layout,
+            f"another version of batched (layout {LAYOUT + 1}; this one knows {LAYOUT})",
+        ),
+        (first_layout, f"another version of batched (layout 1; this one knows {LAYOUT})"),
     ],
 )
 def test_a_foreign_file_is_refused_and_left_alone(path: Path, make: Any, why: str) -> None:
@@ -223,7 +226,7 @@ def test_a_full_disk_keeps_what_is_committed_and_the_run_goes_on_once_there_is_r
 
     progress = Progress.open(path)
     progress.commit([done(names("a"))])
-    progress.note_source(0, names("a"))
+    progress.order.note(0, names("a"))
     (pages,) = query(progress, "pragma page_count")[0]
     query(progress, f"pragma max_page_count = {pages + 2}")
     with pytest.raises(OSError, match="no room") as full:

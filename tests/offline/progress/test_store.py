@@ -43,9 +43,9 @@ def note(progress: Progress, keys: Sequence[Key | None], size: int = WINDOW) -> 
     """Note a source, and return the rows of keys that stand twice."""
     twice: list[int] = []
     for first in range(0, len(keys), size):
-        places = progress.note_source(first, keys[first : first + size])
+        places = progress.order.note(first, keys[first : first + size])
         twice += [first + place for place in places]
-    progress.end_source(len(keys))
+    progress.order.end(len(keys))
     return twice
 
 
@@ -428,7 +428,7 @@ def test_rows_that_left_the_source_count_for_nothing_until_they_are_back(
 def test_rows_whose_keys_are_still_to_be_noted_count(path: Path) -> None:
     """A killed run had not written all of its notes."""
     progress = Progress.open(path)
-    progress.note_source(0, ["a", "b"])
+    progress.order.note(0, ["a", "b"])
     progress.commit([done(["a"]), failed(["b"])])
     assert progress.counts() == {0: {"ok": 1, "failed": 1, "filtered": 0}}
     assert [letter["key"] for letter in progress.dead_letters()] == ["b"]

@@ -36,8 +36,8 @@ def make_run(
         for number, values in enumerate(steps):
             read = Columns([names[number]]).read(list(values.values()))
             progress.commit([Commit(number, [(each, 0, 1) for each in values], read)])
-        progress.note_source(0, source)
-        progress.end_source(len(source))
+        progress.order.note(0, source)
+        progress.order.end(len(source))
     return f"{folder}/r.parquet"
 
 

@@ -59,8 +59,8 @@ class Case:
 
     def note(self, keys: Sequence[Key | None]) -> None:
         """Note the keys of the source."""
-        self.progress.note_source(0, keys)
-        self.progress.end_source(len(keys))
+        self.progress.order.note(0, keys)
+        self.progress.order.end(len(keys))
 
     def merge(
         self,
