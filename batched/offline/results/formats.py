@@ -40,6 +40,9 @@ PART_ROWS: Final = 1_000_000
 PART_BYTES: Final = 1 << 30
 """Bytes, before compression, that end a file of a folder sooner."""
 
+TEXT: Final = "string", "binary"
+"""Ends of the names of Arrow's types of text and bytes."""
+
 LINE_END = b"\r\n"  # RFC 4180
 QUOTED = re.compile('[",\r\n]').search
 
@@ -59,7 +62,7 @@ class Parquet:
             schema.metadata,
         )
         # a dictionary of numbers rarely pays
-        texts = [field.name for field in self._schema if _is_text(field.type)]
+        texts = [each.name for each in self._schema if str(each.type).endswith(TEXT)]
         self._settings: dict[str, Any] = {"compression": "zstd", "use_dictionary": texts or False}
         self._targets = targets
         self._open(next(targets))
@@ -185,9 +188,3 @@ def _cell(value: Any) -> str:
     if not text or QUOTED(text):
         return '"' + text.replace('"', '""') + '"'
     return text
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(is_kind(kind) for is_kind in texts)

@@ -11,12 +11,12 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
+from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -39,19 +39,11 @@ Line = tuple[str, int] | None
 Rows = Iterator[tuple[Any, Line]]
 """Rows, each a mapping or a `Fault`, with their lines."""
 
-_PRINTER = reprlib.Repr()
-_PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 80
-
 
 class Fault(str):
     """Reason why a row cannot be read, in place of the row."""
 
     __slots__ = ()
-
-
-def shorten(value: object) -> str:
-    """Return the `repr` of a value for messages, cut in the middle where it is long."""
-    return _PRINTER.repr(value)
 
 
 def explain(error: BaseException) -> str:
@@ -266,15 +258,10 @@ def gather(rows: Rows, size: int, name: str) -> Iterator[tuple[list[Any], list[L
 
 def _weight(value: Any) -> int:
     """Return the bytes of the parts of a value that may be large, roughly."""
+    if type(value) in _SMALL:
+        return 0
     if isinstance(value, dict):
-        held = 0
-        for part in value.values():
-            kind = type(part)
-            if kind is str:
-                held += len(part)
-            elif kind not in _SMALL:
-                held += _weight(part)
-        return held
+        return sum(map(_weight, value.values()))
     if isinstance(value, list | tuple):
         numbers = not value or type(value[0]) in _SMALL
         return 8 * len(value) + (0 if numbers else sum(map(_weight, value)))

@@ -8,11 +8,12 @@ Any other value is a fault of its row, because two rows could then have one key,
 from __future__ import annotations
 
 from operator import index
+from reprlib import repr as shorten
 from typing import Any, Final
 
 import numpy as np
 
-from .base import Window, shorten
+from .base import Window
 
 Key = str | int
 """Identity of a row; integers are signed and of 64 bits, as SQLite has them."""
