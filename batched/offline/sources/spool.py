@@ -28,7 +28,7 @@ class _Spool:
     def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
         self._path = path
         self._pieces = pieces
-        self._file = path.open("w+b")
+        self._file = path.open("w+b", buffering=0)  # a full disk must not spoil later reading
         self._places: list[tuple[int, int]] = []
         """Offset and length of each piece (bytes)."""
         self._end: BaseException | None = None
@@ -48,16 +48,26 @@ class _Spool:
     def _read_on(self) -> bool:
         if self._end is None:
             try:
-                piece = next(self._pieces)
-                offset = self._file.seek(0, 2)
-                self._file.write(piece)
-                self._places.append((offset, len(piece)))
+                self._write(next(self._pieces))
                 return True
             except BaseException as error:
                 self._end = error
         if not isinstance(self._end, StopIteration):
             raise self._end
         return False
+
+    def _write(self, piece: bytes) -> None:
+        try:
+            offset = self._file.seek(0, 2)
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise SourceError(
+                f"the rows cannot be kept for a second reading in {self._path} ({explain(error)}); "
+                "make room on that disk, or have progress= on another one"
+            ) from error
+        self._places.append((offset, len(piece)))
 
     def close(self) -> None:
         self._file.close()

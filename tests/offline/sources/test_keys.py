@@ -11,7 +11,8 @@ pa = pytest.importorskip("pyarrow")
 
 import numpy as np  # noqa: E402  # after the skip
 
-from batched.offline.sources.opening import Window, keys_of  # noqa: E402  # after the skip
+from batched.offline.sources.base import Window  # noqa: E402  # after the skip
+from batched.offline.sources.keys import keys_of  # noqa: E402  # after the skip
 
 
 def window(values: Any, first: int = 0) -> Window:
