@@ -141,7 +141,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
 
     It looks nothing up, forms no batches, calls nothing, and writes no result.
     """
-    progress = Progress.open(dest)
+    progress = Progress(dest)
     opened = open_source(str(source), spool=dest.with_suffix(".spool"))
     columns, rows = Columns(["result"]), 0
     try:

@@ -23,7 +23,7 @@ class TellingProgress(Progress):
 
 
 def main(path: Path, rows: int, size: int) -> None:
-    progress = TellingProgress.open(path)
+    progress = TellingProgress(path)
     committer = Committer(progress, lambda error: sys.exit(repr(error)))
     for first in range(0, rows, size):
         numbers = range(first, min(first + size, rows))

@@ -45,7 +45,7 @@ def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], An
 
 def query(progress: Progress, statement: str) -> list[tuple[Any, ...]]:
     """Return the answer of the database."""
-    with progress._database.use() as conn:
+    with progress.use() as conn:
         return conn.execute(statement).fetchall()
 
 

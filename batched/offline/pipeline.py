@@ -156,7 +156,7 @@ class Pipeline:
         path = progress_path(dest, progress)
         if not path.parent.is_dir():
             raise ResultError(f"the folder {path.parent} does not exist; create it first")
-        store = Progress.open(path)
+        store = Progress(path)
         try:
             opened = open_source(source, spool=path.with_name(f"{path.name}.input"))
             try:
@@ -377,7 +377,11 @@ class _Run:
             "failed": self._failed,
         }
         known = (store.get("results") or [])[-1:]
-        if merged["source"] is not None and store.get("merged") == merged and result.holds(known):
+        if (
+            merged["source"] is not None
+            and store.get("merged") == merged
+            and result.find()[0] in known
+        ):
             return
 
         def note(stamps: Sequence[Stamp]) -> None:

@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from ..types.values import Kind
 from .chunks import decode_kinds, decode_values, encode_chunks
@@ -45,23 +45,18 @@ _DEAD: Final = (
 )
 
 
-class Progress:
+class Progress(Database):
     """The progress file of one run, which has locked it."""
 
-    @classmethod
-    def open(cls, path: Path) -> Self:
+    def __init__(self, path: Path) -> None:
         """Open the progress file at that path, or make one; it is locked until it is closed.
 
         Raises `RunLocked` if another run has it, `RunMismatch` if it is no progress file or one of
         another layout (it is not touched), `OSError` if it cannot be opened or written.
         """
-        return cls(Database(path, _TABLES))
-
-    def __init__(self, database: Database) -> None:
-        self.path = database.path
-        self._database = database
+        super().__init__(path, _TABLES)
         self._replaced = False  # chunks may have lost their last row
-        self.order = SourceOrder(database)
+        self.order = SourceOrder(self)
         """The order of the source, which the reader of the source notes."""
 
     # --- notes
@@ -73,11 +68,11 @@ class Progress:
 
     def put_all(self, values: Mapping[str, Any]) -> None:
         """Keep JSON values under their names, all or none of them."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             _put(conn, values)
 
     def _query(self, statement: str, *values: Any) -> list[Any]:
-        with self._database.use() as conn:
+        with self.use() as conn:
             return conn.execute(statement, values).fetchall()
 
     # --- rows
@@ -102,7 +97,7 @@ class Progress:
             for status, some in (("failed", commit.failed), ("filtered", commit.filtered))
             for key, hashed, attempts, *error in some
         ]
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             for commit in commits:
                 _put(conn, commit.notes)
                 _add_letters(conn, "source", commit.letters)
@@ -130,7 +125,7 @@ class Progress:
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
         """Return the state of these keys, by key and step."""
         found: dict[tuple[Key, int], Committed] = {}
-        with self._database.use() as conn:
+        with self.use() as conn:
             for some in windows(keys):
                 rows = conn.execute(
                     "select key, step, status, chunk, place, input, attempts, error from rows "
@@ -147,13 +142,13 @@ class Progress:
 
     def forget(self, step: int) -> None:
         """Drop the rows of that step and of all later steps."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             conn.execute("delete from rows where step >= ?", (step,))
             conn.execute("delete from chunks where step >= ?", (step,))
 
     def counts(self) -> dict[int, dict[Status, int]]:
         """Return the number of rows of the present source by step and status."""
-        with self._database.use() as conn:
+        with self.use() as conn:
             # by `error`, as grouping by `status` takes twice the time
             counts = conn.execute(
                 "select step, count(*), count(error), count(chunk) from rows "
@@ -224,12 +219,12 @@ class Progress:
 
     def clear_letters(self, phase: Phase) -> None:
         """Drop the dead letters of a phase."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             conn.execute("delete from letters where phase = ?", (phase,))
 
     def add_letters(self, phase: Phase, letters: Sequence[Letter]) -> None:
         """Keep dead letters of a phase; a row has one."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             _add_letters(conn, phase, letters)
 
     def dead_letters(self, first: int = 0) -> list[dict[str, Any]]:
@@ -239,7 +234,7 @@ class Progress:
         in a step, by step and key, then rows that the result could not take. A letter has the keys
         row, key, step, attempts, phase, error and traceback.
         """
-        with self._database.use() as conn:
+        with self.use() as conn:
             page = conn.execute(_DEAD.format(keys_in_source(conn)), (first,)).fetchall()
         names = "row", "key", "step", "attempts"
         return [{**dict(zip(names, row, strict=False)), **json.loads(row[4])} for row in page]
@@ -250,12 +245,12 @@ class Progress:
         with suppress(OSError):
             self.order.write()
             if self._replaced:
-                with self._database.transaction() as conn:
+                with self.transaction() as conn:
                     conn.execute(
                         "delete from chunks where id not in "
                         "(select chunk from rows where chunk is not null)"
                     )
-        self._database.close()
+        super().close()
 
 
 def _put(conn: sqlite3.Connection, values: Mapping[str, Any]) -> None:

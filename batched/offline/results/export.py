@@ -49,7 +49,7 @@ def export(
             raise ResultError("the result is named by a URI; name a file for the export")
         base, suffix = os.path.splitext(os.fspath(result).rstrip("/"))
         dest = f"{base}.partial{suffix or '/'}"
-    with closing(Progress.open(path)) as store:
+    with closing(Progress(path)) as store:
         written = open_result(
             dest,
             overwrite=overwrite,

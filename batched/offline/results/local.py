@@ -122,11 +122,6 @@ class Result:
             others = set(os.listdir(file)) - {part.name for part in _parts(file)}
         return _stamp(file), sorted(others)
 
-    def holds(self, stamps: Iterable[Stamp]) -> bool:
-        """Return whether the result with one of these stamps is there."""
-        found, _ = self.find()
-        return bool(found) and found in stamps
-
     def replaces(self, path: str) -> bool:
         """Return whether the result would replace this file of the source."""
         read = os.path.dirname(os.path.abspath(path)) if self.is_folder else path

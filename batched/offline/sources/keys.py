@@ -7,18 +7,18 @@ Any other value is a fault of its row, because two rows could then have one key,
 
 from __future__ import annotations
 
-from operator import index
+from contextlib import suppress
 from reprlib import repr as shorten
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
+from ..types.values import read, read_column
 from .base import Window
 
 Key = str | int
 """Identity of a row; integers are signed and of 64 bits, as SQLite has them."""
 
-_LIMIT: Final = 1 << 63
+KINDS: Final = {"str", "int53", "int64"}
+"""Kinds of values that are keys."""
 
 
 def keys_of(window: Window, column: str | None) -> list[Key | None]:
@@ -29,34 +29,21 @@ def keys_of(window: Window, column: str | None) -> list[Key | None]:
     if column is None:
         return list(range(window.first, window.first + window.size))
     keys: list[Key | None] = []
-    for place, value in enumerate(window.values(column)):
-        kind = type(value)
-        if (kind is str and value.isascii()) or (kind is int and -_LIMIT <= value < _LIMIT):
-            keys.append(value)
-            continue
-        key, fault = _read(value)
+    values = window.values(column)
+    with suppress(Exception):  # at once, where all are keys
+        plain, kinds = read_column(values)
+        if kinds.keys() <= KINDS:
+            return list(plain)
+    for place, value in enumerate(values):
+        key = None
+        with suppress(Exception):  # a value without a canonical form
+            plain, kind = read(value)
+            key = plain if kind in KINDS else None
         keys.append(key)
-        if fault:
+        if key is None:
             window.note_fault(
                 place,
-                f"the key {shorten(value)} in column {column!r} is {fault}; keys are strings or "
-                "signed 64-bit integers",
+                f"the key {shorten(value)} in column {column!r}, a {type(value).__name__}, cannot "
+                "be used; keys are valid text or signed 64-bit integers",
             )
     return keys
-
-
-def _read(value: Any) -> tuple[Key | None, str]:
-    """Return the plain key that a value is equal to, or None and the reason against it."""
-    try:
-        if isinstance(value, str):
-            text = str.__str__(value)
-            text.encode()
-            return text, ""
-        if not isinstance(value, bool | np.bool_):  # numpy 1 takes its own for integers
-            key = index(value)
-            return (key, "") if -_LIMIT <= key < _LIMIT else (None, "an integer beyond 64 bits")
-    except UnicodeEncodeError:
-        return None, "not valid text: it has a lone surrogate"
-    except TypeError:
-        pass
-    return None, f"a {type(value).__name__}"

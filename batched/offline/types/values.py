@@ -4,7 +4,7 @@
    run that resumes.
 2. Python code reads a value. Arrow would drop unknown fields and zones of times silently.
 3. `unify` finds the narrowest kind for the values of a final column, in any order of the values.
-   `to_python(to_arrow([canonical(value)], kind)) == [canonical(value)]`, except as in the table.
+   `to_python(to_array([plain], arrow_type(kind))) == [plain]`, except as in the table.
 
 | value | canonical form | Arrow |
 |---|---|---|
@@ -35,7 +35,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import PurePath
 from types import NoneType
 from typing import Any, Final
@@ -115,10 +115,7 @@ def describe_kind(kind: Kind) -> str:
 
 def common_kind(kinds: Iterable[Kind]) -> Kind:
     """Return the narrowest kind that takes all values without loss; raise `Unfit` for none."""
-    common: Kind = "unseen"
-    for kind in kinds:
-        common = unify(common, kind)
-    return common
+    return reduce(unify, kinds, "unseen")
 
 
 @lru_cache(4096)
@@ -175,11 +172,6 @@ def _of_any_shape(kind: Kind) -> Kind:
 
 
 # --- reading
-
-
-def canonical(value: Any) -> Any:
-    """Return the canonical form of a value; raise `Unfit`, or an error of its own methods."""
-    return read(value)[0]
 
 
 def read_column(values: Sequence[Any], depth: int = 0) -> tuple[Any, Mapping[Kind, int]]:
@@ -258,7 +250,7 @@ def _read_list(value: Sequence[Any], depth: int) -> tuple[Any, Kind]:
     except Unfit as error:
         raise Unfit(f"a list must hold values of one kind, not {error}") from None
     if len(kinds.keys() - {"null"}) > 1:  # the items get the form of the common kind
-        plain = to_python(to_arrow(plain, common))
+        plain = to_python(to_array(plain, arrow_type(common)))
     return plain, ("list", common)
 
 
@@ -334,7 +326,7 @@ def _read_decimal(value: Decimal, _: int) -> tuple[Any, Kind]:
 
 
 def _through_arrow(value: Any, kind: Kind) -> tuple[Any, Kind]:
-    (plain,) = to_python(to_arrow([value], kind))
+    (plain,) = to_python(to_array([value], arrow_type(kind)))
     return plain, kind
 
 
@@ -376,11 +368,6 @@ def show(value: Any) -> str:
 
 
 # --- canonical values
-
-
-def to_arrow(values: Sequence[Any], kind: Kind) -> Any:
-    """Return canonical values of that kind as an Arrow array."""
-    return to_array(values, arrow_type(kind))
 
 
 def to_array(values: Sequence[Any], kind: Any) -> Any:

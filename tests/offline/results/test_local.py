@@ -104,7 +104,7 @@ def test_the_result_appears_when_it_is_whole(dest: str, tmp_path: Path) -> None:
     stamp = writer.publish(note)
     assert seen == [([stamp], False)]
     assert os.listdir(tmp_path) == [Path(dest).name]
-    assert open_result(dest, known=[stamp]).holds([stamp])
+    assert open_result(dest, known=[stamp]).find()[0] == stamp
 
 
 def test_leftovers_of_a_killed_run_are_removed(dest: str, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Case:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.progress = Progress.open(folder / "progress")
+        self.progress = Progress(folder / "progress")
         self.letters: list[Letter] = []
 
     def commit(

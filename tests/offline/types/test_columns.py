@@ -21,7 +21,7 @@ from batched.offline.types import columns as _columns  # noqa: E402
 from batched.offline.types.arrow import to_python  # noqa: E402
 from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit, without_empty  # noqa: E402
 from batched.offline.types.packing import unpack  # noqa: E402
-from batched.offline.types.values import arrow_type, canonical, read  # noqa: E402
+from batched.offline.types.values import arrow_type, read  # noqa: E402
 from canonical_values import ALL_VALUES, same  # noqa: E402
 
 
@@ -34,7 +34,7 @@ class Point:
 def form_of(value: Any) -> list[Any]:
     """Return the canonical form of a value as the only item of a list; nothing if there is none."""
     try:
-        return [canonical(value)]
+        return [read(value)[0]]
     except Exception:
         return []
 
@@ -209,7 +209,7 @@ def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     other = kinds_of([some[:cut], some[cut:]])
     assert other.final() == whole.final()
     assert other.agree == whole.agree
-    column, misfits = fit([canonical(value) for value in values], whole.final())
+    column, misfits = fit([read(value)[0] for value in values], whole.final())
     assert column.type == arrow_type(whole.final())
     assert not (misfits and whole.agree)
     assert len(misfits) < len(values)
