@@ -63,43 +63,39 @@ class Parquet:
         )
         # a dictionary of numbers rarely pays
         texts = [each.name for each in self._schema if str(each.type).endswith(TEXT)]
-        self._settings: dict[str, Any] = {"compression": "zstd", "use_dictionary": texts or False}
+        self._dictionaries = texts or False
         self._targets = targets
         self._open(next(targets))
 
     def _open(self, target: Any) -> None:
-        self._file: Any = pq.ParquetWriter(target, self._schema, **self._settings)
+        self._file: Any = pq.ParquetWriter(
+            target, self._schema, compression="zstd", use_dictionary=self._dictionaries
+        )
         self._rows = self._bytes = 0  # of the file
-        self._group: list[pa.Table] = []
-        self._group_rows = self._group_bytes = 0
+        self._group = self._schema.empty_table()
 
     def write(self, table: pa.Table) -> None:
         is_full = self._rows >= PART_ROWS or self._bytes >= PART_BYTES
         if is_full and (target := next(self._targets, None)) is not None:
             self.close()
             self._open(target)
-        table = table.cast(self._schema)
-        self._group.append(table)
-        self._group_rows += table.num_rows
-        self._group_bytes += table.nbytes
-        if self._group_rows >= GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
+        self._group = pa.concat_tables([self._group, table.cast(self._schema)])
+        if self._group.num_rows >= GROUP_ROWS or self._group.nbytes >= GROUP_BYTES:
             self._end_group()
 
     def _end_group(self) -> None:
-        # in one piece: pages end with the pieces
-        table = pa.concat_tables(self._group).combine_chunks()
-        self._rows += self._group_rows
-        self._bytes += self._group_bytes
-        self._group = []
-        self._group_rows = self._group_bytes = 0
-        self._file.write_table(table, row_group_size=max(1, table.num_rows))
+        table = self._group.combine_chunks()  # pages end with the pieces
+        self._group = self._schema.empty_table()
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        self._file.write_table(table, row_group_size=table.num_rows)
         del table
         # else Arrow's allocator keeps 100 MB after a million rows of text
         pa.default_memory_pool().release_unused()
 
     def close(self) -> None:
         """Write the rest. A second call does nothing."""
-        if self._group:
+        if self._group.num_rows:
             self._end_group()
         self._file.close()
 

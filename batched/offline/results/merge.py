@@ -92,13 +92,12 @@ class Merge:
         with closing(Committed(self.progress, len(self.columns))) as values:
             if result.is_typed:
                 known = {name: without_empty(kind.final()) for name, kind in kept.items()}
-                known |= (
-                    {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
-                )
+                known |= {field.name: field.type for field in schema or ()}
                 known |= {ERROR: "str"} | self._kinds_of_steps(values)
                 self._kinds = {name: known[name] for name in columns}
-                types = [(name, _arrow_type(kind)) for name, kind in self._kinds.items()]
-                columns = pa.schema(types)
+                columns = pa.schema(
+                    [(name, arrow_type(kind)) for name, kind in self._kinds.items()]
+                )
             rows = result.create(columns)
             try:
                 read = [*names, *filter(None, [self.key])]
@@ -223,10 +222,6 @@ class Merge:
         found = dict(zip(values.places, values.columns[0], strict=True))
         places = range(window.size)
         return self._fit(name, list(map(found.get, places)), places)
-
-
-def _arrow_type(kind: Any) -> pa.DataType:
-    return kind if isinstance(kind, pa.DataType) else arrow_type(kind)
 
 
 def _take(column: Any, places: Any) -> Any:

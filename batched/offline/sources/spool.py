@@ -25,7 +25,11 @@ class _Spool:
     error of the iterator is the error of every later reader, too: the rest is unknown.
     """
 
-    def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
+    def __init__(
+        self, path: Path, pieces: Iterator[bytes], end: Callable[[], object] = int
+    ) -> None:
+        """`end` stops the iterator."""
+        self._stop = end
         self._path = path
         self._pieces = pieces
         self._file = path.open("w+b", buffering=0)  # a full disk must not spoil later reading
@@ -70,6 +74,7 @@ class _Spool:
         self._places.append((offset, len(piece)))
 
     def close(self) -> None:
+        self._stop()
         self._file.close()
         self._path.unlink(missing_ok=True)
 
@@ -99,17 +104,13 @@ def spool_batches(
     schema: Any, batches: Iterable[Any], name: str, path: Path, end: Callable[[], object]
 ) -> ArrowSource:
     """Open the record batches of a stream, which `end` stops."""
-    spool = _Spool(path, _serialize(batches, schema, name))
-
-    def close() -> None:
-        spool.close()
-        end()
+    spool = _Spool(path, _serialize(batches, schema, name), end)
 
     def read() -> Iterator[Any]:
         for piece in spool:
             yield from pa.ipc.open_stream(piece)
 
-    return ArrowSource(name, schema, lambda _: read(), end=close)
+    return ArrowSource(name, schema, lambda _: read(), end=spool.close)
 
 
 def _serialize(batches: Iterable[Any], schema: Any, name: str) -> Iterator[bytes]:

@@ -207,7 +207,7 @@ def fit(column: Any, kind: Kind | pa.DataType) -> tuple[Any, dict[int, str]]:
     The column is a list of canonical values, or an array with a row for each. Values that do not
     fit are null; the dict has the reason for each by its place.
     """
-    final = kind if isinstance(kind, pa.DataType) else arrow_type(kind)
+    final = arrow_type(kind)
     misfits: dict[int, str] = {}
     try:
         return _convert(column, kind, final), misfits

@@ -89,9 +89,11 @@ class Unfit(ValueError):
 
 
 @lru_cache(4096)
-def arrow_type(kind: Kind) -> Any:
-    """Return the Arrow type of a column of that kind."""
+def arrow_type(kind: Kind | pa.DataType) -> Any:
+    """Return the Arrow type of a column of that kind; a declared type is the type itself."""
     match kind:
+        case pa.DataType():
+            return kind
         case str():
             return _FLAT[kind]
         case ("list", item):
