@@ -180,6 +180,6 @@ def windows(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _code(error: sqlite3.DatabaseError) -> int:
-    """Primary result code of SQLite; 0 if the error is not SQLite's."""
+    """Return the primary result code of SQLite; 0 if the error is not SQLite's."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF

@@ -144,11 +144,8 @@ class Committed:
 
 def pick(column: Any, places: Any) -> Any:
     """Return the values of a list or an array at these places."""
-    if len(places) and (np.diff(places) == 1).all():
-        return column[places[0] : places[-1] + 1]
-    if isinstance(column, list):
-        return [column[place] for place in places.tolist()]
-    return column[places]
+    is_list = isinstance(column, list)
+    return [column[place] for place in places.tolist()] if is_list else column[places]
 
 
 def _groups(keys: Any) -> list[Any]:

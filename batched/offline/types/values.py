@@ -117,7 +117,8 @@ def describe_kind(kind: Kind) -> str:
 
 def common_kind(kinds: Iterable[Kind]) -> Kind:
     """Return the narrowest kind that takes all values without loss; raise `Unfit` for none."""
-    return reduce(unify, kinds, "unseen")
+    unseen: Kind = "unseen"
+    return reduce(unify, kinds, unseen)
 
 
 @lru_cache(4096)
@@ -372,7 +373,7 @@ def show(value: Any) -> str:
 # --- canonical values
 
 
-def to_array(values: Sequence[Any], kind: Any) -> Any:
+def to_array(values: Any, kind: Any) -> Any:
     """Return canonical values as an Arrow array of that type, or raise an error of pyarrow."""
     is_tensor = isinstance(kind, pa.FixedShapeTensorType)
     if is_tensor or types.is_fixed_size_list(kind):
