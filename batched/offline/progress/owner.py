@@ -1,7 +1,7 @@
-"""The owner of a progress file: its process and host, in a small file beside it.
+"""Owner of a progress file: its process and host, in a small file next to it.
 
-SQLite's lock keeps a second run out, also from reading. The error of the second run names the owner
-of the lock. On a disk of a network the lock may not hold: a progress file belongs on a local disk.
+The lock of SQLite keeps a second run out, also from reading. The error of the second run names the
+owner. The lock may not hold on a network disk: a progress file belongs on a local disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def note_owner(progress: Path) -> None:
-    """Record this process, which has the lock."""
+    """Record that this process has the lock."""
     owner = {"pid": os.getpid(), "host": socket.gethostname()}
     _path(progress).write_text(json.dumps(owner), encoding="utf-8")
 
@@ -27,7 +27,7 @@ def remove_owner(progress: Path) -> None:
 
 def describe_owner(progress: Path) -> str:
     """Return the owner of a progress file in words."""
-    with suppress(FileNotFoundError, ValueError):  # it is just being opened, or closed
+    with suppress(FileNotFoundError, ValueError):  # the file is just being opened, or closed
         owner = json.loads(_path(progress).read_text(encoding="utf-8"))
         return f"the run of process {owner['pid']} on {owner['host']}"
     return "another run"

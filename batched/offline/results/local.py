@@ -5,7 +5,7 @@
    remote, next to the progress file. The next run removes the leftovers of a killed one.
 3. A file that no run of this progress file wrote, or that was changed since, is replaced only with
    `overwrite`. A file is known by its size and time of change, which the progress file keeps.
-4. A source is never replaced by its own result, whatever name or link leads to the file.
+4. A source is never replaced by its own result, by any name of the file or link to it.
 """
 
 from __future__ import annotations
@@ -117,10 +117,8 @@ class Result:
         if not file.exists():
             return {}, []
         self.check_kind(file.is_dir())
-        others: set[str] = set()
-        if file.is_dir():
-            others = set(os.listdir(file)) - {part.name for part in _parts(file)}
-        return _stamp(file), sorted(others)
+        found = _stamp(file)
+        return found, sorted(set(os.listdir(file)) - found.keys()) if self.is_folder else []
 
     def replaces(self, path: str) -> bool:
         """Return whether the result would replace this file of the source."""
@@ -171,8 +169,8 @@ class Result:
     def publish(self, note: Callable[[Sequence[Stamp]], object]) -> list[Stamp]:
         """Have the result appear, once its writer is closed. Return the stamps of known results.
 
-        `note` gets them before the result appears: a run that is killed in between knows both the
-        old result and the new one. The last stamp is that of this result.
+        The last stamp is that of this result. `note` gets the stamps before the result appears: a
+        run killed in between knows the old result and the new one.
         """
         for file in [*_parts(self.writing), self.writing]:
             _sync(file)
