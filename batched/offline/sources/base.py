@@ -144,6 +144,7 @@ class Source:
     """Names of the columns; None if only the rows know."""
     schema: Any = None
     """Arrow's schema of all columns; None if rows are Python's."""
+    _windows: Callable[[Sequence[str] | None, int, Sequence[str]], Iterator[Window]]
 
     def __init__(
         self,
@@ -178,11 +179,6 @@ class Source:
             if known is not None and column not in known:
                 raise missing_column(column, self.name, known)
         return self._windows(columns, size, needed)
-
-    def _windows(
-        self, columns: Sequence[str] | None, size: int, required: Sequence[str]
-    ) -> Iterator[Window]:
-        raise NotImplementedError
 
     def about(self) -> int | None:
         """Return the number of rows, estimated if it is not known yet; None without an estimate."""
