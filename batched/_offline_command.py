@@ -217,7 +217,7 @@ def _status(args: argparse.Namespace, path: Path) -> Iterator[str]:
     steps = {step["name"]: step for step in known.get("steps", ())}
     is_running = False
     try:
-        with closing(Progress.open(path)) as progress:
+        with closing(Progress(path)) as progress:
             found = progress.counts()
             names = [step["name"] for step in progress.get("steps") or ()]
         counts: dict[str, Any] = {name: found.get(at, {}) for at, name in enumerate(names)}

@@ -142,6 +142,6 @@ class _Story:
     def _committed(self) -> set[str]:
         """Return the sentences with a committed vector."""
         keys = [str(number) for number in range(len(self._texts))]  # values of a CSV are strings
-        with closing(Progress.open(self._folder / "vectors.parquet.progress")) as progress:
+        with closing(Progress(self._folder / "vectors.parquet.progress")) as progress:
             found = progress.committed(keys)
         return {self._texts[int(key)] for (key, _), row in found.items() if row.status == "ok"}

@@ -141,14 +141,14 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
 
     It looks nothing up, forms no batches, calls nothing, and writes no result.
     """
-    progress = Progress.open(dest)
+    progress = Progress(dest)
     opened = open_source(str(source), spool=dest.with_suffix(".spool"))
     columns, rows = Columns(["result"]), 0
     try:
         for window in opened.windows(["id", "text"], WINDOW):
             keys = [key for key in keys_of(window, "id") if key is not None]
             hashes = hash_inputs(window, ["text"])
-            progress.note_source(window.first, keys)
+            progress.order.note(window.first, keys)
             values = window.values("text")
             for first in range(0, window.size, together):
                 some = slice(first, first + together)
@@ -156,7 +156,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
                 done = [(*row, 1) for row in zip(keys[some], hashes[some], strict=True)]
                 progress.commit([Commit(0, done, found)])
             rows += window.size
-        progress.end_source(rows)
+        progress.order.end(rows)
     finally:
         progress.close()
     return rows

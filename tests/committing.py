@@ -23,11 +23,11 @@ class TellingProgress(Progress):
 
 
 def main(path: Path, rows: int, size: int) -> None:
-    progress = TellingProgress.open(path)
+    progress = TellingProgress(path)
     committer = Committer(progress, lambda error: sys.exit(repr(error)))
     for first in range(0, rows, size):
         numbers = range(first, min(first + size, rows))
-        progress.note_source(first, [*numbers])
+        progress.order.note(first, [*numbers])
         committed = progress.committed([*numbers])
         bad = {number for number in numbers if number % 7 == 6}
         for step in (0, 1):
@@ -36,7 +36,7 @@ def main(path: Path, rows: int, size: int) -> None:
                 committer.submit(done(good, step))
         if new := [number for number in bad if (number, 0) not in committed]:
             committer.submit(failed([*new]))
-    progress.end_source(rows)
+    progress.order.end(rows)
     committer.close()
     progress.close()
     print("end", flush=True)

@@ -37,7 +37,7 @@ def failed(keys: Sequence[Key], step: int = 0, hashed: int = 7) -> Commit:
 def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], Any]:
     """Return the committed outputs of these keys, by key and step."""
     return {
-        at: progress.values(row.chunk)[0][row.place]
+        at: progress.chunk(row.chunk)[0][row.place]
         for at, row in progress.committed(keys).items()
         if row.chunk is not None and row.place is not None
     }
@@ -45,7 +45,7 @@ def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], An
 
 def query(progress: Progress, statement: str) -> list[tuple[Any, ...]]:
     """Return the answer of the database."""
-    with progress._database.use() as conn:
+    with progress.use() as conn:
         return conn.execute(statement).fetchall()
 
 

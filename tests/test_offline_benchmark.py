@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 def committed(path: Path, source: Path) -> dict[object, tuple[str, int, int]]:
     """Status, hash of the input and attempts of every row, by key and step."""
     keys = pq.read_table(source)["id"].to_pylist()
-    progress = Progress.open(path)
+    progress = Progress(path)
     found = progress.committed(keys)
     progress.close()
     return {key: (row.status, row.input, row.attempts) for key, row in found.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import queue
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -20,7 +19,6 @@ from .engines.row_threads import ROW_THREADS
 from .failures import error_text
 from .identity.code import difference, fingerprint
 from .progress.committer import Committer
-from .progress.owner import network_disk
 from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
@@ -151,14 +149,7 @@ class Pipeline:
         path = progress_path(dest, progress)
         if not path.parent.is_dir():
             raise ResultError(f"the folder {path.parent} does not exist; create it first")
-        if kind := network_disk(path):
-            warnings.warn(
-                f"the progress file {path} is on a network disk ({kind}), whose locks may not keep "
-                "out a second run on another machine; start none, or have progress= on a local "
-                "disk",
-                stacklevel=2,
-            )
-        store = Progress.open(path)
+        store = Progress(path)
         try:
             opened = open_source(source, spool=path.with_name(f"{path.name}.input"))
             try:
@@ -378,21 +369,21 @@ class _Run:
             "keep": self._kept.names,
             "failed": self._failed,
         }
-        known = store.get("results") or []
-        if merged["source"] is not None and store.get("merged") == merged and result.holds(known):
+        known = (store.get("results") or [])[-1:]
+        if (
+            merged["source"] is not None
+            and store.get("merged") == merged
+            and result.find()[0] in known
+        ):
             return
 
-        def note(stamp: Stamp) -> None:
+        def note(stamps: Sequence[Stamp]) -> None:
             # one of these is there if the run ends now; nothing tells of which source
-            store.put_all({"merged": None, "results": [*known, stamp]})
+            store.put_all({"merged": None, "results": stamps})
 
         result.check_space(self._path.stat().st_size)
-        try:
-            self._merge.write(result, self._kept.kinds, work.note_letters)
-            stamp = self._merge.publish(note)
-        finally:
-            self._merge.close()
-        store.put_all({"results": [stamp], "merged": merged})
+        stamps = self._merge.write(result, self._kept.kinds, work.note_letters, note)
+        store.put_all({"results": stamps, "merged": merged})
 
 
 def _raise(error: BaseException) -> None:

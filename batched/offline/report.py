@@ -175,7 +175,7 @@ def dead_letters(path: Path) -> Iterator[DeadLetter]:
     """
     first = 0
     while True:
-        with closing(Progress.open(path)) as progress:
+        with closing(Progress(path)) as progress:
             names = [step["name"] for step in progress.get("steps") or ()]
             page = progress.dead_letters(first)
         first += len(page)

@@ -21,17 +21,17 @@ def test_dead_letters_hold_no_lock_between_their_pages(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     error = letter_text("inference", "ValueError: no")
     failed: list[tuple[Key, int, int, str]] = [(f"k{n:05}", 0, 1, error) for n in range(2500)]
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         progress.put_all({"steps": [{"name": "embed"}]})
         progress.commit([Commit(0, failed=failed)])
-        progress.note_source(0, [None, *[key for key, *_ in failed]])
-        progress.end_source(2501)
+        progress.order.note(0, [None, *[key for key, *_ in failed]])
+        progress.order.end(2501)
         progress.add_letters("source", [Letter(0, None, letter_text("source", "no JSON"))])
     found = []
     for letter in dead_letters(path):
         found.append((letter["key"], letter["step"], letter["phase"]))
         if len(found) % 700 == 1:
-            Progress.open(path).close()  # nobody has it
+            Progress(path).close()  # nobody has it
     assert found[0] == (0, "", "source")
     assert found[1:] == [(key, "embed", "inference") for key, *_ in failed]
 

@@ -30,11 +30,11 @@ LAYOUT: Final = 2
 """Version of its tables."""
 LOCK_S: Final = 0.2
 """Time for which the lock is waited for: of runs that open a new file together, one is to win."""
-WINDOW: Final = 2048
-"""Values that one query looks up."""
+WINDOW: Final = 512
+"""Values that one query looks up. SQLite takes 999 values everywhere."""
 TOGETHER: Final = 64
 """Rows that one statement inserts: it takes half the time of as many statements, and the lock of
-the interpreter once. SQLite takes 999 values everywhere."""
+the interpreter once."""
 _SETTINGS: Final = (
     "journal_mode = wal",
     "synchronous = full",
@@ -113,10 +113,9 @@ class Database:
         if application != APPLICATION:
             raise RunMismatch(f"{self.path} is a database, but no progress file; move it away")
         if layout != LAYOUT:
-            age, advice = ("a newer", "update batched") if layout > LAYOUT else ("an older", "")
             raise RunMismatch(
-                f"{self.path} was written by {age} version of batched (layout {layout}; this one "
-                f"knows {LAYOUT}); {advice or 'finish with that version'}, or move the file away"
+                f"{self.path} was written by another version of batched (layout {layout}; this one "
+                f"knows {LAYOUT}); finish with that version, or move the file away"
             )
         return False
 
@@ -174,14 +173,13 @@ def marks(values: Sequence[Any]) -> str:
     return ",".join("?" * len(values))
 
 
-def windows(conn: sqlite3.Connection, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def windows(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield the values in parts that one query can look up."""
-    size = min(WINDOW, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) - 1)  # and one more
-    for first in range(0, len(values), size):
-        yield values[first : first + size]
+    for first in range(0, len(values), WINDOW):
+        yield values[first : first + WINDOW]
 
 
 def _code(error: sqlite3.DatabaseError) -> int:
-    """Primary result code of SQLite; 0 if the error is not SQLite's."""
+    """Return the primary result code of SQLite; 0 if the error is not SQLite's."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF

@@ -4,8 +4,7 @@
    are sorted by key: each page of the index of keys is then written once.
 2. Rows of the table before the first note belong to this run. Later rows may belong to an earlier
    run, and do not make a key stand twice.
-3. No key is looked up as long as keys only grow. Later, a key is looked up only if another key of
-   this run has the same hash, in a table of fixed size.
+3. A key is looked up only if another key of this run has the same hash, in a table of fixed size.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
-from operator import itemgetter, lt
-from typing import Any, Final
+from operator import itemgetter
+from typing import Final
 
 import numpy as np
 
@@ -35,54 +34,43 @@ class SourceOrder:
         self._database = database
         self._notes: list[Key | None] = []  # keys to be written, from row `_first` on
         self._first = 0
-        self._last: Any = ()  # the key noted last, as long as keys only grow; None: they do not
         # by hash, whether this run had a key with it; takes memory only where it is written
-        self._seen: Any = np.zeros(SLOTS, bool)
+        self._seen = np.zeros(SLOTS, bool)
 
     def note(self, first: int, keys: Sequence[Key | None]) -> list[int]:
         """Note keys of the source from row `first` on; return the places of keys noted before.
 
         To be called with all keys, in order, and then `end`. The second row of a key is noted
-        without a key.
+        without a key, as is a row that has none.
         """
         if not first:
-            self._notes, self._first, self._last = [], 0, ()
+            self._notes, self._first = [], 0
             self._seen = np.zeros(SLOTS, bool)
-        twice = self._find(first, keys)
+        known = self._find(keys)
+        twice: list[int] = []
+        if known or len(set(keys)) < len(keys):
+            keys = [*keys]
+            for place, key in enumerate(keys):
+                if key in known and key is not None:
+                    twice.append(place)
+                    keys[place] = None
+                known.add(key)
         self._notes += keys
-        for place in twice:
-            self._notes[first - self._first + place] = None
         if len(self._notes) >= NOTES:
             self.write()
         return twice
 
-    def _find(self, first: int, keys: Sequence[Key | None]) -> list[int]:
-        """Return the places of keys that stand in an earlier row."""
-        if self._last is not None:
-            row = [*self._last, *keys]
-            with suppress(TypeError):  # of integers, strings and None
-                if all(map(lt, row, row[1:])):
-                    self._last = row[-1:]
-                    return []
-            self._last = None
-            if first:  # keys of earlier rows have no hash here
-                self._seen[:] = True
+    def _find(self, keys: Sequence[Key | None]) -> set[Key | None]:
+        """Return the keys among these that were noted before."""
         slots = np.fromiter(map(hash, keys), np.int64, len(keys)) & (SLOTS - 1)
         doubtful = [keys[place] for place in np.flatnonzero(self._seen[slots]).tolist()]
         self._seen[slots] = True
         known = set(self._notes).intersection(doubtful) if doubtful else set[Key | None]()
         with self._database.use() as conn:
-            for some in windows(conn, doubtful):
+            for some in windows(doubtful):
                 statement = f"select key from source where key in ({marks(some)}) and +row < ?"
                 known.update([key for (key,) in conn.execute(statement, (*some, self._first))])
-        twice: list[int] = []
-        if not known and len(set(keys)) == len(keys):
-            return twice
-        for place, key in enumerate(keys):
-            if key in known and key is not None:
-                twice.append(place)
-            known.add(key)
-        return twice
+        return known
 
     def end(self, rows: int) -> None:
         """Note that the source has so many rows, all of which were noted."""
@@ -110,8 +98,7 @@ class SourceOrder:
             if standing:
                 conn.execute(f"delete {inside}", bounds)
                 _note_removal(conn)
-            if not insert(conn, "source", rows):  # a key has moved here from a later row
-                insert(conn, "source", rows, "replace")
+            insert(conn, "source", rows, "replace")  # a key may have moved here from a later row
 
 
 def keys_in_source(conn: sqlite3.Connection) -> str:

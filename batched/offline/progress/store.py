@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
-from ..types.columns import Kinds
-from ..types.values import Kind, read, to_arrow
+from ..types.values import Kind
 from .chunks import decode_kinds, decode_values, encode_chunks
 from .commit import Commit, Committed, Key, Letter, Status
 from .database import Database, insert, marks, windows
@@ -49,23 +45,19 @@ _DEAD: Final = (
 )
 
 
-class Progress:
+class Progress(Database):
     """The progress file of one run, which has locked it."""
 
-    @classmethod
-    def open(cls, path: Path) -> Self:
+    def __init__(self, path: Path) -> None:
         """Open the progress file at that path, or make one; it is locked until it is closed.
 
         Raises `RunLocked` if another run has it, `RunMismatch` if it is no progress file or one of
         another layout (it is not touched), `OSError` if it cannot be opened or written.
         """
-        return cls(Database(path, _TABLES))
-
-    def __init__(self, database: Database) -> None:
-        self.path = database.path
-        self._database = database
+        super().__init__(path, _TABLES)
         self._replaced = False  # chunks may have lost their last row
-        self._order = SourceOrder(database)
+        self.order = SourceOrder(self)
+        """The order of the source, which the reader of the source notes."""
 
     # --- notes
 
@@ -76,11 +68,11 @@ class Progress:
 
     def put_all(self, values: Mapping[str, Any]) -> None:
         """Keep JSON values under their names, all or none of them."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             _put(conn, values)
 
     def _query(self, statement: str, *values: Any) -> list[Any]:
-        with self._database.use() as conn:
+        with self.use() as conn:
             return conn.execute(statement, values).fetchall()
 
     # --- rows
@@ -105,7 +97,7 @@ class Progress:
             for status, some in (("failed", commit.failed), ("filtered", commit.filtered))
             for key, hashed, attempts, *error in some
         ]
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             for commit in commits:
                 _put(conn, commit.notes)
                 _add_letters(conn, "source", commit.letters)
@@ -133,8 +125,8 @@ class Progress:
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
         """Return the state of these keys, by key and step."""
         found: dict[tuple[Key, int], Committed] = {}
-        with self._database.use() as conn:
-            for some in windows(conn, keys):
+        with self.use() as conn:
+            for some in windows(keys):
                 rows = conn.execute(
                     "select key, step, status, chunk, place, input, attempts, error from rows "
                     f"where key in ({marks(some)})",
@@ -150,13 +142,13 @@ class Progress:
 
     def forget(self, step: int) -> None:
         """Drop the rows of that step and of all later steps."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             conn.execute("delete from rows where step >= ?", (step,))
             conn.execute("delete from chunks where step >= ?", (step,))
 
     def counts(self) -> dict[int, dict[Status, int]]:
         """Return the number of rows of the present source by step and status."""
-        with self._database.use() as conn:
+        with self.use() as conn:
             # by `error`, as grouping by `status` takes twice the time
             counts = conn.execute(
                 "select step, count(*), count(error), count(chunk) from rows "
@@ -170,19 +162,7 @@ class Progress:
     # --- values
 
     def chunk(self, number: int) -> list[Any]:
-        """Return the columns of a chunk: lists of values, or Arrow arrays of arrays."""
-        return [
-            column
-            if isinstance(column, list)
-            else to_arrow(column, ("array", column.dtype.name, column.shape[1:]))
-            for column in self._columns(number)
-        ]
-
-    def values(self, number: int) -> list[list[Any]]:
-        """Return the columns of a chunk as lists of canonical values."""
-        return list(map(list, self._columns(number)))
-
-    def _columns(self, number: int) -> list[Any]:
+        """Return the columns of a chunk: lists of values, or arrays with a row for each value."""
         (row,) = self._query("select bytes, data from chunks where id = ?", number)
         return decode_values(*row)
 
@@ -190,58 +170,15 @@ class Progress:
         """Return the size before compression of each chunk (bytes)."""
         return dict(self._query("select id, bytes from chunks"))
 
-    def final_kinds(self, step: int, columns: int, *, empty_dicts: bool = True) -> list[Kind]:
-        """Return the kinds of the final columns of a step.
+    def kinds(self, step: int) -> list[tuple[Kind, ...] | None]:
+        """Return the kinds of the columns in the chunks of a step.
 
-        The kinds of its chunks suffice if one kind takes all values. Else all values of rows of the
-        present source are counted.
+        None stands for a chunk with values of no common kind.
         """
-        kinds = [Kinds(empty_dicts=empty_dicts) for _ in range(columns)]
         stored = self._query("select distinct kind from chunks where step = ?", step)
-        for (each,) in stored:
-            for kind, one in zip(kinds, decode_kinds(each) if each else (), strict=False):
-                kind.add({one: 1})
-        if (None,) not in stored and all(kind.agree for kind in kinds):
-            return [kind.final() for kind in kinds]
-        kinds = [Kinds(empty_dicts=empty_dicts) for _ in range(columns)]
-        for number, rows in groupby(self._places_by_chunk(step), itemgetter(0)):
-            places = [place for _, place in rows]
-            for kind, column in zip(kinds, self.values(number), strict=True):
-                kind.add(Counter([read(column[place])[1] for place in places]))
-        return [kind.final() for kind in kinds]
-
-    def _places_by_chunk(self, step: int) -> Iterator[tuple[int, int]]:
-        """Yield chunk and place of all results of a step; SQLite sorts them on disk."""
-        with self._database.use() as conn:
-            conn.execute("drop table if exists temp.sorted")
-            conn.execute(
-                "create temp table sorted(chunk, place, primary key(chunk, place)) without rowid"
-            )
-            conn.execute(
-                "insert into sorted select chunk, place from rows where step = ? and status = 'ok' "
-                f"and {keys_in_source(conn)}",
-                (step,),
-            )
-        last = -1, -1
-        after = f"select * from sorted where (chunk, place) > (?, ?) limit {PAGE}"
-        while page := self._query(after, *last):
-            yield from page
-            last = page[-1]
+        return [kinds and decode_kinds(kinds) for (kinds,) in stored]
 
     # --- the source
-
-    def note_source(self, first: int, keys: Sequence[Key | None]) -> list[int]:
-        """Note keys of the present source, the first being that of row `first`.
-
-        The result is the places of keys that stand in this window or in an earlier row already;
-        these rows, and rows without a key, get no entry. To be called with all keys, in order, and
-        then `end_source`.
-        """
-        return self._order.note(first, keys)
-
-    def end_source(self, rows: int) -> None:
-        """Note that the source has so many rows, all of which were noted."""
-        self._order.end(rows)
 
     @property
     def source_rows(self) -> int:
@@ -282,12 +219,12 @@ class Progress:
 
     def clear_letters(self, phase: Phase) -> None:
         """Drop the dead letters of a phase."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             conn.execute("delete from letters where phase = ?", (phase,))
 
     def add_letters(self, phase: Phase, letters: Sequence[Letter]) -> None:
         """Keep dead letters of a phase; a row has one."""
-        with self._database.transaction() as conn:
+        with self.transaction() as conn:
             _add_letters(conn, phase, letters)
 
     def dead_letters(self, first: int = 0) -> list[dict[str, Any]]:
@@ -297,7 +234,7 @@ class Progress:
         in a step, by step and key, then rows that the result could not take. A letter has the keys
         row, key, step, attempts, phase, error and traceback.
         """
-        with self._database.use() as conn:
+        with self.use() as conn:
             page = conn.execute(_DEAD.format(keys_in_source(conn)), (first,)).fetchall()
         names = "row", "key", "step", "attempts"
         return [{**dict(zip(names, row, strict=False)), **json.loads(row[4])} for row in page]
@@ -306,14 +243,14 @@ class Progress:
         """Give the file back; nothing can be done with it afterwards."""
         # A later run can do without, or will say again, all that is written here.
         with suppress(OSError):
-            self._order.write()
+            self.order.write()
             if self._replaced:
-                with self._database.transaction() as conn:
+                with self.transaction() as conn:
                     conn.execute(
                         "delete from chunks where id not in "
                         "(select chunk from rows where chunk is not null)"
                     )
-        self._database.close()
+        super().close()
 
 
 def _put(conn: sqlite3.Connection, values: Mapping[str, Any]) -> None:

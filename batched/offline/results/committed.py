@@ -5,23 +5,22 @@
 2. A chunk is read once, and dropped after its last row. If more than `CACHE_BYTES` of chunks would
    be in use at once, since the source is in another order, all values are first spilled to a second
    file, by range of source rows: in two passes each chunk is read once, then each piece. Finding
-   the order takes 24 bytes of memory for each row and step.
+   the order takes 40 bytes of memory for each row and step.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from ..progress.store import Progress
+from ..types.columns import Kinds
+from ..types.packing import join, pack, unpack
+from ..types.values import Kind, read_column
 
 CACHE_BYTES: Final = 128 << 20
 """Bytes of chunks that are kept in memory for later rows."""
@@ -31,7 +30,7 @@ QUERY_ROWS: Final = 1 << 15
 """Source rows that are looked up at once."""
 
 Columns = Sequence[Any]
-"""Output columns: Arrow arrays, or lists of canonical values."""
+"""Output columns: lists of canonical values, or arrays with a row for each value."""
 
 
 class Committed:
@@ -42,7 +41,7 @@ class Committed:
         self._rows = rows = progress.source_rows
         self._cache: dict[int, Columns] = {}  # by chunk
         self._pieces: list[tuple[int, int]] = []  # offset and length in the spill file
-        self._file: IO[bytes] = io.BytesIO()
+        self._file = tempfile.TemporaryFile(dir=progress.path.parent)  # noqa: SIM115
         with tempfile.TemporaryFile(dir=progress.path.parent) as file:
             at = np.memmap(file, np.int32, "w+", shape=(2, steps * rows + 1))
         self._chunks, self._places = at[:, :-1]  # by position; chunk 0: there is no value
@@ -73,6 +72,25 @@ class Committed:
         """
         return self._read(step * self._rows + rows)
 
+    def final_kinds(self, step: int, columns: int) -> list[Kind]:
+        """Return the kinds of the columns of a step.
+
+        The kinds of its chunks suffice if one kind takes all values. Else all values are counted.
+        """
+        kinds = [Kinds() for _ in range(columns)]
+        stored = self._progress.kinds(step)
+        for each in filter(None, stored):
+            for kind, one in zip(kinds, each, strict=True):
+                kind.add({one: 1})
+        if None in stored or not all(kind.agree for kind in kinds):
+            kinds = [Kinds() for _ in range(columns)]
+            of_step = slice(step * self._rows, (step + 1) * self._rows)
+            chunks, places = self._chunks[of_step], self._places[of_step]
+            for part in _groups(chunks):
+                for kind, column in zip(kinds, self._load(int(chunks[part[0]])), strict=True):
+                    kind.add(read_column(pick(column, places[part]))[1])
+        return [kind.final() for kind in kinds]
+
     def close(self) -> None:
         """Delete the spill file."""
         self._file.close()
@@ -95,8 +113,7 @@ class Committed:
             return self._progress.chunk(chunk)
         offset, length = self._pieces[chunk - 1]
         self._file.seek(offset)
-        columns: Columns = pickle.loads(self._file.read(length))  # of `_spill`
-        return columns
+        return unpack(self._file.read(length))
 
     def _measure(self, sizes: dict[int, int]) -> None:
         """Count the rows of each chunk; `sizes` are the bytes of chunks."""
@@ -106,41 +123,29 @@ class Committed:
 
     def _spill(self) -> None:
         """Write all values to a file by range of source rows; each piece becomes a chunk."""
-        self._file = tempfile.TemporaryFile(dir=self._progress.path.parent)  # noqa: SIM115
         span = 1 + len(self._chunks) * RANGE_BYTES // int(self._sizes.sum())  # positions of a range
         pieces: list[tuple[int, int]] = []
-        order = np.argsort(self._chunks, kind="stable")
+        order = np.flatnonzero(self._chunks)
+        order = order[np.lexsort((self._chunks[order], order // self._rows))]  # by step, then chunk
         batches = np.cumsum(self._row_bytes[self._chunks[order]]) // RANGE_BYTES
-        for batch in np.split(order, np.flatnonzero(np.diff(batches)) + 1):
-            alike: dict[Any, list[tuple[Any, Columns]]] = defaultdict(list)
-            for part, columns in self._read(batch):
-                types = tuple([getattr(column, "type", None) for column in columns])
-                alike[types].append((batch[part], columns))
-            for parts in alike.values():
-                positions = np.concatenate([positions for positions, _ in parts])
-                joined = list(map(join, zip(*[columns for _, columns in parts], strict=True)))
-                for some in _groups(1 + positions // span):
-                    data = pickle.dumps([pick(column, some, copy=True) for column in joined], 5)
-                    pieces.append((self._file.tell(), self._file.write(data)))
-                    self._chunks[positions[some]] = len(pieces)
-                    self._places[positions[some]] = np.arange(len(some))
+        ends = np.flatnonzero(np.diff(batches + order // self._rows)) + 1
+        for batch in np.split(order, ends):
+            parts, columns = zip(*self._read(batch), strict=True)
+            positions = batch[np.concatenate(parts)]
+            joined = list(map(join, zip(*columns, strict=True)))
+            for some in _groups(1 + positions // span):
+                data = pack([pick(column, some) for column in joined])
+                pieces.append((self._file.tell(), self._file.write(data)))
+                self._chunks[positions[some]] = len(pieces)
+                self._places[positions[some]] = np.arange(len(some))
         self._pieces = pieces
         self._measure({piece: length for piece, (_, length) in enumerate(pieces, 1)})
 
 
-def pick(column: Any, places: Any, *, copy: bool = False) -> Any:
-    """Return the values of a list or an Arrow array at these places; a place below 0 is null."""
-    if not copy and len(places) and places[0] >= 0 and (np.diff(places) == 1).all():
-        return column[places[0] : places[-1] + 1]
-    if isinstance(column, list):
-        return [None if place < 0 else column[place] for place in places.tolist()]
-    return column.take(pa.array(places, pa.int64(), mask=places < 0))
-
-
-def join(parts: Sequence[Any]) -> Any:
-    """Return lists or Arrow arrays as one."""
-    is_list = isinstance(parts[0], list)
-    return list(chain.from_iterable(parts)) if is_list else pa.concat_arrays(parts)
+def pick(column: Any, places: Any) -> Any:
+    """Return the values of a list or an array at these places."""
+    is_list = isinstance(column, list)
+    return [column[place] for place in places.tolist()] if is_list else column[places]
 
 
 def _groups(keys: Any) -> list[Any]:

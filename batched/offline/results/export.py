@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
 
 from ...errors import ResultError
 from ..progress.store import Progress
-from ..sources.base import Source, Window
+from ..sources.base import WINDOW_ROWS, Rows, RowSource
 from ..types.columns import Columns, Kinds
+from ..types.values import read_column
 from ..uris import is_remote, without_credentials
-from .local import open_result
+from .local import Stamp, open_result
 from .merge import Merge
 
 
@@ -49,14 +49,24 @@ def export(
             raise ResultError("the result is named by a URI; name a file for the export")
         base, suffix = os.path.splitext(os.fspath(result).rstrip("/"))
         dest = f"{base}.partial{suffix or '/'}"
-    with closing(Progress.open(path)) as store:
-        known = store.get("exports") or []
-        written = open_result(dest, overwrite=overwrite, known=known, progress=f"{path}.export")
-        source = _Keys(store)
+    with closing(Progress(path)) as store:
+        written = open_result(
+            dest,
+            overwrite=overwrite,
+            known=store.get("exports") or [],
+            progress=f"{path}.export",
+        )
+
+        def note(stamps: Sequence[Stamp]) -> None:
+            store.put_all({"exports": stamps})
+
+        key = store.get("key") or "row"
+        source = _open_keys(store, key)
+        kinds = Kinds()
+        for window in source.windows(None):
+            kinds.add(read_column(window.values(key))[1])
         columns = [Columns(step["output"]) for step in store.get("steps") or ()]
-        with closing(Merge(source, store, columns)) as merge:
-            merge.write(written, source.kinds(), len)
-            merge.publish(lambda stamp: store.put_all({"exports": [*known, stamp]}))
+        note(Merge(source, store, columns).write(written, {key: kinds}, len, note))
     return written.path
 
 
@@ -76,27 +86,14 @@ def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | Non
     return Path(os.path.abspath(name))
 
 
-class _Keys(Source):
-    """The keys of the last source, as its only column."""
+def _open_keys(progress: Progress, column: str) -> RowSource:
+    """Open the keys of the last source, as its only column."""
 
-    def __init__(self, progress: Progress) -> None:
-        super().__init__("the progress file")
-        self._progress = progress
-        self._key = progress.get("key") or "row"
-        self.columns = [self._key]
+    def read() -> Rows:
+        rows = progress.source_rows
+        for first in range(0, rows, WINDOW_ROWS):
+            keys = progress.keys_of_rows(first, WINDOW_ROWS)
+            for row in range(first, min(first + WINDOW_ROWS, rows)):
+                yield {column: keys.get(row)}, None
 
-    def _windows(
-        self, columns: Sequence[str] | None, size: int, required: Sequence[str]
-    ) -> Iterator[Window]:
-        del columns, required  # there is one
-        for first in range(0, self._progress.source_rows, size):
-            keys = self._progress.keys_of_rows(first, size)
-            rows = range(first, min(first + size, self._progress.source_rows))
-            yield Window(first, len(rows), {self._key: list(map(keys.get, rows))})
-
-    def kinds(self) -> dict[str, Kinds]:
-        """Return the kinds of the keys."""
-        kinds, names = Kinds(), {str: "str", int: "int64"}
-        for window in self.windows(None):
-            kinds.add(Counter([names.get(type(key), "null") for key in window.values(self._key)]))
-        return {self._key: kinds}
+    return RowSource("the progress file", read)

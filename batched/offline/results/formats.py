@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,8 +40,8 @@ PART_ROWS: Final = 1_000_000
 PART_BYTES: Final = 1 << 30
 """Bytes, before compression, that end a file of a folder sooner."""
 
-JSON = orjson.OPT_SERIALIZE_NUMPY
-JSON_LINE = JSON | orjson.OPT_APPEND_NEWLINE
+TEXT: Final = "string", "binary"
+"""Ends of the names of Arrow's types of text and bytes."""
 
 LINE_END = b"\r\n"  # RFC 4180
 QUOTED = re.compile('[",\r\n]').search
@@ -63,44 +62,40 @@ class Parquet:
             schema.metadata,
         )
         # a dictionary of numbers rarely pays
-        texts = [field.name for field in self._schema if _is_text(field.type)]
-        self._settings: dict[str, Any] = {"compression": "zstd", "use_dictionary": texts or False}
+        texts = [each.name for each in self._schema if str(each.type).endswith(TEXT)]
+        self._dictionaries = texts or False
         self._targets = targets
         self._open(next(targets))
 
     def _open(self, target: Any) -> None:
-        self._file: Any = pq.ParquetWriter(target, self._schema, **self._settings)
+        self._file: Any = pq.ParquetWriter(
+            target, self._schema, compression="zstd", use_dictionary=self._dictionaries
+        )
         self._rows = self._bytes = 0  # of the file
-        self._group: list[pa.Table] = []
-        self._group_rows = self._group_bytes = 0
+        self._group = self._schema.empty_table()
 
     def write(self, table: pa.Table) -> None:
         is_full = self._rows >= PART_ROWS or self._bytes >= PART_BYTES
         if is_full and (target := next(self._targets, None)) is not None:
             self.close()
             self._open(target)
-        table = table.cast(self._schema)
-        self._group.append(table)
-        self._group_rows += table.num_rows
-        self._group_bytes += table.nbytes
-        if self._group_rows >= GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
+        self._group = pa.concat_tables([self._group, table.cast(self._schema)])
+        if self._group.num_rows >= GROUP_ROWS or self._group.nbytes >= GROUP_BYTES:
             self._end_group()
 
     def _end_group(self) -> None:
-        # in one piece: pages end with the pieces
-        table = pa.concat_tables(self._group).combine_chunks()
-        self._rows += self._group_rows
-        self._bytes += self._group_bytes
-        self._group = []
-        self._group_rows = self._group_bytes = 0
-        self._file.write_table(table, row_group_size=max(1, table.num_rows))
+        table = self._group.combine_chunks()  # pages end with the pieces
+        self._group = self._schema.empty_table()
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        self._file.write_table(table, row_group_size=table.num_rows)
         del table
         # else Arrow's allocator keeps 100 MB after a million rows of text
         pa.default_memory_pool().release_unused()
 
     def close(self) -> None:
         """Write the rest. A second call does nothing."""
-        if self._group:
+        if self._group.num_rows:
             self._end_group()
         self._file.close()
 
@@ -127,52 +122,42 @@ class Lines:
 
 def _json_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
     """Return each row as a line of JSON."""
-    lines = []
-    for row in rows:
-        record = dict(zip(names, row, strict=True))
-        try:
-            line = orjson.dumps(record, _json_value, JSON_LINE)
-        except TypeError:
-            line = b"null"
-        if b"null" in line:  # perhaps of NaN or an infinity
-            line = orjson.dumps(_with_fragments(record), _json_value, JSON_LINE)
-        lines.append(line)
-    return lines
+    return [_json(dict(zip(names, row, strict=True))) + b"\n" for row in rows]
 
 
-def _with_fragments(value: Any) -> Any:
-    """Return the value with JSON of the standard library where orjson writes none: NaN, infinities,
+def _json(value: Any) -> bytes:
+    """Return a value as JSON.
+
+    The standard library writes values that orjson refuses or writes as null: NaN, infinities,
     integers of more than 64 bits, lone surrogates.
     """
-    if isinstance(value, dict):
-        return {name: _with_fragments(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
-        return list(map(_with_fragments, value))
-    if isinstance(value, list):
-        return list(map(_with_fragments, value))
-    if isinstance(value, float | np.floating) and not math.isfinite(value):
-        return orjson.Fragment(json.dumps(float(value)))
-    if isinstance(value, int):
-        return orjson.Fragment(json.dumps(value))
-    if isinstance(value, str) and not value.isascii():
-        with suppress(UnicodeEncodeError):
-            value.encode()
-            return value
-        return orjson.Fragment(json.dumps(value))
-    return value
+    with suppress(TypeError):
+        text = orjson.dumps(value, _plain, orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" not in text:
+            return text
+    return _STANDARD.encode(value).encode(errors="backslashreplace")
 
 
-def _json_value(value: Any) -> Any:
-    """Return a value that orjson writes in place of one that it does not know."""
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has in place of one that it lacks."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, date | time):
+        return value.isoformat()
     if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value)
+        return list(value)
+    if isinstance(value, np.floating):
+        return float(str(value))  # as few digits as the type needs
+    if isinstance(value, np.generic):
+        return value.item()
     raise TypeError(f"a {type(value).__name__} has no form as text")
+
+
+_STANDARD: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 
 def _csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
@@ -193,17 +178,9 @@ def _cell(value: Any) -> str:
     elif isinstance(value, int | float):
         return str(value)
     elif isinstance(value, dict | list | np.ndarray):
-        text = orjson.dumps(_with_fragments(value), _json_value, JSON).decode()
-    elif isinstance(value, date | time):
-        text = value.isoformat()
+        text = _json(value).decode()
     else:
-        text = str(_json_value(value))
+        text = str(_plain(value))
     if not text or QUOTED(text):
         return '"' + text.replace('"', '""') + '"'
     return text
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(is_kind(kind) for is_kind in texts)

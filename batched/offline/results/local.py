@@ -5,14 +5,14 @@
    remote, next to the progress file. The next run removes the leftovers of a killed one.
 3. A file that no run of this progress file wrote, or that was changed since, is replaced only with
    `overwrite`. A file is known by its size and time of change, which the progress file keeps.
-4. A source is never replaced by its own result, whatever name or link leads to the file.
+4. A source is never replaced by its own result, by any name of the file or link to it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,9 @@ from .formats import Lines, Parquet
 
 Stamp = dict[str, list[int]]
 """Size in bytes and time of change in ns of the file, or of each file of the folder, by name."""
+
+KNOWN: Final = 16
+"""Results, the latest ones, that a progress file knows: runs may have several destinations."""
 
 FORMATS: Final = ".parquet, .jsonl or .csv, or '/' for a folder of Parquet files"
 
@@ -114,15 +117,8 @@ class Result:
         if not file.exists():
             return {}, []
         self.check_kind(file.is_dir())
-        others: set[str] = set()
-        if file.is_dir():
-            others = set(os.listdir(file)) - {part.name for part in _parts(file)}
-        return _stamp(file), sorted(others)
-
-    def holds(self, stamps: Iterable[Stamp]) -> bool:
-        """Return whether the result with one of these stamps is there."""
-        found, _ = self.find()
-        return bool(found) and found in stamps
+        found = _stamp(file)
+        return found, sorted(set(os.listdir(file)) - found.keys()) if self.is_folder else []
 
     def replaces(self, path: str) -> bool:
         """Return whether the result would replace this file of the source."""
@@ -170,16 +166,18 @@ class Result:
             return Parquet(iter([writing]), columns)
         return Lines(writing, list(columns), is_json=self.suffix == ".jsonl")
 
-    def publish(self, note: Callable[[Stamp], object]) -> Stamp:
-        """Have the result appear, once its writer is closed. Return its stamp.
+    def publish(self, note: Callable[[Sequence[Stamp]], object]) -> list[Stamp]:
+        """Have the result appear, once its writer is closed. Return the stamps of known results.
 
-        `note` gets the stamp before the result appears: a run that is killed in between knows both
-        the old result and the new one.
+        The last stamp is that of this result. `note` gets the stamps before the result appears: a
+        run killed in between knows the old result and the new one.
         """
         for file in [*_parts(self.writing), self.writing]:
             _sync(file)
         self.check()
-        return self.move(_stamp(self.writing), note)
+        stamp = self.move(_stamp(self.writing), lambda stamp: note([*self.known, stamp]))
+        whole = [known for known in self.known if all(known.values())]
+        return [*whole, stamp][-KNOWN:]
 
     def abort(self) -> None:
         """Remove the rows that are hidden."""

@@ -29,11 +29,11 @@ from ..failures import letter_text
 from ..progress.commit import Letter
 from ..progress.store import Progress
 from ..sources.base import Source, Window
-from ..types.arrow import to_python
-from ..types.columns import Columns, Kinds, fit
+from ..types.columns import Columns, Kinds, fit, without_empty
+from ..types.packing import join
 from ..types.values import arrow_type, unify
-from .committed import Committed, join, pick
-from .formats import Lines, Parquet
+from .committed import Committed
+from .formats import Parquet
 from .local import Result, Stamp
 
 WINDOW_ROWS: Final = 8192
@@ -59,7 +59,6 @@ class Merge:
     keep_failed: bool = False
     _kinds: dict[str, Any] = field(default_factory=dict)  # or Arrow types, by column; None: text
     _misfits: dict[int, str] = field(default_factory=dict)  # reasons by place in the window
-    _writing: tuple[Result, Parquet | Lines] | None = None
 
     def check(self, result: Result) -> None:
         """Raise `SourceError` if Parquet has no type for a kept column."""
@@ -78,8 +77,9 @@ class Merge:
         result: Result,
         kept: Mapping[str, Kinds],
         note_letters: Callable[[Sequence[Letter]], object],
-    ) -> None:
-        """Write all rows, hidden until `publish`.
+        note: Callable[[Sequence[Stamp]], object],
+    ) -> list[Stamp]:
+        """Write all rows, and have the result appear. Return the stamps, as `publish` has them.
 
         `kept` has the columns of the source in order, with their kinds unless they are Arrow's.
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
@@ -89,38 +89,32 @@ class Merge:
         names = [*filter(self._is_kept, kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._made, *[ERROR] * self.keep_failed])
         columns: Any = list(self._kinds)
-        if result.is_typed:
-            known = {name: kind.final() for name, kind in kept.items()}
-            known |= {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
-            known |= {ERROR: "str"} | self._kinds_of_steps()
-            self._kinds = {name: known[name] for name in columns}
-            columns = pa.schema([(name, _arrow_type(kind)) for name, kind in self._kinds.items()])
-        rows = result.create(columns)
-        self._writing = result, rows
-        read = [*names, *filter(None, [self.key])]
         with closing(Committed(self.progress, len(self.columns))) as values:
-            for window in self.source.windows(read, WINDOW_ROWS, required=[]):
-                self._check_rows(window)
-                for piece, letters in self._join(window, values):
-                    if letters:
-                        self.progress.add_letters("output", letters)
-                        note_letters(letters)
-                    rows.write(pa.table(piece, columns) if result.is_typed else piece)
-        rows.close()
-
-    def publish(self, note: Callable[[Stamp], object]) -> Stamp:
-        """Have the result appear, after `write`. Return its stamp, which `note` gets before."""
-        assert self._writing is not None
-        self.source.check_unchanged()
-        return self._writing[0].publish(note)
-
-    def close(self) -> None:
-        """Remove all rows, unless they are published."""
-        if self._writing is not None:
-            result, rows = self._writing
-            with suppress(Exception):  # most likely of a full disk
+            if result.is_typed:
+                known = {name: without_empty(kind.final()) for name, kind in kept.items()}
+                known |= {field.name: field.type for field in schema or ()}
+                known |= {ERROR: "str"} | self._kinds_of_steps(values)
+                self._kinds = {name: known[name] for name in columns}
+                columns = pa.schema(
+                    [(name, arrow_type(kind)) for name, kind in self._kinds.items()]
+                )
+            rows = result.create(columns)
+            try:
+                read = [*names, *filter(None, [self.key])]
+                for window in self.source.windows(read, WINDOW_ROWS, required=[]):
+                    self._check_rows(window)
+                    for piece, letters in self._join(window, values):
+                        if letters:
+                            self.progress.add_letters("output", letters)
+                            note_letters(letters)
+                        rows.write(pa.table(piece, columns) if result.is_typed else piece)
                 rows.close()
-            result.abort()
+                self.source.check_unchanged()
+                return result.publish(note)
+            finally:
+                with suppress(Exception):  # most likely of a full disk
+                    rows.close()
+                result.abort()
 
     @cached_property
     def _made(self) -> dict[str, int]:
@@ -132,12 +126,12 @@ class Merge:
             return False
         return self.keep is None or name in self.keep
 
-    def _kinds_of_steps(self) -> dict[str, Any]:
+    def _kinds_of_steps(self, values: Committed) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for number, columns in enumerate(self.columns):
-            kinds = self.progress.final_kinds(number, len(columns.names), empty_dicts=False)
+            kinds = values.final_kinds(number, len(columns.names))
             for name, kind in zip(columns.names, kinds, strict=True):
-                kind = unify(kind, "null") if self.keep_failed else kind
+                kind = unify(without_empty(kind), "null" if self.keep_failed else "unseen")
                 found[name] = columns.declared.get(name) or kind
         return found
 
@@ -191,7 +185,7 @@ class Merge:
                 columns[ERROR] = [reasons.get(place) for place in places.tolist()]
                 shown = shown | np.isin(places, list(reasons))
             shown = np.flatnonzero(shown)
-            yield {name: pick(columns[name], shown) for name in self._kinds}, letters
+            yield {name: _take(columns[name], shown) for name in self._kinds}, letters
 
     def _gather(self, step: int, values: Committed, first: int, places: Any) -> dict[str, Any]:
         """Return the columns of a step for rows of a window; null where a row has no value."""
@@ -202,16 +196,14 @@ class Merge:
         made: dict[str, Any] = {}
         for number, name in enumerate(self.columns[step].names):
             if self._made[name] == step:  # no later step replaces it
-                fitted = [self._fit(name, [], places)]
-                for part, columns in parts:
-                    fitted.append(self._fit(name, columns[number], places[part]))
-                made[name] = pick(join(fitted), back)
+                column = join([columns[number] for _, columns in parts])
+                made[name] = _take(self._fit(name, column, places[order]), back)
         return made
 
     def _fit(self, name: str, column: Any, places: Any) -> Any:
         """Return a column of the final kind; note values that do not fit by their places."""
         if (kind := self._kinds[name]) is None:
-            return column if isinstance(column, list) else to_python(column)
+            return list(column)
         array, reasons = fit(column, kind)
         for place, why in reasons.items():
             self._misfits[int(places[place])] = f"column {name!r}: {why}"
@@ -232,5 +224,8 @@ class Merge:
         return self._fit(name, list(map(found.get, places)), places)
 
 
-def _arrow_type(kind: Any) -> pa.DataType:
-    return kind if isinstance(kind, pa.DataType) else arrow_type(kind)
+def _take(column: Any, places: Any) -> Any:
+    """Return the values of a list or an Arrow array at these places; a place below 0 is null."""
+    if isinstance(column, list):
+        return [None if place < 0 else column[place] for place in places.tolist()]
+    return column.take(pa.array(places, pa.int64(), mask=places < 0))

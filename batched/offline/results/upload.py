@@ -101,10 +101,5 @@ class RemoteResult(Result):
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise ResultError(
-                f"the destination {self.path} cannot be used: {_first_line(error)}"
-            ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+            why, *_ = str(error).split("\n")
+            raise ResultError(f"the destination {self.path} cannot be used: {why}") from error

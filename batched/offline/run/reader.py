@@ -65,7 +65,7 @@ class Kept:
         for name in window.columns if self.names is None else self.names:
             if name in self._replaced:
                 continue
-            kinds = self.kinds.setdefault(name, Kinds(empty_dicts=not self._is_typed))
+            kinds = self.kinds.setdefault(name, Kinds())
             if self._is_typed and isinstance(window.columns[name], list):
                 values = Columns([name]).read(window.values(name))
                 for place, why in values.misfits.items():
@@ -88,7 +88,7 @@ class Reader:
         self._plan = plan
         self._progress = progress
         self._kept = kept
-        self._columns = lru_cache(CACHED)(progress.values)  # of a chunk, by its number
+        self._columns = lru_cache(CACHED)(progress.chunk)  # of a chunk, by its number
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
@@ -134,7 +134,7 @@ class Reader:
             yield self._find(window)
             rows = window.first + window.size
         if not self._closed:
-            self._progress.end_source(rows)
+            self._progress.order.end(rows)
         yield Reading(last=True)
 
     def _find(self, window: Window) -> Reading:
@@ -147,7 +147,7 @@ class Reader:
             self._kept.check(window)
         faults = window.faults
         usable = [None if place in faults else key for place, key in enumerate(keys)]
-        for place in self._progress.note_source(window.first, usable if faults else keys):
+        for place in self._progress.order.note(window.first, usable if faults else keys):
             window.note_fault(
                 place,
                 f"the key {keys[place]!r} stands twice in the source, here and in an earlier row; "

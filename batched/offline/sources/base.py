@@ -11,18 +11,18 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
+from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from ...errors import SourceError
-from ..types.arrow import cast, to_python, without_views
+from ..types.arrow import to_python, without_views
 
 if TYPE_CHECKING:
     from .files import Files
@@ -39,19 +39,11 @@ Line = tuple[str, int] | None
 Rows = Iterator[tuple[Any, Line]]
 """Rows, each a mapping or a `Fault`, with their lines."""
 
-_PRINTER = reprlib.Repr()
-_PRINTER.maxstring = _PRINTER.maxother = _PRINTER.maxlong = 80
-
 
 class Fault(str):
     """Reason why a row cannot be read, in place of the row."""
 
     __slots__ = ()
-
-
-def shorten(value: object) -> str:
-    """Return the `repr` of a value for messages, cut in the middle where it is long."""
-    return _PRINTER.repr(value)
 
 
 def explain(error: BaseException) -> str:
@@ -152,6 +144,7 @@ class Source:
     """Names of the columns; None if only the rows know."""
     schema: Any = None
     """Arrow's schema of all columns; None if rows are Python's."""
+    _windows: Callable[[Sequence[str] | None, int, Sequence[str]], Iterator[Window]]
 
     def __init__(
         self,
@@ -186,11 +179,6 @@ class Source:
             if known is not None and column not in known:
                 raise missing_column(column, self.name, known)
         return self._windows(columns, size, needed)
-
-    def _windows(
-        self, columns: Sequence[str] | None, size: int, required: Sequence[str]
-    ) -> Iterator[Window]:
-        raise NotImplementedError
 
     def about(self) -> int | None:
         """Return the number of rows, estimated if it is not known yet; None without an estimate."""
@@ -266,15 +254,10 @@ def gather(rows: Rows, size: int, name: str) -> Iterator[tuple[list[Any], list[L
 
 def _weight(value: Any) -> int:
     """Return the bytes of the parts of a value that may be large, roughly."""
+    if type(value) in _SMALL:
+        return 0
     if isinstance(value, dict):
-        held = 0
-        for part in value.values():
-            kind = type(part)
-            if kind is str:
-                held += len(part)
-            elif kind not in _SMALL:
-                held += _weight(part)
-        return held
+        return sum(map(_weight, value.values()))
     if isinstance(value, list | tuple):
         numbers = not value or type(value[0]) in _SMALL
         return 8 * len(value) + (0 if numbers else sum(map(_weight, value)))
@@ -320,9 +303,7 @@ def _regroup(batches: Iterable[Any], schema: Any, size: int) -> Iterator[list[An
     for batch in batches:
         offset = 0
         while offset < batch.num_rows:
-            piece = batch.slice(offset, size - rows)
-            arrays = [cast(piece.column(part.name), part.type) for part in schema]
-            piece = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            piece = batch.slice(offset, size - rows).select(schema.names).cast(schema)
             if is_full := piece.nbytes > room:
                 piece = piece.slice(0, max(1, piece.num_rows * room // piece.nbytes))
             pieces.append(piece)

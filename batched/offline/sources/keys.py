@@ -7,17 +7,18 @@ Any other value is a fault of its row, because two rows could then have one key,
 
 from __future__ import annotations
 
-from operator import index
-from typing import Any, Final
+from contextlib import suppress
+from reprlib import repr as shorten
+from typing import Final
 
-import numpy as np
-
-from .base import Window, shorten
+from ..types.values import read, read_column
+from .base import Window
 
 Key = str | int
 """Identity of a row; integers are signed and of 64 bits, as SQLite has them."""
 
-_LIMIT: Final = 1 << 63
+KINDS: Final = {"str", "int53", "int64"}
+"""Kinds of values that are keys."""
 
 
 def keys_of(window: Window, column: str | None) -> list[Key | None]:
@@ -29,35 +30,20 @@ def keys_of(window: Window, column: str | None) -> list[Key | None]:
         return list(range(window.first, window.first + window.size))
     keys: list[Key | None] = []
     values = window.values(column)
-    kinds = set(map(type, values))
-    if (kinds == {str} and "".join(values).isascii()) or (
-        kinds == {int} and -_LIMIT <= min(values) <= max(values) < _LIMIT
-    ):
-        return [*values]
+    with suppress(Exception):  # at once, where all are keys
+        plain, kinds = read_column(values)
+        if kinds.keys() <= KINDS:
+            return list(plain)
     for place, value in enumerate(values):
-        key, fault = _read(value)
+        key = None
+        with suppress(Exception):  # a value without a canonical form
+            plain, kind = read(value)
+            key = plain if kind in KINDS else None
         keys.append(key)
-        if fault:
+        if key is None:
             window.note_fault(
                 place,
-                f"the key {shorten(value)} in column {column!r} is {fault}; keys are strings or "
-                "signed 64-bit integers",
+                f"the key {shorten(value)} in column {column!r}, a {type(value).__name__}, cannot "
+                "be used; keys are valid text or signed 64-bit integers",
             )
     return keys
-
-
-def _read(value: Any) -> tuple[Key | None, str]:
-    """Return the plain key that a value is equal to, or None and the reason against it."""
-    try:
-        if isinstance(value, str):
-            text = str.__str__(value)
-            text.encode()
-            return text, ""
-        if not isinstance(value, bool | np.bool_):  # numpy 1 takes its own for integers
-            key = index(value)
-            return (key, "") if -_LIMIT <= key < _LIMIT else (None, "an integer beyond 64 bits")
-    except UnicodeEncodeError:
-        return None, "not valid text: it has a lone surrogate"
-    except TypeError:
-        pass
-    return None, f"a {type(value).__name__}"

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, repeat
-from math import prod
 from pathlib import Path
+from reprlib import repr as shorten
 from typing import Any, Final
 
 import pyarrow as pa
 
 from ...errors import SourceError
-from .base import WINDOW_ROWS, ArrowSource, Fault, RowSource, Source, explain, shorten
+from .base import WINDOW_ROWS, ArrowSource, Fault, RowSource, Source, explain
 from .spool import spool_batches, spool_rows
 
 _IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}
@@ -79,19 +79,16 @@ def _plain(name: str, array: Any) -> Any:
     kind = array.type
     if not getattr(kind, "extension_name", "").startswith("ray.data."):
         return array
-    storage = array.storage
-    if pa.types.is_struct(storage.type):  # shapes differ by row
-        if kind.ndim == 1:
-            return storage.field("data")
-        raise SourceError(
-            f"the column {name!r} of the Ray dataset holds tensors of several shapes; drop it, or "
-            "keep paths of files in it that preprocess= opens"
-        )
-    if len(kind.shape) == 1:
-        return storage
-    items = storage.flatten()
-    lists = pa.FixedSizeListArray.from_arrays(items, prod(kind.shape))
-    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(items.type, kind.shape), lists)
+    if not pa.types.is_struct(kind.storage_type):
+        block = array.to_numpy(zero_copy_only=False)
+        is_vector = block.ndim == 2
+        return array.storage if is_vector else pa.FixedShapeTensorArray.from_numpy_ndarray(block)
+    if kind.ndim == 1:
+        return array.storage.field("data")
+    raise SourceError(
+        f"the column {name!r} of the Ray dataset holds tensors of several shapes; drop it, or "
+        "keep paths of files in it that preprocess= opens"
+    )
 
 
 def open_object(source: Any, spool: Path) -> Source:

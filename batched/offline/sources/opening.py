@@ -11,14 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .base import Source, Window
+from .base import Source
 from .files import TABLES, find_files
-from .keys import Key, keys_of
 from .objects import open_object
 from .spool import spool_rows
 from .text import TextSource, open_csv, read_json
-
-__all__ = ["Key", "Source", "Window", "keys_of", "open_source"]
 
 
 def open_source(source: object, *, spool: Path) -> Source:

@@ -25,10 +25,14 @@ class _Spool:
     error of the iterator is the error of every later reader, too: the rest is unknown.
     """
 
-    def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
+    def __init__(
+        self, path: Path, pieces: Iterator[bytes], end: Callable[[], object] = int
+    ) -> None:
+        """`end` stops the iterator."""
+        self._stop = end
         self._path = path
         self._pieces = pieces
-        self._file = path.open("w+b")
+        self._file = path.open("w+b", buffering=0)  # a full disk must not spoil later reading
         self._places: list[tuple[int, int]] = []
         """Offset and length of each piece (bytes)."""
         self._end: BaseException | None = None
@@ -48,10 +52,7 @@ class _Spool:
     def _read_on(self) -> bool:
         if self._end is None:
             try:
-                piece = next(self._pieces)
-                offset = self._file.seek(0, 2)
-                self._file.write(piece)
-                self._places.append((offset, len(piece)))
+                self._write(next(self._pieces))
                 return True
             except BaseException as error:
                 self._end = error
@@ -59,7 +60,21 @@ class _Spool:
             raise self._end
         return False
 
+    def _write(self, piece: bytes) -> None:
+        try:
+            offset = self._file.seek(0, 2)
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise SourceError(
+                f"the rows cannot be kept for a second reading in {self._path} ({explain(error)}); "
+                "make room on that disk, or have progress= on another one"
+            ) from error
+        self._places.append((offset, len(piece)))
+
     def close(self) -> None:
+        self._stop()
         self._file.close()
         self._path.unlink(missing_ok=True)
 
@@ -89,17 +104,13 @@ def spool_batches(
     schema: Any, batches: Iterable[Any], name: str, path: Path, end: Callable[[], object]
 ) -> ArrowSource:
     """Open the record batches of a stream, which `end` stops."""
-    spool = _Spool(path, _serialize(batches, schema, name))
-
-    def close() -> None:
-        spool.close()
-        end()
+    spool = _Spool(path, _serialize(batches, schema, name), end)
 
     def read() -> Iterator[Any]:
         for piece in spool:
             yield from pa.ipc.open_stream(piece)
 
-    return ArrowSource(name, schema, lambda _: read(), end=close)
+    return ArrowSource(name, schema, lambda _: read(), end=spool.close)
 
 
 def _serialize(batches: Iterable[Any], schema: Any, name: str) -> Iterator[bytes]:

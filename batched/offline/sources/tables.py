@@ -32,17 +32,13 @@ _OPENERS: Final = 16
 
 def _scan(name: str, files: Files | None, dataset: Any) -> ArrowSource:
     """Open a dataset that the scanner of `pyarrow.dataset` reads."""
-
-    def read(columns: list[str]) -> Iterator[Any]:
-        batches: Iterator[Any] = dataset.to_batches(
-            columns=columns,
-            batch_size=WINDOW_ROWS,
-            batch_readahead=1,
-            fragment_readahead=1,
-            use_threads=False,
-        )
-        return batches
-
+    read = partial(
+        dataset.to_batches,
+        batch_size=WINDOW_ROWS,
+        batch_readahead=1,
+        fragment_readahead=1,
+        use_threads=False,
+    )
     return ArrowSource(name, dataset.schema, read, files=files)
 
 

@@ -88,11 +88,6 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-def cast(array: Any, kind: Any) -> Any:
-    """Return the array as one of that type; a loss is an error of pyarrow."""
-    return array if array.type == kind else array.cast(kind)
-
-
 @functools.lru_cache(maxsize=256)
 def without_views(kind: Any) -> Any:
     """Return the type with plain text for views of text, which polars hands out.
@@ -108,12 +103,11 @@ def without_views(kind: Any) -> Any:
         return pa.dictionary(kind.index_type, without_views(kind.value_type), kind.ordered)
     if types.is_struct(kind):
         return pa.struct([child.with_type(without_views(child.type)) for child in kind])
+    make: Any = None
     if types.is_list(kind):
         make = pa.list_
     elif types.is_large_list(kind):
         make = pa.large_list
     elif types.is_fixed_size_list(kind):
         make = functools.partial(pa.list_, list_size=kind.list_size)
-    else:
-        return kind
-    return make(kind.value_field.with_type(without_views(kind.value_type)))
+    return make(kind.value_field.with_type(without_views(kind.value_type))) if make else kind

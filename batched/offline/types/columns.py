@@ -149,16 +149,13 @@ def _equal(value: Any, declared: Any) -> bool:
 class Kinds:
     """Kinds of the values of one column, and the kind of the column."""
 
-    def __init__(self, *, empty_dicts: bool = True) -> None:
-        """Without `empty_dicts`, the final kind is one that Parquet can store."""
-        self._empty_dicts = empty_dicts
+    def __init__(self) -> None:
         self._common: Kind | None = "unseen"  # of all so far; None: there is none
         self._counts: dict[Kind, tuple[int, Kind]] = {}  # by kind without shape: rows, kind
 
     def add(self, kinds: Mapping[Kind, int]) -> None:
         """Count rows by kind."""
         for kind, rows in kinds.items():
-            kind = kind if self._empty_dicts else _without_empty(kind)
             try:
                 self._common = self._common and unify(self._common, kind)
             except Unfit:
@@ -193,13 +190,13 @@ class Kinds:
 _rank = lru_cache(1024)(repr)
 
 
-def _without_empty(kind: Kind) -> Kind:
+def without_empty(kind: Kind) -> Kind:
     """Return the kind with null for dicts without fields, which Parquet cannot store."""
     if kind[0] == "list":
-        return "list", _without_empty(kind[1])
+        return "list", without_empty(kind[1])
     if kind[0] == "struct":
         fields: Any = kind[1]
-        items = [(name, _without_empty(item)) for name, item in fields]
+        items = [(name, without_empty(item)) for name, item in fields]
         return ("struct", tuple(items)) if items else "null"
     return kind
 
@@ -207,14 +204,10 @@ def _without_empty(kind: Kind) -> Kind:
 def fit(column: Any, kind: Kind | pa.DataType) -> tuple[Any, dict[int, str]]:
     """Return a column as an Arrow array of its final kind, or of a declared type.
 
-    The column has canonical values, or is an Arrow array of them. Values that do not fit are null;
-    the dict has the reason for each by its place.
+    The column is a list of canonical values, or an array with a row for each. Values that do not
+    fit are null; the dict has the reason for each by its place.
     """
-    final = kind if isinstance(kind, pa.DataType) else arrow_type(kind)
-    if isinstance(column, pa.Array):
-        if column.type == final:
-            return column, {}
-        column = to_python(column)
+    final = arrow_type(kind)
     misfits: dict[int, str] = {}
     try:
         return _convert(column, kind, final), misfits

@@ -30,12 +30,13 @@ def unpack(data: bytes) -> list[Any]:
     parts = []
     while buffer.tell() < len(data):
         parts.append(_Unpickler(buffer).load())
-    return list(map(_join, zip(*parts, strict=True)))
+    return list(map(join, zip(*parts, strict=True)))
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def join(parts: Sequence[Any]) -> Any:
+    """Return parts of one column as one part: an array if all are arrays of one form."""
     forms = {getattr(part, "dtype", None) and (part.dtype, part.shape[1:]) for part in parts}
-    if len(forms) > 1 or None in forms:
+    if len(forms) != 1 or None in forms:
         return list(chain.from_iterable(parts))
     return np.concatenate(parts)
 

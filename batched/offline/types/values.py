@@ -4,7 +4,7 @@
    run that resumes.
 2. Python code reads a value. Arrow would drop unknown fields and zones of times silently.
 3. `unify` finds the narrowest kind for the values of a final column, in any order of the values.
-   `to_python(to_arrow([canonical(value)], kind)) == [canonical(value)]`, except as in the table.
+   `to_python(to_array([plain], arrow_type(kind))) == [plain]`, except as in the table.
 
 | value | canonical form | Arrow |
 |---|---|---|
@@ -35,7 +35,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import PurePath
 from types import NoneType
 from typing import Any, Final
@@ -89,9 +89,11 @@ class Unfit(ValueError):
 
 
 @lru_cache(4096)
-def arrow_type(kind: Kind) -> Any:
-    """Return the Arrow type of a column of that kind."""
+def arrow_type(kind: Kind | pa.DataType) -> Any:
+    """Return the Arrow type of a column of that kind; a declared type is the type itself."""
     match kind:
+        case pa.DataType():
+            return kind
         case str():
             return _FLAT[kind]
         case ("list", item):
@@ -115,10 +117,8 @@ def describe_kind(kind: Kind) -> str:
 
 def common_kind(kinds: Iterable[Kind]) -> Kind:
     """Return the narrowest kind that takes all values without loss; raise `Unfit` for none."""
-    common: Kind = "unseen"
-    for kind in kinds:
-        common = unify(common, kind)
-    return common
+    unseen: Kind = "unseen"
+    return reduce(unify, kinds, unseen)
 
 
 @lru_cache(4096)
@@ -177,17 +177,14 @@ def _of_any_shape(kind: Kind) -> Kind:
 # --- reading
 
 
-def canonical(value: Any) -> Any:
-    """Return the canonical form of a value; raise `Unfit`, or an error of its own methods."""
-    return read(value)[0]
-
-
 def read_column(values: Sequence[Any], depth: int = 0) -> tuple[Any, Mapping[Kind, int]]:
     """Return the canonical forms of values and the number of values of each kind.
 
     The values are a list, or an array with a row for each. Python does no work per value for values
     of one plain type, and for arrays of one shape.
     """
+    if isinstance(values, np.ndarray):
+        return values, {("array", values.dtype.name, values.shape[1:]): len(values)}
     found = set(map(type, values))
     only = found.pop() if len(found) == 1 else object
     kind = _PLAIN.get(only)
@@ -256,20 +253,20 @@ def _read_list(value: Sequence[Any], depth: int) -> tuple[Any, Kind]:
     except Unfit as error:
         raise Unfit(f"a list must hold values of one kind, not {error}") from None
     if len(kinds.keys() - {"null"}) > 1:  # the items get the form of the common kind
-        plain = to_python(to_arrow(plain, common))
+        plain = to_python(to_array(plain, arrow_type(common)))
     return plain, ("list", common)
 
 
 def _read_array(value: Any, depth: int) -> tuple[Any, Kind]:
     dtype = value.dtype
-    if not value.ndim:
-        return read(value[()], depth)
     if dtype.kind in "OSTU" or hasattr(value, "mask"):
-        return _read_list(value.tolist(), depth)
+        return read(value.tolist(), depth)
     if dtype.name == "bfloat16":  # of ml_dtypes, as JAX has it
         dtype = np.dtype(np.float32)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise Unfit(f"arrays of dtype {dtype} cannot be stored; return numbers of up to 64 bits")
+        raise Unfit(f"numbers of dtype {dtype} cannot be stored; return some of up to 64 bits")
+    if not value.ndim:
+        return read(value.item(), depth)
     # A copy: a function may write its next results to the same memory.
     value = np.array(value, dtype.newbyteorder("="), order="C")
     kind = "array", value.dtype.name, value.shape
@@ -306,12 +303,6 @@ def of_tensor(value: Any) -> Any:
         return tensor.float().numpy()
 
 
-def _read_scalar(value: Any, depth: int) -> tuple[Any, Kind]:
-    if value.dtype.char not in "?bhilqpBHILQPefdSU":
-        raise Unfit(f"scalars of dtype {value.dtype} cannot be stored; return a scalar of Python")
-    return read(value.item(), depth)
-
-
 def _read_time(value: Any, _: int) -> tuple[Any, Kind]:
     if value != value:  # pandas.NaT
         return None, "null"
@@ -338,7 +329,7 @@ def _read_decimal(value: Decimal, _: int) -> tuple[Any, Kind]:
 
 
 def _through_arrow(value: Any, kind: Kind) -> tuple[Any, Kind]:
-    (plain,) = to_python(to_arrow([value], kind))
+    (plain,) = to_python(to_array([value], arrow_type(kind)))
     return plain, kind
 
 
@@ -354,7 +345,7 @@ def as_dict(value: Any) -> dict[Any, Any] | None:
 
 _READERS: Final[dict[type, Callable[[Any, int], tuple[Any, Kind]]]] = {
     Enum: lambda value, depth: read(value.value, depth),
-    np.generic: _read_scalar,
+    np.generic: _read_array,
     str: _read_str,
     int: lambda value, _: (int(value), _int(value)),
     float: lambda value, _: (float(value), "float"),
@@ -382,20 +373,18 @@ def show(value: Any) -> str:
 # --- canonical values
 
 
-def to_arrow(values: Sequence[Any], kind: Kind) -> Any:
-    """Return canonical values of that kind as an Arrow array."""
-    return to_array(values, arrow_type(kind))
-
-
-def to_array(values: Sequence[Any], kind: Any) -> Any:
+def to_array(values: Any, kind: Any) -> Any:
     """Return canonical values as an Arrow array of that type, or raise an error of pyarrow."""
     is_tensor = isinstance(kind, pa.FixedShapeTensorType)
     if is_tensor or types.is_fixed_size_list(kind):
         shape = tuple(kind.shape) if is_tensor else (kind.list_size,)
         form = kind.storage_type if is_tensor else kind
-        shapes = {getattr(value, "shape", None) for value in values}
+        is_block = isinstance(values, np.ndarray)
+        shapes = (
+            {values.shape[1:]} if is_block else {getattr(value, "shape", None) for value in values}
+        )
         if shapes == {shape}:
-            block = values if isinstance(values, np.ndarray) else np.concatenate(values)
+            block = values if is_block else np.concatenate(values)
             items = pa.array(block.reshape(-1), kind.value_type)
             array = pa.FixedSizeListArray.from_arrays(items, type=form)
         elif is_tensor and shapes - {shape, None}:

@@ -253,7 +253,7 @@ def committed_in(dest: Path) -> set[int]:
     path = Path(f"{dest}.progress")
     if not path.exists():
         return set()
-    with contextlib.closing(Progress.open(path)) as progress:
+    with contextlib.closing(Progress(path)) as progress:
         found = progress.committed(range(5000))
     return {int(key) for (key, step), each in found.items() if step == 0 and each.status == "ok"}
 

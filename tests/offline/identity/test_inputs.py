@@ -25,7 +25,8 @@ import numpy as np  # noqa: E402  # after the skip
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched.offline.identity.inputs import hash_inputs  # noqa: E402  # after the skip
-from batched.offline.sources.opening import Window, open_source  # noqa: E402  # after the skip
+from batched.offline.sources.base import Window  # noqa: E402  # after the skip
+from batched.offline.sources.opening import open_source  # noqa: E402  # after the skip
 
 NAN = float("nan")
 UTC = dt.UTC

@@ -161,7 +161,7 @@ def test_an_error_reaches_those_who_wait_for_room(monkeypatch: pytest.MonkeyPatc
 
 
 def test_all_that_was_submitted_is_committed_at_the_end(tmp_path: Path) -> None:
-    progress = Progress.open(tmp_path / "progress")
+    progress = Progress(tmp_path / "progress")
     keys: list[Key] = list(range(3000))
     errors: list[BaseException] = []
     committer = Committer(progress, errors.append)

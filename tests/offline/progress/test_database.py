@@ -30,7 +30,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from batched.offline.progress.store import Progress
-progress = Progress.open(Path(sys.argv[1]))
+progress = Progress(Path(sys.argv[1]))
 print("open", flush=True)
 sys.stdin.read()
 progress.close()
@@ -66,7 +66,7 @@ def test_a_second_run_is_refused_and_told_who_has_the_file(
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
     with pytest.raises(RunLocked) as refused:
-        Progress.open(path)
+        Progress(path)
     message = str(refused.value)
     assert str(path) in message
     assert f"process {holder.pid} on {socket.gethostname()}" in message
@@ -78,24 +78,24 @@ def test_a_run_that_was_killed_gives_the_file_back_at_once(
 ) -> None:
     holder.kill()
     holder.wait()
-    Progress.open(path).close()
+    Progress(path).close()
 
 
 @pytest.mark.once
 def test_a_run_that_ended_leaves_one_file(path: Path, holder: subprocess.Popen[str]) -> None:
     holder.communicate("")
-    with closing(Progress.open(path)):
+    with closing(Progress(path)):
         assert len(list(path.parent.iterdir())) > 1
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_second_run_of_one_process_is_refused_and_does_no_harm(path: Path) -> None:
-    with closing(Progress.open(path)) as first:
+    with closing(Progress(path)) as first:
         for _ in range(2):
             with pytest.raises(RunLocked, match=f"process {os.getpid()} on"):
-                Progress.open(path)
+                Progress(path)
         first.commit([done(["a"])])
-    with closing(Progress.open(path)) as second:
+    with closing(Progress(path)) as second:
         assert outputs(second, ["a"]) == {("a", 0): value("a")}
 
 
@@ -114,7 +114,7 @@ def test_of_runs_that_open_a_new_file_together_one_has_it(tmp_path: Path) -> Non
         ) -> None:
             barrier.wait(10)
             try:
-                opened.append(Progress.open(path))
+                opened.append(Progress(path))
             except RunLocked as error:
                 refused.append(error)
 
@@ -148,7 +148,7 @@ def first_layout(path: Path) -> None:
 
 
 def set_layout(path: Path, layout: int) -> None:
-    Progress.open(path).close()
+    Progress(path).close()
     with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute(f"pragma user_version = {layout}")
 
@@ -158,15 +158,18 @@ def set_layout(path: Path, layout: int) -> None:
     [
         (foreign_text, "is no progress file"),
         (foreign_database, "is a database, but no progress file"),
-        (newer_layout, f"newer version of batched (layout {LAYOUT + 1}; this one knows {LAYOUT})"),
-        (first_layout, f"older version of batched (layout 1; this one knows {LAYOUT})"),
+        (
+            newer_layout,
+            f"another version of batched (layout {LAYOUT + 1}; this one knows {LAYOUT})",
+        ),
+        (first_layout, f"another version of batched (layout 1; this one knows {LAYOUT})"),
     ],
 )
 def test_a_foreign_file_is_refused_and_left_alone(path: Path, make: Any, why: str) -> None:
     make(path)
     before = path.read_bytes()
     with pytest.raises(RunMismatch) as refused:
-        Progress.open(path)
+        Progress(path)
     assert str(path) in str(refused.value)
     assert why in str(refused.value)
     assert path.read_bytes() == before
@@ -176,24 +179,24 @@ def test_a_foreign_file_is_refused_and_left_alone(path: Path, make: Any, why: st
 def test_a_file_without_content_is_a_new_one(path: Path) -> None:
     """A run was killed before it had made its tables."""
     path.touch()
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         progress.commit([done(["a"])])
 
 
 def test_a_missing_folder_is_named(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no progress file can be made here") as refused:
-        Progress.open(path / "below")
+        Progress(path / "below")
     assert refused.value.filename == str(path / "below")
 
 
 def test_a_file_that_is_in_ruins_is_named(path: Path) -> None:
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         progress.commit([done(list(range(5000)))])
     data = path.read_bytes()
     path.write_bytes(data[:8192] + bytes(len(data) - 8192))
     with (
         pytest.raises(OSError, match="malformed") as failed,
-        closing(Progress.open(path)) as progress,
+        closing(Progress(path)) as progress,
     ):
         progress.committed(list(range(5000)))
     assert failed.value.filename == str(path)
@@ -204,7 +207,7 @@ def test_a_file_that_is_in_ruins_is_named(path: Path) -> None:
 
 def test_every_commit_is_on_disk_before_it_returns(path: Path) -> None:
     """SQLite promises this with these settings; fsync itself is below it."""
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         for name, setting in (
             ("journal_mode", "wal"),
             ("locking_mode", "exclusive"),
@@ -221,9 +224,9 @@ def test_a_full_disk_keeps_what_is_committed_and_the_run_goes_on_once_there_is_r
     def names(prefix: str) -> list[Key]:
         return [f"{prefix} {n}" for n in range(2000)]
 
-    progress = Progress.open(path)
+    progress = Progress(path)
     progress.commit([done(names("a"))])
-    progress.note_source(0, names("a"))
+    progress.order.note(0, names("a"))
     (pages,) = query(progress, "pragma page_count")[0]
     query(progress, f"pragma max_page_count = {pages + 2}")
     with pytest.raises(OSError, match="no room") as full:
@@ -232,13 +235,13 @@ def test_a_full_disk_keeps_what_is_committed_and_the_run_goes_on_once_there_is_r
     assert set(progress.committed(names("b"))) == set()
     assert len(outputs(progress, names("a")[:10])) == 10
     progress.close()
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         progress.commit([done(names("b"))])
         assert progress.counts() == {0: {"ok": 4000, "failed": 0, "filtered": 0}}
 
 
 def test_a_file_that_cannot_be_written_is_named(path: Path) -> None:
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         query(progress, "pragma query_only = 1")
         with pytest.raises(OSError, match="cannot be written") as failed:
             progress.commit([done(["a"])])
@@ -265,7 +268,7 @@ def test_a_small_disk_fills_up_and_nothing_is_lost(small_disk: Path) -> None:
     filler = small_disk / "filler"
     filler.write_bytes(bytes(600_000))
     acknowledged = 0
-    progress = Progress.open(path)
+    progress = Progress(path)
     with pytest.raises(OSError, match="no room|No space") as full:
         while True:
             progress.commit([done(list(range(acknowledged, acknowledged + 100)))])
@@ -273,7 +276,7 @@ def test_a_small_disk_fills_up_and_nothing_is_lost(small_disk: Path) -> None:
     assert full.value.errno == errno.ENOSPC
     progress.close()
     filler.unlink()
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         assert acknowledged > 100
         assert progress.counts() == {0: {"ok": acknowledged, "failed": 0, "filtered": 0}}
         progress.commit([done(list(range(acknowledged, acknowledged + 100)))])

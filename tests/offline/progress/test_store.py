@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def progress(path: Path) -> Iterator[Progress]:
-    progress = Progress.open(path)
+    progress = Progress(path)
     yield progress
     progress.close()
 
@@ -43,9 +43,9 @@ def note(progress: Progress, keys: Sequence[Key | None], size: int = WINDOW) -> 
     """Note a source, and return the rows of keys that stand twice."""
     twice: list[int] = []
     for first in range(0, len(keys), size):
-        places = progress.note_source(first, keys[first : first + size])
+        places = progress.order.note(first, keys[first : first + size])
         twice += [first + place for place in places]
-    progress.end_source(len(keys))
+    progress.order.end(len(keys))
     return twice
 
 
@@ -57,7 +57,7 @@ def source(progress: Progress) -> list[Any]:
 
 def changes(progress: Progress) -> int:
     """Return the number of rows that were written since the file was opened."""
-    with progress._database.use() as conn:
+    with progress.use() as conn:
         return conn.total_changes
 
 
@@ -65,10 +65,10 @@ def changes(progress: Progress) -> int:
 
 
 def test_what_is_committed_is_there_after_reopening(path: Path) -> None:
-    progress = Progress.open(path)
+    progress = Progress(path)
     progress.commit([done(["a", "b"]), done(["c"]), done(["a"], step=1), failed(["d"])])
     progress.close()
-    progress = Progress.open(path)
+    progress = Progress(path)
     found = progress.committed(["a", "b", "c", "d", "e"])
     assert set(found) == {("a", 0), ("b", 0), ("c", 0), ("a", 1), ("d", 0)}
     assert found["b", 0] == Committed("ok", 1, 1, 7, 1, None)
@@ -110,7 +110,7 @@ def test_arrays_of_one_shape_are_stored_as_one(progress: Progress) -> None:
     ((size,),) = query(progress, "select length(data) from chunks")
     assert size < 100 * 384 * 4 + 500
     (column,) = progress.chunk(1)
-    assert (len(column), column.type.list_size) == (100, 384)
+    assert column.shape == (100, 384)
     found = outputs(progress, list(range(100)))
     assert all(np.array_equal(found[place, 0], row) for place, row in enumerate(rows))
 
@@ -149,11 +149,11 @@ def test_a_commit_that_fails_leaves_nothing(progress: Progress) -> None:
 
 
 def test_values_are_kept_by_name(path: Path) -> None:
-    progress = Progress.open(path)
+    progress = Progress(path)
     assert progress.get("fingerprint") is None
     progress.put_all({"fingerprint": {"steps": ["clean", {"version": 3}], "größe": None}})
     progress.close()
-    progress = Progress.open(path)
+    progress = Progress(path)
     assert progress.get("fingerprint") == {"steps": ["clean", {"version": 3}], "größe": None}
     progress.close()
 
@@ -172,7 +172,7 @@ def test_a_number_and_its_digits_are_two_keys(progress: Progress) -> None:
 
 def test_any_number_of_keys_is_looked_up(progress: Progress) -> None:
     keys: list[Key] = [f"key {n}" for n in range(3 * WINDOW + 5)]
-    with progress._database.use() as conn:
+    with progress.use() as conn:
         conn.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)  # as of an older SQLite
     progress.commit([done(keys)])
     assert len(progress.committed(keys)) == len(keys)
@@ -240,24 +240,24 @@ def test_a_step_is_forgotten_with_all_later_ones(progress: Progress) -> None:
     ids=["done", "failed", "failed before"],
 )
 def test_chunks_without_rows_are_dropped(path: Path, again: Callable[[], Commit]) -> None:
-    progress = Progress.open(path)
+    progress = Progress(path)
     progress.commit([done(["a", "b"])])
     progress.commit([done(["c", "d"])])
     progress.commit([again()])
     ((before,),) = query(progress, "select count(*) from chunks")
     progress.close()
-    progress = Progress.open(path)
+    progress = Progress(path)
     assert query(progress, "select count(*) from chunks") == [(before - 1,)]
     assert outputs(progress, ["c", "d"]) == {("c", 0): value("c"), ("d", 0): value("d")}
     progress.close()
 
 
 def test_a_chunk_stays_as_long_as_one_of_its_rows_does(path: Path) -> None:
-    progress = Progress.open(path)
+    progress = Progress(path)
     progress.commit([done(["a", "b"])])
     progress.commit([done(["a"], hashed=8)])
     progress.close()
-    progress = Progress.open(path)
+    progress = Progress(path)
     assert outputs(progress, ["a", "b"]) == {("a", 0): value("a"), ("b", 0): value("b")}
     progress.close()
 
@@ -266,7 +266,7 @@ def test_a_file_of_rows_computed_again_and_again_does_not_grow(path: Path) -> No
     random.seed(1)
     sizes = []
     for _ in range(5):
-        progress = Progress.open(path)
+        progress = Progress(path)
         progress.commit([done([1, 2, 3], note=random.randbytes(100_000).hex())])
         progress.close()
         sizes.append(path.stat().st_size)
@@ -378,7 +378,7 @@ def test_any_sources_are_noted_with_each_key_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_order, "NOTES", 5)
         patch.setattr(_order, "SLOTS", 8)
-        progress = Progress.open(tmp_path_factory.mktemp("progress") / "file")
+        progress = Progress(tmp_path_factory.mktemp("progress") / "file")
         for keys in runs:
             twice = note(progress, keys, size)
             present = [key for row, key in enumerate(keys) if row not in twice and key is not None]
@@ -427,8 +427,8 @@ def test_rows_that_left_the_source_count_for_nothing_until_they_are_back(
 
 def test_rows_whose_keys_are_still_to_be_noted_count(path: Path) -> None:
     """A killed run had not written all of its notes."""
-    progress = Progress.open(path)
-    progress.note_source(0, ["a", "b"])
+    progress = Progress(path)
+    progress.order.note(0, ["a", "b"])
     progress.commit([done(["a"]), failed(["b"])])
     assert progress.counts() == {0: {"ok": 1, "failed": 1, "filtered": 0}}
     assert [letter["key"] for letter in progress.dead_letters()] == ["b"]
@@ -486,37 +486,6 @@ def test_queries_use_their_indexes(progress: Progress) -> None:
     ):
         (plan,) = query(progress, f"explain query plan {statement}")
         assert index in plan[3]
-
-
-# --- kinds of final columns
-
-
-def test_the_kind_of_a_column_takes_all_chunks(progress: Progress) -> None:
-    progress.commit([results(["a"], [1])])
-    progress.commit([results(["b"], [0.5]), done(["c"], 1)])
-    assert progress.final_kinds(0, 1) == ["float"]
-    assert progress.final_kinds(1, 1) == ["str"]
-    assert progress.final_kinds(2, 1) == ["unseen"]
-
-
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
-    progress: Progress, size: int
-) -> None:
-    values = [1, None, "x", 2**60, 3, "y", 5] + ["of a row that left"] * 5
-    keys: list[Key] = list(range(len(values)))
-    for first in range(0, len(values), size):
-        some = slice(first, first + size)
-        progress.commit([results(keys[some], values[some])])
-    note(progress, keys)
-    note(progress, keys[:7])
-    assert progress.final_kinds(0, 1) == ["int64"]
-
-
-def test_a_dict_without_fields_gives_no_type_where_none_can_be_stored(progress: Progress) -> None:
-    progress.commit([results(["a", "b"], [{}, {"a": {}}])])
-    assert progress.final_kinds(0, 1) == [("struct", (("a", ("struct", ())),))]
-    assert progress.final_kinds(0, 1, empty_dicts=False) == [("struct", (("a", "null"),))]
 
 
 def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:

@@ -28,7 +28,7 @@ def make_run(
     folder: Path, source: Sequence[Key | None], *steps: dict[Key, Any], key: str | None = "id"
 ) -> str:
     """Leave the progress file of a run that has committed these values; return its result."""
-    with closing(Progress.open(folder / "r.parquet.progress")) as progress:
+    with closing(Progress(folder / "r.parquet.progress")) as progress:
         names = [f"out{number}" for number in range(len(steps))]
         progress.put_all(
             {"key": key, "steps": [{"name": name, "output": [name]} for name in names]}
@@ -36,8 +36,8 @@ def make_run(
         for number, values in enumerate(steps):
             read = Columns([names[number]]).read(list(values.values()))
             progress.commit([Commit(number, [(each, 0, 1) for each in values], read)])
-        progress.note_source(0, source)
-        progress.end_source(len(source))
+        progress.order.note(0, source)
+        progress.order.end(len(source))
     return f"{folder}/r.parquet"
 
 
@@ -79,7 +79,7 @@ def test_an_export_replaces_its_own_file_and_no_other(tmp_path: Path) -> None:
 def test_an_export_waits_for_the_end_of_the_run(tmp_path: Path) -> None:
     result = make_run(tmp_path, ["a"], {"a": 1})
     with (
-        closing(Progress.open(Path(f"{result}.progress"))),
+        closing(Progress(Path(f"{result}.progress"))),
         pytest.raises(RunLocked, match=r"is in use by the run of process \d+"),
     ):
         offline.export(result)

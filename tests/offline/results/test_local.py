@@ -7,7 +7,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -21,6 +21,7 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
+from batched import offline  # noqa: E402
 from batched.errors import ResultError  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
 from batched.offline.results.local import Result, Stamp, open_result  # noqa: E402
@@ -44,8 +45,8 @@ class Writer:
         self.write: Callable[[Any], None] = self._rows.write
         self.close = self._rows.close
 
-    def publish(self, note: Callable[[Stamp], object] = len) -> Stamp:
-        return self.result.publish(note)
+    def publish(self, note: Callable[[Sequence[Stamp]], object] = len) -> Stamp:
+        return self.result.publish(note)[-1]
 
     def abort(self) -> None:
         with suppress(OSError):
@@ -93,17 +94,17 @@ OTHER = {"id": ["b"], "n": [3]}
 def test_the_result_appears_when_it_is_whole(dest: str, tmp_path: Path) -> None:
     seen = []
 
-    def note(stamp: Stamp) -> None:
-        seen.append((stamp, Path(dest).exists()))
+    def note(stamps: Sequence[Stamp]) -> None:
+        seen.append((stamps, Path(dest).exists()))
 
     writer = writer_of(dest)
     writer.write(rows_of(dest, ROWS))
     writer.close()
     assert not Path(dest).exists()
     stamp = writer.publish(note)
-    assert seen == [(stamp, False)]
+    assert seen == [([stamp], False)]
     assert os.listdir(tmp_path) == [Path(dest).name]
-    assert open_result(dest, known=[stamp]).holds([stamp])
+    assert open_result(dest, known=[stamp]).find()[0] == stamp
 
 
 def test_leftovers_of_a_killed_run_are_removed(dest: str, tmp_path: Path) -> None:
@@ -186,11 +187,12 @@ def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str) -> None:
 
 
 def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
-    known = [write(dest, ROWS)]
+    known: Sequence[Stamp] = [write(dest, ROWS)]
     before = content(dest)
 
-    def die(stamp: Stamp) -> None:
-        known.append(stamp)
+    def die(stamps: Sequence[Stamp]) -> None:
+        nonlocal known
+        known = stamps
         raise KeyboardInterrupt
 
     writer = writer_of(dest, known=known)
@@ -201,6 +203,66 @@ def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
     assert content(dest) == before
     open_result(dest, known=known)
     write(dest, OTHER, known=known)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_that_was_not_replaced_to_the_end_is_repaired_by_the_next_run(
+    number: int, killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = f"{tmp_path}/r/"
+    known: Sequence[Stamp] = [write(dest, ROWS)]
+    before = content(dest)
+    rename = Path.rename
+    renames: list[Path] = []
+
+    def fail(path: Path, target: Path) -> Path:
+        renames.append(path)
+        if len(renames) == number:
+            raise OSError(errno.EIO, "broken")
+        return rename(path, target)
+
+    def note(stamps: Sequence[Stamp]) -> None:
+        nonlocal known
+        known = stamps
+
+    writer = writer_of(dest, known=known)
+    writer.write(rows_of(dest, OTHER))
+    writer.close()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="broken"):
+        patch.setattr(Path, "rename", fail)
+        writer.publish(note)
+    assert content(dest if number == 1 else f"{tmp_path}/r.replaced") == before
+    if not killed:
+        writer.abort()
+    write(dest, OTHER, known=known)
+    assert pq.read_table(dest).to_pydict() == OTHER
+    assert os.listdir(tmp_path) == ["r"]
+
+
+def test_one_progress_file_serves_several_destinations_in_turn(tmp_path: Path) -> None:
+    def same(numbers: list[int]) -> list[int]:
+        return numbers
+
+    def run(count: int, dest: str) -> list[int]:
+        rows = [{"id": number} for number in range(count)]
+        offline.run(
+            same,
+            rows,
+            tmp_path / dest,
+            input="id",
+            output="out",
+            key="id",
+            progress=tmp_path / "progress",
+            watch=False,
+        )
+        return [json.loads(line)["out"] for line in (tmp_path / dest).read_text().splitlines()]
+
+    for count, dest in ((3, "a.jsonl"), (4, "b.jsonl"), (4, "a.jsonl"), (5, "b.jsonl")):
+        assert run(count, dest) == list(range(count))
+    (tmp_path / "a.jsonl").write_text("mine")
+    with pytest.raises(ResultError, match="left it as it is"):
+        run(4, "a.jsonl")
 
 
 def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
@@ -392,6 +454,13 @@ VALUES: list[tuple[Any, str, str]] = [
     (np.array([0.1, math.nan], "float32"), "[0.1,NaN]", '"[0.1,NaN]"'),
     (np.array([True, False]), "[true,false]", '"[true,false]"'),
     (np.arange(4.0).reshape(2, 2).T, "[[0.0,2.0],[1.0,3.0]]", '"[[0.0,2.0],[1.0,3.0]]"'),
+    (np.array([[0.1, math.nan]], "float32"), "[[0.1,NaN]]", '"[[0.1,NaN]]"'),
+    ([np.array([1], "int8"), math.nan], "[[1],NaN]", '"[[1],NaN]"'),
+    (
+        {"a": date(2024, 1, 2), "b": None},
+        '{"a":"2024-01-02","b":null}',
+        '"{""a"":""2024-01-02"",""b"":null}"',
+    ),
     (2**65, "36893488147419103232", "36893488147419103232"),
     ([2**65, "é", None], '[36893488147419103232,"é",null]', '"[36893488147419103232,""é"",null]"'),
 ]

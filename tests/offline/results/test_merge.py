@@ -26,11 +26,13 @@ from batched.offline.progress.commit import Commit, Key, Letter  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.results import committed as _committed  # noqa: E402
 from batched.offline.results import merge as _merge  # noqa: E402
-from batched.offline.results.formats import Parquet  # noqa: E402
+from batched.offline.results.committed import Committed  # noqa: E402
+from batched.offline.results.formats import Lines, Parquet  # noqa: E402
 from batched.offline.results.local import open_result  # noqa: E402
 from batched.offline.results.merge import Merge  # noqa: E402
 from batched.offline.sources.opening import open_source  # noqa: E402
 from batched.offline.types.columns import Columns, Kinds  # noqa: E402
+from batched.offline.types.values import Kind  # noqa: E402
 
 pytestmark = pytest.mark.once
 
@@ -42,7 +44,7 @@ class Case:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.progress = Progress.open(folder / "progress")
+        self.progress = Progress(folder / "progress")
         self.letters: list[Letter] = []
 
     def commit(
@@ -57,8 +59,8 @@ class Case:
 
     def note(self, keys: Sequence[Key | None]) -> None:
         """Note the keys of the source."""
-        self.progress.note_source(0, keys)
-        self.progress.end_source(len(keys))
+        self.progress.order.note(0, keys)
+        self.progress.order.end(len(keys))
 
     def merge(
         self,
@@ -73,13 +75,12 @@ class Case:
             kept: dict[str, Kinds] = {}
             for window in opened.windows(None) if opened.schema is None else ():
                 for name in window.columns:
-                    kinds = kept.setdefault(name, Kinds(empty_dicts=False))
+                    kinds = kept.setdefault(name, Kinds())
                     kinds.add(Columns([name]).read(window.values(name)).kinds[0])
             result = open_result(f"{self.folder}/results/{dest}", overwrite=True)
-            with closing(Merge(opened, self.progress, columns, keep, **settings)) as merge:
-                merge.check(result)
-                merge.write(result, kept, self.letters.extend)
-                merge.publish(lambda _: None)
+            merge = Merge(opened, self.progress, columns, keep, **settings)
+            merge.check(result)
+            merge.write(result, kept, self.letters.extend, len)
         assert not list((self.folder / "results").glob("*.writing"))
         return read(result.path)
 
@@ -250,6 +251,44 @@ def test_results_of_any_size_are_written_piece_by_piece(
 # --- the type of a column is decided last ---
 
 
+def final_kinds(case: Case, step: int = 0) -> list[Kind]:
+    with closing(Committed(case.progress, 2)) as values:
+        return values.final_kinds(step, 1)
+
+
+def test_the_kind_of_a_column_takes_all_chunks(case: Case) -> None:
+    case.commit(["a"], [1])
+    case.commit(["b"], [0.5])
+    assert final_kinds(case) == ["float"]
+    assert final_kinds(case, 1) == ["unseen"]
+    case.commit(["c"], ["text"], step=1)
+    assert final_kinds(case, 1) == ["str"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
+    case: Case, size: int
+) -> None:
+    values = [1, None, "x", 2**60, 3, "y", 5] + ["of a row that left"] * 5
+    keys = list(range(len(values)))
+    case.commit(keys, values, batch=size)
+    case.note(keys)
+    case.note(keys[:7])
+    assert final_kinds(case) == ["int64"]
+
+
+def test_a_dict_without_fields_gives_no_type_where_none_can_be_stored(case: Case) -> None:
+    case.commit(range(2), [{}, {"a": {}, "b": [{}]}])
+    case.note(range(2))
+    rows = case.merge([{"n": {}}, {"n": {"x": {}}}], "r.parquet")
+    assert rows == [{"n": {"x": None}, "out": {"a": None, "b": None}}]
+    assert [letter.row for letter in case.letters] == [1]
+    assert case.merge([{"n": {}}, {"n": {"x": {}}}], "r.jsonl") == [
+        {"n": {}, "out": {}},
+        {"n": {"x": {}}, "out": {"a": {}, "b": [{}]}},
+    ]
+
+
 def test_rows_of_the_minority_are_left_out_of_a_typed_result_and_stay_committed(
     case: Case,
 ) -> None:
@@ -286,8 +325,8 @@ def test_a_budget_of_failed_rows_ends_the_merge_before_the_result_appears(case: 
     source = open_source([{"id": n} for n in range(3)], spool=case.folder / "spool")
     result = open_result(case.folder / "results" / "r.parquet")
     merge = Merge(source, case.progress, [Columns(["out"])], [])
-    with pytest.raises(Stop), closing(merge):
-        merge.write(result, {}, stop)
+    with pytest.raises(Stop):
+        merge.write(result, {}, stop, len)
     assert not os.listdir(case.folder / "results")
 
 
@@ -382,7 +421,9 @@ def test_a_source_that_changed_since_it_was_read_is_refused(
     assert not os.listdir(case.folder / "results")
 
 
-def test_a_file_that_is_replaced_while_the_result_is_written_is_refused(case: Case) -> None:
+def test_a_file_that_is_replaced_while_the_result_is_written_is_refused(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = case.folder / "in.jsonl"
     path.write_text('{"n":1}\n')
     case.commit(range(1), ["a"])
@@ -390,10 +431,15 @@ def test_a_file_that_is_replaced_while_the_result_is_written_is_refused(case: Ca
     source = open_source(str(path), spool=case.folder / "spool")
     result = open_result(case.folder / "results" / "r.jsonl")
     merge = Merge(source, case.progress, [Columns(["out"])])
-    merge.write(result, {"n": Kinds()}, len)
-    path.write_text('{"n":22}\n')
-    with pytest.raises(SourceError, match="was changed"), closing(merge):
-        merge.publish(lambda _: None)
+    close = Lines.close
+
+    def replace(rows: Lines) -> None:
+        close(rows)
+        path.write_text('{"n":22}\n')
+
+    monkeypatch.setattr(Lines, "close", replace)
+    with pytest.raises(SourceError, match="was changed"):
+        merge.write(result, {"n": Kinds()}, len, len)
     assert not os.listdir(case.folder / "results")
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -24,8 +23,6 @@ from pyarrow import fs  # noqa: E402
 
 from batched import cli, offline  # noqa: E402
 from batched.errors import ResultError, RunStopped  # noqa: E402
-from batched.offline import pipeline as _pipeline  # noqa: E402
-from batched.offline.progress.owner import network_disk  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
 from batched.offline.results import upload as _upload  # noqa: E402
 from batched.offline.results.local import (  # noqa: E402
@@ -142,7 +139,7 @@ def fill(result: Result) -> Result:
 
 
 def write(result: Result) -> Stamp:
-    return fill(result).publish(len)
+    return fill(result).publish(len)[-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,7 +208,7 @@ def test_the_local_copy_is_removed_after_the_upload(
 def test_foreign_objects_stay(kind: str, bucket: Bucket, opened: Open) -> None:
     known = write(opened(bucket.uri(kind)))
     before = bucket.content()
-    assert opened(bucket.uri(kind), known=[known]).holds([known])
+    assert opened(bucket.uri(kind), known=[known]).find()[0] == known
     with pytest.raises(ResultError, match=r"is there already, .* overwrite=True"):
         opened(bucket.uri(kind))
     name = "r/part-00000.parquet" if kind == "r/" else kind
@@ -267,7 +264,7 @@ def test_a_run_killed_while_it_replaces_a_folder_knows_its_parts(
         rows.close()
         return result
 
-    known = [parts(opened(uri)).publish(len)]
+    known = parts(opened(uri)).publish(len)
     assert len(bucket.content()) == 4
     noted: list[Stamp] = []
     uploads = count()
@@ -281,12 +278,14 @@ def test_a_run_killed_while_it_replaces_a_folder_knows_its_parts(
     monkeypatch.setattr(fs, "copy_files", copy_some)
     result = parts(opened(uri, known=known))
     with pytest.raises(Killed):
-        result.publish(lambda stamp: noted.extend([*known, stamp]))
+        result.publish(noted.extend)
     assert set(bucket.content()) == {f"r/part-{number:05}.parquet" for number in range(after)}
     monkeypatch.setattr(fs, "copy_files", copy)
     result = opened(uri, known=noted)
-    assert not result.holds(noted)
-    stamp = parts(result).publish(len)
+    assert result.find()[0] not in noted
+    stamps = parts(result).publish(len)
+    assert all(all(stamp.values()) for stamp in stamps)  # none is known by its name alone
+    stamp = stamps[-1]
     assert list(stamp) == ["_SUCCESS", *[f"part-{number:05}.parquet" for number in range(3)]]
     table = pq.read_table(f"{bucket.name}/r", filesystem=bucket.filesystem)
     assert sorted(table.column("n").to_pylist()) == numbers
@@ -294,9 +293,9 @@ def test_a_run_killed_while_it_replaces_a_folder_knows_its_parts(
 
 def test_a_run_killed_after_its_upload_knows_the_object(bucket: Bucket, opened: Open) -> None:
     noted: list[Stamp] = []
-    fill(opened(bucket.uri("r.csv"))).publish(noted.append)
+    fill(opened(bucket.uri("r.csv"))).publish(noted.extend)
     again = opened(bucket.uri("r.csv"), known=noted)  # the stamp of the end was never kept
-    assert not again.holds(noted)
+    assert again.find()[0] not in noted
     again.known = []
     with pytest.raises(ResultError, match="is there already"):
         again.check()
@@ -412,38 +411,3 @@ def test_any_filesystem_of_pyarrow_will_do(tmp_path: Path, monkeypatch: pytest.M
     offline.run(upper, ROWS[3:], "any://store/r/", **settings)
     assert sorted(os.listdir(tmp_path / "store/r")) == ["_SUCCESS", "part-00000.parquet"]
     assert pq.read_table(tmp_path / "store/r").column("id").to_pylist() == list(range(3, 40))
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_one"),
-    [
-        ("nfs4", True),
-        ("cifs", True),
-        ("fuse.sshfs", True),
-        ("fuse", True),
-        ("ext4", False),
-        ("overlay", False),
-        ("fuseblk", False),
-        ("fuse.fuse-overlayfs", False),
-    ],
-)
-def test_a_progress_file_on_a_network_disk_is_told(
-    kind: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = tmp_path.stat().st_dev
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "22 1 0:99 / /proc rw shared:1 - nfs4 host:/other rw\n"
-        f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - {kind} host:/x rw\n"
-    )
-    found = network_disk(tmp_path / "progress", mounts)
-    assert found == (kind if is_one else None)
-    monkeypatch.setattr(_pipeline, "network_disk", lambda path: found)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        offline.run(upper, ROWS, tmp_path / "r.csv", **SETTINGS)
-    assert [str(each.message).partition(", ")[0] for each in told] == (
-        [f"the progress file {tmp_path}/r.csv.progress is on a network disk ({kind})"]
-        if is_one
-        else []
-    )

@@ -81,7 +81,7 @@ def kill_often(path: Path, kills: int) -> None:
     told: set[tuple[Key, int]] = set()
     while kills:
         new = run_until_killed(path, chance.randrange(1, 100), chance.randrange(ROWS // 2))
-        with closing(Progress.open(path)) as progress:
+        with closing(Progress(path)) as progress:
             if new is None:
                 check_whole(progress)
                 progress.forget(0)
@@ -93,7 +93,7 @@ def kill_often(path: Path, kills: int) -> None:
                 check(progress, told)
     while run_until_killed(path, 64, 2 * ROWS) is not None:
         pass
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         check_whole(progress)
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_lost_by_a_hundred_kills(tmp_path: Path) -> None:
 
 def written(path: Path, commits: int) -> list[set[tuple[Key, int]]]:
     """What each commit adds, of a run that ends nowhere: its files are left as they are."""
-    progress = Progress.open(path)
+    progress = Progress(path)
     added: list[set[tuple[Key, int]]] = []
     for number in range(commits):
         keys: list[Key] = [*range(8 * number, 8 * number + 8)]
@@ -152,7 +152,7 @@ def check_torn_logs(tmp_path: Path, cuts: int) -> None:
     for _ in range(cuts):
         shutil.copytree(cut, torn)
         tear(log_of(torn / "progress"), chance)
-        with closing(Progress.open(torn / "progress")) as progress:
+        with closing(Progress(torn / "progress")) as progress:
             found = set(progress.committed(keys))
             here = [commit for commit in added if commit <= found]
             assert here == added[: len(here)]  # the first ones
@@ -179,7 +179,7 @@ def test_a_checkpoint_cut_short_loses_nothing(tmp_path: Path) -> None:
     """Some pages of the file are written, others not; the log is whole."""
     chance = random.Random(1)
     path, old = tmp_path / "progress", tmp_path / "old"
-    progress = Progress.open(path)
+    progress = Progress(path)
     for number in range(30):
         progress.commit([done(list(range(100 * number, 100 * number + 100)))])
         if number == 10:
@@ -199,7 +199,7 @@ def test_a_checkpoint_cut_short_loses_nothing(tmp_path: Path) -> None:
                 for at in range(0, len(new), 4096)
             )
         )
-        with closing(Progress.open(torn)) as progress:
+        with closing(Progress(torn)) as progress:
             assert outputs(progress, ALL) == {(key, 0): value(key) for key in ALL}
         torn.unlink()
 
@@ -217,8 +217,8 @@ def test_a_run_that_was_killed_while_it_was_stopped_is_gone(tmp_path: Path) -> N
         assert process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(RunLocked):
-            Progress.open(path)
+            Progress(path)
         process.kill()
         process.stdout.readlines()
-    with closing(Progress.open(path)) as progress:
+    with closing(Progress(path)) as progress:
         check(progress, set(), [*range(rows)])

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from pyarrow import feather, fs  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402  # after the skip
-from batched.offline.sources.opening import Source, open_source  # noqa: E402  # after the skip
+from batched.offline.sources.base import Source  # noqa: E402  # after the skip
+from batched.offline.sources.opening import open_source  # noqa: E402  # after the skip
 
 Open = Callable[[Any], Source]
 

@@ -27,7 +27,9 @@ import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402  # after the skip
 from batched.offline.sources import base as _window  # noqa: E402  # after the skip
-from batched.offline.sources.opening import Source, Window, keys_of, open_source  # noqa: E402  # after the skip
+from batched.offline.sources.base import Source, Window  # noqa: E402  # after the skip
+from batched.offline.sources.keys import keys_of  # noqa: E402  # after the skip
+from batched.offline.sources.opening import open_source  # noqa: E402  # after the skip
 
 Open = Callable[[Any], Source]
 
@@ -624,6 +626,27 @@ def test_an_iterator_is_read_no_further_than_needed(opened: Open) -> None:
     assert reached == []
     next(windows)
     assert len(reached) == _window.WINDOW_ROWS
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
+@pytest.mark.parametrize("kind", ["generator", "reader"])
+def test_a_disk_without_room_for_the_spool_is_named(
+    kind: str, tmp_path: Path, opened: Open
+) -> None:
+    import resource
+
+    source = opened(
+        OBJECTS[kind]([{"id": number, "text": f"{number:500}"} for number in range(9000)])
+    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, before[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(SourceError, match="the rows cannot be kept .* make room") as full:
+                list(source.windows(["id"]))
+            assert f"second reading in {tmp_path}/spool0 (OSError: " in str(full.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_iterator_that_fails_is_never_taken_for_one_that_ended(opened: Open) -> None:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st  # noqa: E402
 
 from batched.offline.types import columns as _columns  # noqa: E402
 from batched.offline.types.arrow import to_python  # noqa: E402
-from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit  # noqa: E402
+from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit, without_empty  # noqa: E402
 from batched.offline.types.packing import unpack  # noqa: E402
-from batched.offline.types.values import arrow_type, canonical, read  # noqa: E402
+from batched.offline.types.values import arrow_type, read  # noqa: E402
 from canonical_values import ALL_VALUES, same  # noqa: E402
 
 
@@ -34,7 +34,7 @@ class Point:
 def form_of(value: Any) -> list[Any]:
     """Return the canonical form of a value as the only item of a list; nothing if there is none."""
     try:
-        return [canonical(value)]
+        return [read(value)[0]]
     except Exception:
         return []
 
@@ -191,8 +191,8 @@ def test_a_misfit_with_the_declared_type_is_a_misfit_at_its_row(kind: Any, resul
 # --- the kind of a column
 
 
-def kinds_of(groups: list[list[Any]], **settings: Any) -> Kinds:
-    kinds = Kinds(**settings)
+def kinds_of(groups: list[list[Any]]) -> Kinds:
+    kinds = Kinds()
     for group in groups:
         kinds.add(Counter([read(value)[1] for value in group]))
     return kinds
@@ -209,7 +209,7 @@ def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     other = kinds_of([some[:cut], some[cut:]])
     assert other.final() == whole.final()
     assert other.agree == whole.agree
-    column, misfits = fit([canonical(value) for value in values], whole.final())
+    column, misfits = fit([read(value)[0] for value in values], whole.final())
     assert column.type == arrow_type(whole.final())
     assert not (misfits and whole.agree)
     assert len(misfits) < len(values)
@@ -230,8 +230,8 @@ def test_the_kind_that_most_rows_fit_is_that_of_the_column() -> None:
 def test_one_odd_row_leaves_vectors_of_one_length() -> None:
     kinds = kinds_of([[np.zeros(3, "f4")] * 9, ["error"]])
     assert arrow_type(kinds.final()) == pa.list_(pa.float32(), 3)
-    array = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(6, "f4")), 3)
-    assert fit(array, kinds.final())[0] is array
+    array, misfits = fit(np.ones((2, 3), "f4"), kinds.final())
+    assert (array.to_pylist(), misfits) == ([[1.0] * 3] * 2, {})
 
 
 def test_dicts_with_optional_fields_outnumber_one_more_frequent_string() -> None:
@@ -264,11 +264,29 @@ def test_arrow_would_lose_what_fit_refuses() -> None:
         assert list(misfits) == [1]
 
 
-def test_arrays_of_arrow_are_made_wider() -> None:
-    assert fit(pa.array([1, None]), "float")[0].type == pa.float64()
-    array = pa.array([{"a": 1}, None])
-    kind = ("struct", (("a", "float"), ("b", "str")))
-    assert to_python(fit(array, kind)[0]) == [{"a": 1.0, "b": None}, None]
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [
+        (np.ones((2, 3), "f4"), ("array", "float64", (3,))),
+        (np.ones((2, 3), "f4"), ("array", "float32", None)),
+        (np.ones((2, 3, 4), "f4"), ("array", "float32", (3, 4))),
+        (np.ones((2, 3, 4), "f4"), ("list", ("array", "float64", None))),
+        (np.ones((0, 3), "f4"), ("array", "float32", (3,))),
+    ],
+    ids=repr,
+)
+def test_arrays_of_one_shape_are_made_wider(block: Any, kind: Any) -> None:
+    array, misfits = fit(block, kind)
+    assert (array.type, misfits) == (arrow_type(kind), {})
+    assert np.array_equal(np.ravel([np.ravel(row) for row in to_python(array)]), np.ravel(block))
+
+
+def test_arrays_of_another_shape_are_misfits() -> None:
+    array, misfits = fit(np.ones((2, 3), "f4"), ("array", "float32", (4,)))
+    assert (array.null_count, list(misfits)) == (2, [0, 1])
+
+
+def test_a_column_without_rows_has_its_declared_type() -> None:
     assert fit([], pa.list_(pa.float32(), 3))[0].type == pa.list_(pa.float32(), 3)
 
 
@@ -279,9 +297,9 @@ def test_columns_without_rows_have_no_kind() -> None:
 
 def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
     assert kinds_of([[{}]]).final() == ("struct", ())
-    kinds = kinds_of([[{}, {"a": {}, "b": [{}]}]], empty_dicts=False)
-    assert kinds.final() == ("struct", (("a", "null"), ("b", ("list", "null"))))
-    column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kinds.final())
+    kind = without_empty(kinds_of([[{}, {"a": {}, "b": [{}]}]]).final())
+    assert kind == ("struct", (("a", "null"), ("b", ("list", "null"))))
+    column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)
     assert (list(misfits), column.null_count) == ([1], 1)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"out": column}), sink)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow")
 
 from batched.offline.types.packing import pack, unpack
-from batched.offline.types.values import canonical
+from batched.offline.types.values import read
 from canonical_values import ALL_VALUES, same
 
 
 def form_of(value: Any) -> list[Any]:
     try:
-        return [canonical(value)]
+        return [read(value)[0]]
     except Exception:
         return []
 

@@ -27,11 +27,10 @@ from batched.offline.types.values import (  # noqa: E402
     MAX_FIELDS,
     Unfit,
     arrow_type,
-    canonical,
     common_kind,
     describe_kind,
     read,
-    to_arrow,
+    to_array,
     unify,
 )
 from canonical_values import ALL_VALUES, ARRAYS, VALUES, same  # noqa: E402
@@ -68,7 +67,7 @@ def readable(value: Any) -> tuple[Any, Any]:
 @given(value=VALUES)
 def test_canonical_values_come_back_from_arrow_as_they_are(value: Any) -> None:
     plain, kind = readable(value)
-    assert same(to_python(to_arrow([plain], kind)), [plain])
+    assert same(to_python(to_array([plain], arrow_type(kind))), [plain])
 
 
 @settings(max_examples=400, deadline=None)
@@ -85,7 +84,7 @@ def test_a_canonical_value_is_its_own_canonical_form(value: Any) -> None:
 def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None:
     plain, kind = read(value)
     assume(value.size)
-    assert same(to_python(to_arrow([plain, plain], kind)), [plain, plain])
+    assert same(to_python(to_array([plain, plain], arrow_type(kind))), [plain, plain])
 
 
 @pytest.mark.parametrize(
@@ -136,41 +135,41 @@ def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_values_of_other_types_have_a_plain_form(value: Any, plain: Any) -> None:
-    assert same(canonical(value), plain)
+    assert same(read(value)[0], plain)
 
 
 def test_tensors_are_arrays_of_their_dtype() -> None:
     torch = pytest.importorskip("torch")
     rows = torch.tensor([[0.5, 1.5], [2.5, 3.5]], requires_grad=True)
     array = np.array([[0.5, 1.5], [2.5, 3.5]], "float32")
-    assert same(canonical(rows), array)
-    assert same(canonical(rows.bfloat16()), array)
-    assert same(canonical(rows.half()), array.astype("float16"))
-    assert same(canonical(rows > 1), array > 1)
-    assert same(canonical(rows[0, 0]), 0.5)
-    assert same(canonical({"v": rows[0]}), {"v": array[0]})
+    assert same(read(rows)[0], array)
+    assert same(read(rows.bfloat16())[0], array)
+    assert same(read(rows.half())[0], array.astype("float16"))
+    assert same(read(rows > 1)[0], array > 1)
+    assert same(read(rows[0, 0])[0], 0.5)
+    assert same(read({"v": rows[0]})[0], {"v": array[0]})
 
 
 def test_values_of_pandas_are_plain() -> None:
     pd = pytest.importorskip("pandas")
-    assert same(canonical(pd.Series([0.5, 1.5])), np.array([0.5, 1.5]))
-    assert same(canonical(pd.Timestamp("2024-01-01")), datetime(2024, 1, 1))
-    assert same(canonical(pd.Timestamp("2024-01-01", tz="UTC")), datetime(2024, 1, 1, tzinfo=UTC))
-    assert same(canonical(pd.Timedelta(seconds=2)), timedelta(seconds=2))
-    assert canonical(pd.NaT) is None
+    assert same(read(pd.Series([0.5, 1.5]))[0], np.array([0.5, 1.5]))
+    assert same(read(pd.Timestamp("2024-01-01"))[0], datetime(2024, 1, 1))
+    assert same(read(pd.Timestamp("2024-01-01", tz="UTC"))[0], datetime(2024, 1, 1, tzinfo=UTC))
+    assert same(read(pd.Timedelta(seconds=2))[0], timedelta(seconds=2))
+    assert read(pd.NaT)[0] is None
     with pytest.raises(Unfit, match="microsecond"):
-        canonical(pd.Timestamp(1))
+        read(pd.Timestamp(1))[0]
 
 
 def test_models_of_pydantic_are_dicts() -> None:
     pydantic = pytest.importorskip("pydantic")
     model = pydantic.create_model("Model", x=(int, ...), y=(list[float], ...))
-    assert same(canonical(model(x=1, y=[0.5])), {"x": 1, "y": [0.5]})
+    assert same(read(model(x=1, y=[0.5]))[0], {"x": 1, "y": [0.5]})
 
 
 def test_a_function_may_write_its_next_result_to_the_same_memory() -> None:
     array, items, inner = np.zeros(2), [0], {"a": [0]}
-    kept = [canonical(value) for value in (array, [array, array], items, inner)]
+    kept = [read(value)[0] for value in (array, [array, array], items, inner)]
     array += 1
     items[0] = inner["a"][0] = 1
     assert same(kept, [np.zeros(2), [np.zeros(2), np.zeros(2)], [0], {"a": [0]}])
@@ -231,7 +230,9 @@ def test_depth_is_bounded(tmp_path: Path) -> None:
     for level in range(MAX_DEPTH):
         deep = [deep] if level % 2 else {"a": deep}
     plain, kind = read(deep)
-    pq.write_table(pa.table({"out": to_arrow([plain], kind)}), tmp_path / "deep.parquet")
+    pq.write_table(
+        pa.table({"out": to_array([plain], arrow_type(kind))}), tmp_path / "deep.parquet"
+    )
     assert pq.read_table(tmp_path / "deep.parquet").to_pylist() == [{"out": deep}]
 
 
@@ -271,7 +272,7 @@ def test_a_column_has_the_narrowest_type_for_its_values_in_any_order(
         pairs = list(map(read, some))
         kind = common_kind([kind for _, kind in pairs])
         assert arrow_type(kind) == expected
-        assert to_arrow([value for value, _ in pairs], kind).type == expected
+        assert to_array([value for value, _ in pairs], arrow_type(kind)).type == expected
 
 
 APART: list[tuple[Any, Any, str]] = [
@@ -307,5 +308,5 @@ def test_kinds_are_described_in_words() -> None:
 
 
 def test_scalars_and_arrays_without_a_number_are_equal_to_themselves() -> None:
-    assert math.isnan(canonical(math.nan))
-    assert same(canonical(np.array([math.nan, -0.0])), np.array([math.nan, -0.0]))
+    assert math.isnan(read(math.nan)[0])
+    assert same(read(np.array([math.nan, -0.0]))[0], np.array([math.nan, -0.0]))
