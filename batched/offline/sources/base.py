@@ -212,7 +212,9 @@ class RowSource(Source):
                     rows[place] = {}
             if not first and len(window.faults) == len(rows) > 1:
                 raise SourceError(f"no row of {self.name} can be read: {window.faults[0]}")
-            names = dict.fromkeys(chain.from_iterable(rows) if columns is None else columns)
+            # a window of nothing but faults has the required columns, too
+            every = chain(chain.from_iterable(rows), required)
+            names = dict.fromkeys(every if columns is None else columns)
             if odd := [name for name in names if not isinstance(name, str)]:
                 raise SourceError(f"{self.name} has a column {shorten(odd[0])}; names are strings")
             window.columns = {name: [row.get(name) for row in rows] for name in names}

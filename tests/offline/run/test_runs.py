@@ -541,6 +541,19 @@ def test_each_row_gets_its_own_result_also_if_items_are_sorted_by_length(
     assert len(found) == len(rows) - report.failed
 
 
+@pytest.mark.parametrize("good", [0, 2048])
+def test_a_window_of_nothing_but_broken_lines_costs_these_lines(good: int, tmp_path: Path) -> None:
+    source, dest = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [json.dumps(row) for row in rows_of(good)]
+    source.write_text("\n".join([*lines, "{"]) + "\n")
+    if good:
+        report = run(Lengths(), source, dest)
+        assert (report.ok, report.failed) == (good, 1)
+        return
+    with pytest.raises(RunStopped, match="none of the 1 rows has a result: 1 x source"):
+        run(Lengths(), source, dest)
+
+
 def test_the_library_finds_a_batch_size(tmp_path: Path) -> None:
     fn = Lengths()
     rows, dest = rows_of(3000), tmp_path / "out.parquet"
