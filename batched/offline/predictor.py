@@ -19,7 +19,6 @@ from .engines.threads import CallerEngine
 from .failures import error_text
 from .run.plan import spec_of
 from .run.stage import Stage
-from .run.transform import Result
 from .run.verdicts import Row
 from .step import Step
 
@@ -79,15 +78,15 @@ class Predictor:
                 stage.admit(*stage.transform.prepare(unprepared), now)
             stage.dispatch(now, drain=True)
             outcomes, self._outcomes[:] = self._outcomes[:], []
-            ended: list[Result] = []
+            ended: list[Row] = []
             dead = stage.take_dead()
             for outcome in outcomes:
                 good, failed = stage.transform.finish(stage.end(outcome, time.perf_counter()))
                 ended += good
                 dead += failed
             if ended:
-                verdicts.sample = verdicts.sample or ended[0][0].copy()
-            results.update((row.number, result) for row, result in ended)
+                verdicts.sample = verdicts.sample or ended[0].copy()
+            results.update((row.number, row.result) for row in ended)
             results.update((row.number, error) for row, _, error in dead)
             stage.note_ended(ok=len(ended), failed=len(dead))
             if verdicts.stopped is not None:

@@ -30,7 +30,7 @@ from .plan import Plan
 from .reader import WINDOW, Reader, Reading
 from .stage import Stage
 from .tally import Stopped, Tally
-from .transform import FILTERED, Dead, Result
+from .transform import FILTERED, Dead
 from .verdicts import Row
 
 TICK: Final = 0.25
@@ -232,13 +232,13 @@ class Coordinator:
             if isinstance(fatal, RemoteError):
                 fatal.add_note(fatal.lines)
             raise fatal
-        outputs = stage.end(outcome, time.perf_counter())
+        rows, finish = stage.end(outcome, time.perf_counter()), stage.transform.finish
         if not stage.transform.finishes or self._ended:
-            self._keep(stage, stage.transform.finish(outputs))
+            self._keep(stage, finish(rows))
             return
-        for first in range(0, len(outputs), TOGETHER):
-            some = outputs[first : first + TOGETHER]
-            self._row_threads.submit(self._beside, self._keep, stage, stage.transform.finish, some)
+        for first in range(0, len(rows), TOGETHER):
+            some = rows[first : first + TOGETHER]
+            self._row_threads.submit(self._beside, self._keep, stage, finish, some)
 
     def _beside(
         self, then: Callable[..., object], stage: Stage, work: Callable[[Any], Any], rows: Any
@@ -246,10 +246,10 @@ class Coordinator:
         """Do `work` on rows on another thread, and post its outcome."""
         self.post(then, stage, work(rows))
 
-    def _keep(self, stage: Stage, finished: tuple[list[Result], list[Dead]]) -> None:
-        """Let results wait for the next commit. Rows that failed are dead letters."""
-        results, dead = finished
-        stage.done += results
+    def _keep(self, stage: Stage, finished: tuple[list[Row], list[Dead]]) -> None:
+        """Let rows with results wait for the next commit. Rows that failed are dead letters."""
+        rows, dead = finished
+        stage.done += rows
         self._bury(stage, dead)
         if len(stage.done) >= COMMIT_ROWS:
             self._commit(stage)
@@ -258,10 +258,10 @@ class Coordinator:
         """Commit the results of a step, and let their rows enter the next step."""
         number, done, stage.done = stage.number, stage.done, []
         stage.committed = time.perf_counter()
-        good = [each for each in done if each[1] is not FILTERED]
-        filtered = [row for row, each in done if each is FILTERED]
-        values = stage.columns.read([result for _, result in good])
-        rows = [good[place][0] for place in values.places]
+        good = [row for row in done if row.result is not FILTERED]
+        filtered = [row for row in done if row.result is FILTERED]
+        values = stage.columns.read([row.result for row in good])
+        rows = [good[place] for place in values.places]
         self._submit(
             Commit(
                 number,
@@ -275,9 +275,7 @@ class Coordinator:
         if rows and stage.verdicts.sample is None:
             # as it is read here: a later step may replace a column
             stage.verdicts.sample = rows[0].copy()
-        self._bury(
-            stage, [(good[place][0], "output", why) for place, why in values.misfits.items()]
-        )
+        self._bury(stage, [(good[place], "output", why) for place, why in values.misfits.items()])
         if rows and number + 1 < len(self._stages):
             columns = dict(zip(stage.columns.names, values.columns, strict=True))
             for name in self._plan.needed[number]:

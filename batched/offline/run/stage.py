@@ -30,7 +30,7 @@ from ..types.columns import Columns, Values
 from ..types.values import describe_kind
 from .routing import Routing
 from .sizes import AutoSize
-from .transform import Dead, Result, Transform, pick
+from .transform import Dead, Transform, pick
 from .verdicts import Failure, Row, Verdicts
 
 _logger = logging.getLogger("batched")
@@ -104,7 +104,7 @@ class Stage:
         self._spread = 0  # trials of waiting rows so far
         self.open = 0  # rows that have arrived and have not ended
         self._dead: list[Dead] = []  # rows that could not be prepared
-        self.done: list[Result] = []  # rows that wait for the next commit
+        self.done: list[Row] = []  # rows with results that wait for the next commit
         self.committed = -math.inf  # moment of the last commit (s)
         self._useless = 0  # rows that failed outside the function since the last one with a result
         self.ok = self.failed = self.filtered = self.batches = 0
@@ -241,36 +241,36 @@ class Stage:
 
     # outcomes
 
-    def end(self, outcome: Outcome, now: float) -> list[Result]:
-        """Take the outcome of a batch. Return the rows that succeeded, with their outputs."""
+    def end(self, outcome: Outcome, now: float) -> list[Row]:
+        """Take the outcome of a batch. Return the rows that succeeded; their results are set."""
         batch = outcome.batch
         assert batch is not None
         self.batches += 1
         self.seconds += outcome.seconds
         batch.started = now - outcome.seconds
-        good: list[Result] = []
-        bad: list[tuple[Row, BaseException]] = []
+        good: list[Row] = []
+        bad: list[Row] = []
         for (request, start, stop), part, tried in zip(
             outcome.slices, outcome.results, outcome.tried, strict=True
         ):
             rows: list[Row] = request.waker[start:stop]
-            for row in rows:
+            is_list = request.listed and not isinstance(part, BaseException)
+            results = part if is_list else [part] * len(rows)
+            for row, result in zip(rows, results, strict=True):
                 row.attempts += tried
-            if isinstance(part, BaseException):
-                bad += [(row, part) for row in rows]
-                continue
-            results = list(zip(rows, part if request.listed else [part], strict=True))
-            if has_error(part if request.listed else ()):
-                bad += [each for each in results if isinstance(each[1], BaseException)]
-                results = [each for each in results if not isinstance(each[1], BaseException)]
-            good += results
+                row.result = result
+            if has_error(results):
+                bad += [row for row in rows if isinstance(row.result, BaseException)]
+                rows = [row for row in rows if not isinstance(row.result, BaseException)]
+            good += rows
         # rows that failed in one call have one error
-        rows_with = Counter([id(error) for _, error in bad])
+        rows_with = Counter([id(row.result) for row in bad])
         isolates = self.step.isolate_errors
-        failures = [
-            Failure(row, error, rows_with[id(error)] == 1 or row.thorough or not isolates, now)
-            for row, error in bad
-        ]
+        failures = []
+        for row in bad:
+            error, row.result = row.result, None
+            alone = rows_with[id(error)] == 1 or row.thorough or not isolates
+            failures.append(Failure(row, error, alone, now))
         verdicts = self.verdicts
         if batch is self._trial:
             self._trial = None

@@ -17,9 +17,6 @@ from .verdicts import Row
 FILTERED: Final[Any] = object()
 """Result of a row for which the step's `where` is false."""
 
-Result = tuple[Row, Any]
-"""A row, and its output or its result."""
-
 Dead = tuple[Row, str, BaseException | str]
 """A row that has failed for good, the phase in which it did, and its error or the reason."""
 
@@ -101,18 +98,19 @@ class Transform:
             request.separate = True
             yield request
 
-    def finish(self, outputs: list[Result]) -> tuple[list[Result], list[Dead]]:
-        """Return the results of outputs, values or `FILTERED`, and the rows that failed."""
+    def finish(self, rows: list[Row]) -> tuple[list[Row], list[Dead]]:
+        """Make the outputs of rows their results. Return the rows with results, and the others."""
         if not (self.finishes or self.takes_features):
-            return outputs, []
-        results: list[Result] = []
+            return rows, []
+        good: list[Row] = []
         dead: list[Dead] = []
-        for row, output in outputs:
+        for row in rows:
             try:
-                results.append((row, self._finish(output)))
+                row.result = self._finish(row.result)
+                good.append(row)
             except self._caught as error:
                 dead.append((row, "postprocess", error))
-        return results, dead
+        return good, dead
 
     def _finish(self, output: Any) -> Any:
         step = self._step

@@ -44,7 +44,17 @@ RESCUES: Final = 5
 class Row:
     """One row on its way through the steps."""
 
-    __slots__ = ("attempts", "inputs", "key", "number", "rescues", "thorough", "tries", "values")
+    __slots__ = (
+        "attempts",
+        "inputs",
+        "key",
+        "number",
+        "rescues",
+        "result",
+        "thorough",
+        "tries",
+        "values",
+    )
 
     def __init__(
         self, key: str | int, inputs: tuple[int, ...], values: dict[str, Any], number: int = 0
@@ -55,6 +65,7 @@ class Row:
         self.number = number  # place in the source, from 0
         self.attempts = self.tries = self.rescues = 0  # as in `start_step`, whose call takes time
         self.thorough = False
+        self.result: Any = None  # output of this step's function, then the result of the step
 
     def start_step(self) -> None:
         """Reset the counts, for the next step."""
@@ -62,6 +73,7 @@ class Row:
         self.tries = 0  # calls that failed by an error of a service
         self.rescues = 0  # outages in which the row has failed
         self.thorough = False  # whether a failing batch of the row is narrowed to the end
+        self.result = None
 
     def copy(self) -> Row:
         """Return a copy for another step, with its own dict of values."""
