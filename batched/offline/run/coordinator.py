@@ -258,10 +258,12 @@ class Coordinator:
         """Commit the results of a step, and let their rows enter the next step."""
         number, done, stage.done = stage.number, stage.done, []
         stage.committed = time.perf_counter()
-        good = [row for row in done if row.result is not FILTERED]
         filtered = [row for row in done if row.result is FILTERED]
+        good = [row for row in done if row.result is not FILTERED] if filtered else done
         values = stage.columns.read([row.result for row in good])
         rows = [good[place] for place in values.places]
+        for row in done:  # a request keeps its rows until the last one has ended
+            row.result = None
         self._submit(
             Commit(
                 number,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -552,6 +554,27 @@ def test_a_window_of_nothing_but_broken_lines_costs_these_lines(good: int, tmp_p
         return
     with pytest.raises(RunStopped, match="none of the 1 rows has a result: 1 x source"):
         run(Lengths(), source, dest)
+
+
+def test_committed_results_leave_memory_while_the_run_goes_on(tmp_path: Path) -> None:
+    class Text(str):
+        """A text that weak references can watch."""
+
+        __slots__ = ("__weakref__",)
+
+    made: list[weakref.ref[Text]] = []
+
+    def copies(texts: list[str]) -> list[Text]:
+        deadline = time.monotonic() + 30
+        while sum(each() is not None for each in made) > 256:
+            assert time.monotonic() < deadline, "more results in memory than are under way"
+            time.sleep(0.01)
+        results = list(map(Text, texts))
+        made.extend(map(weakref.ref, results))
+        return results
+
+    run(copies, rows_of(1024), tmp_path / "out.parquet", batch_size=64)
+    assert len(made) == 1024
 
 
 def test_the_library_finds_a_batch_size(tmp_path: Path) -> None:
