@@ -1,5 +1,5 @@
-"""What does a run over a dataset cost that loses nothing? Beside what its function takes, beside a
-bare loop that reads, hashes and commits the same rows, and beside other libraries.
+"""How much time does a run over a dataset take that loses nothing? It is compared with the time of
+its function, with a bare loop that reads, hashes and commits the same rows, and with libraries.
 
 Run: python benchmarks/offline.py [--check] [--quick] [--save]
 
@@ -43,7 +43,7 @@ from report import Figure, Result, conclude, options
 
 HERE = Path(__file__).parent
 MAPPING = 300.0
-"""Longest time of a map, with what starts before it (s)."""
+"""Longest time of a map, with the start of its process (s)."""
 LOOK = 0.01
 """Time between two looks at the marks of a map that is to be killed (s)."""
 
@@ -84,7 +84,7 @@ LIBRARIES: dict[str, tuple[Peer, str]] = {
         "`Dataset.map_batches` with one actor on a local Ray",
     ),
 }
-"""Those that map, and how."""
+"""Libraries that map, and their calls."""
 
 NOTES = (
     "The ideal is the time of the function: of the slowest step, and of one batch of the other.",
@@ -173,7 +173,7 @@ def read_and_hash(source: Path) -> None:
 
 
 def model_figures(sizes: Sizes) -> list[Figure]:
-    """Sentences a second from Parquet to Parquet, beside one direct call's."""
+    """Measure sentences a second from Parquet to Parquet, and those of one direct call."""
     encode = load(batch_size=BATCH_SIZE)
     sentences = first_sentences()[: sizes.sentences]
     ours, direct = [], []
@@ -268,7 +268,7 @@ OVERHEADS: dict[str, list[dict[str, Any]]] = {
 
 
 def overhead_figures(sizes: Sizes) -> list[Figure]:
-    """Times of runs beside the least."""
+    """Measure times of runs, and the least possible times."""
     runs: dict[str, list[float]] = {name: [] for name in OVERHEADS}
     least: dict[str, list[float]] = {name: [] for name in OVERHEADS}
     with folder() as home:
@@ -415,7 +415,7 @@ def mapping(peer: Peer, source: Path, dest: Path, marks: Path, small: Path) -> I
 
 
 def answer_of(process: Any) -> float:
-    """What the process of a map prints in the end: its time (s).
+    """Return the time that the process of a map prints in the end (s).
 
     Raises:
         Unavailable: it fails, or takes too long.
@@ -449,7 +449,7 @@ def kept_after_kill(peer: Peer, home: Path, source: Path, small: Path, rows: int
 
 
 def peer_figures(sizes: Sizes, rounds: int) -> tuple[list[Figure], dict[str, str], dict[str, str]]:
-    """Times of all libraries, and rows that are kept after a kill; what is missing; versions."""
+    """Measure all libraries; return times, rows kept after a kill, missing libraries, versions."""
     rows = sizes.mapped_rows
     asked = {"ours": OURS, **{name: peer for name, (peer, _) in LIBRARIES.items()}}
     times: dict[str, list[float]] = {name: [] for name in asked}
@@ -477,7 +477,7 @@ def peer_figures(sizes: Sizes, rounds: int) -> tuple[list[Figure], dict[str, str
                         kept[name].append(kept_after_kill(peer, place, source, small, rows))
                 except Unavailable as reason:
                     missing[name] = str(reason)
-    if "ours" in missing:  # without what it is about, there is no result
+    if "ours" in missing:  # no result without this library
         raise Unavailable(missing["ours"])
     asleep = Figure("asleep", [SECONDS * -(-rows // BATCH_SIZE)], "s")
     title = f"{rows:,} rows, {1e3 * SECONDS:g} ms a batch of {BATCH_SIZE}"

@@ -1,5 +1,5 @@
 """README and the pages of docs/ do what they say: their Python blocks run, their commands and
-settings are the real ones, and their links lead somewhere.
+settings exist, and their links lead somewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_WORDS = 900
 """Of README, all that stands between blanks: code, tables and links count."""
 
 FIRST_LINES = 10
-"""Most lines of README's first block, blank ones not counted."""
+"""Most lines of README's first block, blank lines not counted."""
 
 
 CHAT_SERVICE = "http://localhost:8000/v1"
@@ -81,7 +81,7 @@ def test_every_python_block_runs(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Each as a module of its own, in a folder with some reviews; `my_model` is beside this."""
+    """Run each as a module of its own, in a folder with some reviews and `my_model`."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.csv").write_text("id,text\na,good\nb,not so good\n")

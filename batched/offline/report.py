@@ -119,7 +119,9 @@ class Report:
     ok: int
     """Rows that got through all steps in this run."""
     failed: int
-    """Rows that became dead letters in this run."""
+    """Rows that became dead letters in this run. A row whose value the result cannot hold counts
+    here and in `ok`: its value is committed.
+    """
     skipped: int
     """Rows that were committed before in all steps, and were not computed again."""
     recomputed: int

@@ -1,5 +1,5 @@
-"""Plain objects: calls to the list that the batch function gets, and what it returns to one result
-per item.
+"""Plain objects: the list that the batch function gets, and its output, cut to one result for each
+item.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def calls(*sizes: int) -> list[Slice]:
 
 
 def given(items: ItemCollator, slices: list[Slice]) -> Any:
-    """What the function gets."""
+    """Return the items that the function gets."""
     return items.collate(
         slices, Batch(slices, sum(stop - start for _, start, stop in slices), "full", 0.0)
     )[0][0]
@@ -90,7 +90,7 @@ def test_items_are_handed_over_as_they_are(items: ItemCollator) -> None:
     assert all(one is other for one, other in zip(batch, values, strict=True))
 
 
-# ---------------------------------------------------------------- split: what may be returned
+# ---------------------------------------------------------------- split: outputs that are taken
 
 
 class Rows(Sequence[str]):
@@ -166,7 +166,7 @@ def test_a_tensor_has_one_result_in_each_row(items: ItemCollator) -> None:
     assert all(type(row) is torch.Tensor and row.dtype == output.dtype for row in (*first, *second))
 
 
-# ---------------------------------------------------------------- split: what may not be returned
+# ---------------------------------------------------------------- split: outputs that are refused
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_an_exception_is_found_among_arrays(items: ItemCollator) -> None:
     assert second is bad
 
 
-# ---------------------------------------------------------------- what the caller gets
+# ---------------------------------------------------------------- results of callers
 
 
 def test_a_call_of_one_item_gets_its_result(items: ItemCollator) -> None:

@@ -31,7 +31,7 @@ def test_dead_letters_hold_no_lock_between_their_pages(tmp_path: Path) -> None:
     for letter in dead_letters(path):
         found.append((letter["key"], letter["step"], letter["phase"]))
         if len(found) % 700 == 1:
-            Progress(path).close()  # nobody has it
+            Progress(path).close()  # no run has locked it
     assert found[0] == (0, "", "source")
     assert found[1:] == [(key, "embed", "inference") for key, *_ in failed]
 

@@ -34,9 +34,9 @@ from .transform import FILTERED, Dead
 from .verdicts import Row
 
 TICK: Final = 0.25
-"""Longest time between two looks at the clock, for whoever watches (s)."""
+"""Longest time between two snapshots for `watch` (s)."""
 TOGETHER: Final = 16
-"""Rows that are prepared, or finished, in one task beside the batches."""
+"""Rows that are prepared, or finished, in one task of a row thread."""
 COMMIT_S: Final = 0.01
 """Time from one commit of a step to the next (s). Results of a slow function do not wait; results
 of a fast function share chunks and transactions.
@@ -169,7 +169,7 @@ class Coordinator:
         if reading.error is not None:
             raise reading.error
         self._reading = not reading.last
-        if 0 < reading.size < WINDOW:  # the rows are large, or the last ones
+        if 0 < reading.size < WINDOW:  # the rows are large, or the source ends
             few = sum([stage.least for stage in self._stages])
             self._limit = min(self._limit, max(2 * reading.size, few))
         self.read += reading.size
@@ -208,7 +208,7 @@ class Coordinator:
                 self._row_threads.submit(self._beside, self._admit, stage, prepare, rows)
             if dead := stage.take_dead():
                 self._bury(stage, dead)
-                wait = 0.0  # these rows may have been the last ones
+                wait = 0.0  # no row may be left
             if (stopped := stage.verdicts.stopped) is not None:
                 why, error = stopped
                 text = error_text(error).error

@@ -1,7 +1,7 @@
 """The user's code around the function of a step: from rows to requests, from outputs to results.
 
 The methods touch no state of the run, so they may run on any thread. A request has all rows of a
-list that may share a batch. Its waker is the list of these rows, in the order of its items.
+list that may share a batch. Its waker is the list of the rows, in the order of its items.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Transform:
         self._step = step
         self._parse = step.parts.requests.parse
         self.takes_features = step.parts.function.options.features is not None
-        # the one column whose values are the items; None: items are dicts of columns
+        # the column with the items; None: items are dicts of columns
         self._column = None if len(step.inputs) > 1 or self.takes_features else step.inputs[0]
         self.prepares = step.preprocess is not None
         self.finishes = step.postprocess is not None or step.where is not None
@@ -99,7 +99,7 @@ class Transform:
             yield request
 
     def finish(self, rows: list[Row]) -> tuple[list[Row], list[Dead]]:
-        """Make the outputs of rows their results. Return the rows with results, and the others."""
+        """Make the outputs of rows their results. Return these rows, and the rows that failed."""
         if not (self.finishes or self.takes_features):
             return rows, []
         good: list[Row] = []

@@ -1,4 +1,4 @@
-"""Kills and power cuts: what was told to be committed is there, whole, and once."""
+"""Kills and power cuts: each row that was reported as committed is in the file, whole, once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOOD = [key for key in range(ROWS) if key % 7 != 6]
 
 
 def check(progress: Progress, told: set[tuple[Key, int]], keys: list[Key] = ALL) -> None:
-    """What was told is committed, and all that is committed is whole."""
+    """Check that reported rows are committed, and that all committed rows are whole."""
     committed = progress.committed(keys)
     assert told <= set(committed)
     found = outputs(progress, keys)
@@ -54,8 +54,8 @@ def check_whole(progress: Progress) -> None:
 
 
 def run_until_killed(path: Path, size: int, after: int) -> set[tuple[Key, int]] | None:
-    """What a run had told to be committed when it was killed, after that many lines; None if it
-    came to its end before.
+    """Kill a run after that many lines, and return the rows that it had reported as committed; None
+    if it came to its end before.
     """
     with subprocess.Popen(
         [sys.executable, committing.__file__, path, str(ROWS), str(size)],
@@ -111,7 +111,7 @@ def test_nothing_is_lost_by_a_hundred_kills(tmp_path: Path) -> None:
 
 
 def written(path: Path, commits: int) -> list[set[tuple[Key, int]]]:
-    """What each commit adds, of a run that ends nowhere: its files are left as they are."""
+    """Return the rows that each commit adds, of a run that ends nowhere: its files are left as they are."""
     progress = Progress(path)
     added: list[set[tuple[Key, int]]] = []
     for number in range(commits):
@@ -128,7 +128,7 @@ def written(path: Path, commits: int) -> list[set[tuple[Key, int]]]:
 
 
 def tear(log: Path, chance: random.Random) -> None:
-    """Does to a log what a power cut may do: its end is missing, or some page holds no data."""
+    """Damage a log as a power cut may: cut off its end, or empty one page."""
     data = bytearray(log.read_bytes())
     place = chance.randrange(len(data))
     match chance.randrange(3):
@@ -155,14 +155,14 @@ def check_torn_logs(tmp_path: Path, cuts: int) -> None:
         with closing(Progress(torn / "progress")) as progress:
             found = set(progress.committed(keys))
             here = [commit for commit in added if commit <= found]
-            assert here == added[: len(here)]  # the first ones
-            assert found == set().union(*here)  # and nothing of others
+            assert here == added[: len(here)]  # the first commits
+            assert found == set().union(*here)  # and no part of a later commit
             check(progress, set())
             progress.commit([done(["more"])])
             assert ("more", 0) in progress.committed(["more"])
         kept.add(len(here))
         shutil.rmtree(torn)
-    assert min(kept) >= 40 // 3  # what a checkpoint had written
+    assert min(kept) >= 40 // 3  # rows that a checkpoint had written
     assert len(kept) > min(cuts, 20) // 2
 
 
@@ -176,7 +176,7 @@ def test_two_hundred_torn_logs_end_with_a_whole_commit(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_cut_short_loses_nothing(tmp_path: Path) -> None:
-    """Some pages of the file are written, others not; the log is whole."""
+    """Write some pages of the file, and leave the rest as it was; the log is whole."""
     chance = random.Random(1)
     path, old = tmp_path / "progress", tmp_path / "old"
     progress = Progress(path)
@@ -206,7 +206,7 @@ def test_a_checkpoint_cut_short_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_while_it_was_stopped_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "progress"
-    rows = 10 * ROWS  # more than a pipe holds that nobody reads
+    rows = 10 * ROWS  # more than an unread pipe holds
     with subprocess.Popen(
         [sys.executable, committing.__file__, path, str(rows), "8"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What holds where the parts of a run meet: functions, sources and signals at their worst."""
+"""Runs with hostile functions, sources and signals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def results(dest: Path) -> dict[Any, Any]:
 
 
 def ended(function: Callable[[], Any]) -> Any:
-    """What the function comes to, which may be an error; a hang fails the test."""
+    """Return the result or the error of the function; a hang fails the test."""
     came: list[Any] = []
 
     def call() -> None:

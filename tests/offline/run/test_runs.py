@@ -1,4 +1,4 @@
-"""What a run of one function, or of several, comes to."""
+"""Results of runs of one function or of several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from batched.offline.watch.watcher import read_status
 
 
 class Lengths:
-    """A batch function that remembers what it was given."""
+    """A batch function that remembers its batches."""
 
     def __init__(self, bad: Sequence[Any] = ()) -> None:
         self.bad = set(bad)

@@ -28,7 +28,7 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def http_error(status: int, headers: dict[str, str] | None = None) -> Exception:
-    """What httpx raises for an answer with that status."""
+    """Return the error of httpx for an answer with that status."""
     request = httpx.Request("POST", "https://api.example/v1")
     response = httpx.Response(status, headers=headers, request=request)
     try:
@@ -90,7 +90,7 @@ class Hostile(Exception):
     """An error whose attributes cannot be read."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__"):  # what pytest asks for
+        if name.startswith("__"):  # for pytest
             return super().__getattribute__(name)
         raise RuntimeError(name)
 
@@ -299,7 +299,7 @@ def test_an_error_without_a_message_of_its_own_is_described_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert error_text(Mute()).error == "Mute: its message cannot be made: RuntimeError"
-    # what notes, causes and groups of the user's classes may do, which later Pythons forgive
+    # notes, causes and groups of the user's classes; later Pythons forgive them
     monkeypatch.setattr("traceback.format_exception", lambda *_: fail("raise"))
     assert error_text(ValueError("bad row")) == ("ValueError: bad row", "")
 
@@ -311,7 +311,7 @@ def test_a_status_that_cannot_be_asked_for_is_no_fault_of_a_service() -> None:
 
 def test_an_error_crosses_as_plain_data() -> None:
     class Local(Exception):
-        """Of a class that no other process can import, with what cannot be pickled."""
+        """An error of a class that no other process can import, with parts that cannot be pickled."""
 
         def __init__(self) -> None:
             super().__init__("busy")

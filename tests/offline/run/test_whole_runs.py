@@ -1,4 +1,4 @@
-"""Runs from outside: processes that die, programs that are stopped, and others that come."""
+"""Runs from outside: processes that die, programs that are stopped, and further programs that start."""
 
 from __future__ import annotations
 
