@@ -160,7 +160,7 @@ def test_a_row_is_not_asked_again_by_the_step_once_the_client_has_tried(
     retry = offline.Retry(attempts=7, wait_initial=0.01, wait_jitter=0)
     report = run(client, rows_of(30), tmp_path / "answers.jsonl", retry=retry)
     assert (report.ok, report.failed) == (29, 1)
-    # twice, whenever the row's turn comes: at first, three times after all other rows, and at the end
+    # twice for each turn of the row: at first, three times after all other rows, and at the end
     assert server.seen["prompt 3"] <= 2 * 5
 
 

@@ -111,7 +111,7 @@ def test_nothing_is_lost_by_a_hundred_kills(tmp_path: Path) -> None:
 
 
 def written(path: Path, commits: int) -> list[set[tuple[Key, int]]]:
-    """Return the rows that each commit adds, of a run that ends nowhere: its files are left as they are."""
+    """Return the rows that each commit adds, of a run that is not closed."""
     progress = Progress(path)
     added: list[set[tuple[Key, int]]] = []
     for number in range(commits):

@@ -311,7 +311,7 @@ def test_a_status_that_cannot_be_asked_for_is_no_fault_of_a_service() -> None:
 
 def test_an_error_crosses_as_plain_data() -> None:
     class Local(Exception):
-        """An error of a class that no other process can import, with parts that cannot be pickled."""
+        """An error that no other process can import, with parts that cannot be pickled."""
 
         def __init__(self) -> None:
             super().__init__("busy")

@@ -1,4 +1,4 @@
-"""Runs from outside: processes that die, programs that are stopped, and further programs that start."""
+"""Runs from outside: processes that die, programs that are stopped or started again."""
 
 from __future__ import annotations
 
