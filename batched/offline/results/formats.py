@@ -63,7 +63,7 @@ class Parquet:
         )
         # a dictionary of numbers rarely pays
         texts = [each.name for each in self._schema if str(each.type).endswith(TEXT)]
-        self._dictionaries = texts or False
+        self._dictionaries: Any = texts or False
         self._targets = targets
         self._open(next(targets))
 

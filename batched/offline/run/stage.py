@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from ..._core.scheduler import Batch, Request, Scheduler
 from ..._runtime.observer import Observer
@@ -228,11 +228,11 @@ class Stage:
 
     def _pick(self, place: int, now: float) -> Request:
         """Return a request for the row at `place` among the rows that wait."""
-        for request in self._scheduler:
-            waiting = request.size - request.dispatched
-            if place < waiting:
-                break
+        requests = iter(self._scheduler)
+        request = next(requests)
+        while place >= (waiting := request.size - request.dispatched):
             place -= waiting
+            request = next(requests)
         self._scheduler.cancel(request)
         picked, rest = pick(request, place)
         if rest is not None:
@@ -254,8 +254,9 @@ class Stage:
             outcome.slices, outcome.results, outcome.tried, strict=True
         ):
             rows: list[Row] = request.waker[start:stop]
-            is_list = request.listed and not isinstance(part, BaseException)
-            results = part if is_list else [part] * len(rows)
+            results: Sequence[Any] = [part] * len(rows)
+            if request.listed and not isinstance(part, BaseException):
+                results = part
             for row, result in zip(rows, results, strict=True):
                 row.attempts += tried
                 row.result = result

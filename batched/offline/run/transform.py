@@ -29,7 +29,8 @@ class Transform:
         self._parse = step.parts.requests.parse
         self.takes_features = step.parts.function.options.features is not None
         # the column with the items; None: items are dicts of columns
-        self._column = None if len(step.inputs) > 1 or self.takes_features else step.inputs[0]
+        (*_, column) = step.inputs
+        self._column = None if len(step.inputs) > 1 or self.takes_features else column
         self.prepares = step.preprocess is not None
         self.finishes = step.postprocess is not None or step.where is not None
         # errors of the user's code that cost one row, also where they would end a thread
