@@ -127,8 +127,8 @@ def test_items_of_like_length_run_together() -> None:
     handler = ModelHandler(count, batch_size=8, length=len)
     # a pipeline would cut its elements into batches by the time that they take
     assert len(list(handler.run_inference(texts, handler.load_model()))) == 64
-    spans = sorted((min(call), max(call)) for call in SEEN["calls"])
-    assert spans == [(first, first + 7) for first in range(1, 65, 8)]
+    # a batch is cut short where past times say that its padding costs more than another batch
+    assert all(max(call) - min(call) < 8 for call in SEEN["calls"])
 
 
 def count(texts: list[str]) -> list[int]:
