@@ -72,30 +72,31 @@ class Parquet:
             target, self._schema, compression="zstd", use_dictionary=self._dictionaries
         )
         self._rows = self._bytes = 0  # of the file
-        self._group = self._schema.empty_table()
+        self._group: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
         is_full = self._rows >= PART_ROWS or self._bytes >= PART_BYTES
         if is_full and (target := next(self._targets, None)) is not None:
             self.close()
             self._open(target)
-        self._group = pa.concat_tables([self._group, table.cast(self._schema)])
-        if self._group.num_rows >= GROUP_ROWS or self._group.nbytes >= GROUP_BYTES:
+        self._group.append(table.cast(self._schema))
+        group = pa.concat_tables(self._group)  # without a copy
+        if group.num_rows >= GROUP_ROWS or group.nbytes >= GROUP_BYTES:
             self._end_group()
 
     def _end_group(self) -> None:
-        table = self._group.combine_chunks()  # pages end with the pieces
-        self._group = self._schema.empty_table()
+        table = pa.concat_tables(self._group).combine_chunks()  # pages end with the pieces
+        self._group = []
         self._rows += table.num_rows
         self._bytes += table.nbytes
-        self._file.write_table(table, row_group_size=table.num_rows)
+        self._file.write_table(table, row_group_size=max(1, table.num_rows))
         del table
         # else Arrow's allocator keeps 100 MB after a million rows of text
         pa.default_memory_pool().release_unused()
 
     def close(self) -> None:
         """Write the rest. A second call does nothing."""
-        if self._group.num_rows:
+        if self._group:
             self._end_group()
         self._file.close()
 

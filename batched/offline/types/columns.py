@@ -218,13 +218,14 @@ def fit(column: Any, kind: Kind | pa.DataType) -> tuple[Any, dict[int, str]]:
             _convert([value], kind, final)
         except Exception:
             column[place] = None
-            words = final if kind is final else describe_kind(kind)
+            words = kind if isinstance(kind, pa.DataType) else describe_kind(kind)
             misfits[place] = f"the column holds {words}, and this row's value is {show(value)}"
     return to_array(column, final), misfits
 
 
 def _convert(values: Sequence[Any], kind: Any, final: Any) -> Any:
     # Arrow itself would take 1.5 as an integer, and drop unknown fields.
-    if kind is not final and any(unify(kind, each) != kind for each in read_column(values)[1]):
+    is_open = not isinstance(kind, pa.DataType)
+    if is_open and any(unify(kind, each) != kind for each in read_column(values)[1]):
         raise Unfit
     return to_array(values, final)

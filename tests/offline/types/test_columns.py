@@ -308,3 +308,10 @@ def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
 def test_kinds_are_plain_json() -> None:
     kind = read({"a": [np.zeros((2, 2))], "b": np.zeros(2)})[1]
     assert json.loads(json.dumps(kind))[0] == "struct"
+
+
+def test_a_declared_type_is_known_by_its_value() -> None:
+    values = [np.ones(2, "f4")]
+    for _ in range(2):
+        array, misfits = fit(values, pa.list_(pa.float32()))
+        assert (array.to_pylist(), misfits) == ([[1.0, 1.0]], {})
