@@ -56,7 +56,7 @@ class BatchPredictor:
 
     Rows come back with the columns in `output`, with `_status`, "ok" or "failed", and `_error`, as
     "ValueError: bad row", or "". A row that fails costs itself alone, and memory errors cost
-    nothing. Settings are those of a `Step`, without `workers`, `processes`, `timeout_s`,
+    nothing. Settings are those of a `Step`, without `workers`, `processes`, `timeout_s`, `where`,
     `num_cpus` and `num_gpus`; `batch_size` is all rows of a batch by default.
 
     Raises:

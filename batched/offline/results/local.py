@@ -70,7 +70,7 @@ class Result:
     known: list[Stamp]
 
     def __init__(self, given: str, file: str, shown: str | None = None) -> None:
-        """`file` is the destination as it lies on a disk, or stands in for a remote one.
+        """Take a destination: its path on a disk, or for a remote one the path of its local copy.
 
         `shown` is a remote destination without its secrets.
         """

@@ -29,6 +29,7 @@ from ..failures import letter_text
 from ..progress.commit import Letter
 from ..progress.store import Progress
 from ..sources.base import Source, Window
+from ..sources.keys import keys_of
 from ..types.columns import Columns, Kinds, fit, without_empty
 from ..types.packing import join
 from ..types.values import arrow_type, unify
@@ -140,7 +141,7 @@ class Merge:
         first, size = window.first, window.size
         changes = ["it has more rows now"] * (first + size > self.progress.source_rows)
         if self.key is not None:
-            keys = window.values(self.key)
+            keys = keys_of(window, self.key)
             changes += [
                 f"{window.where(row)} had the key {key!r}, and has {keys[row - first]!r} now"
                 for row, key in self.progress.keys_of_rows(first, size).items()

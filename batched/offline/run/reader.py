@@ -54,7 +54,7 @@ class Kept:
     """Columns of the source that the result has, and the kinds of their values."""
 
     def __init__(self, names: Iterable[str] | None, plan: Plan, *, is_typed: bool) -> None:
-        """`is_typed`: each column of the result has one type."""
+        """Take the names of kept columns. `is_typed`: each column of the result has one type."""
         self.names = None if names is None else list(names)  # None: all
         self._replaced = {name for step in plan.steps for name in step.outputs}
         self._is_typed = is_typed

@@ -59,7 +59,7 @@ class Stage:
         engine: Engine,
         reserve: Callable[[], object] = lambda: None,
     ) -> None:
-        """`reserve` makes room for the engines of all steps, before one of them takes it all."""
+        """Make a stage; `reserve` makes room for the engines of all steps before one has it all."""
         self.number = number
         self.step = step
         self.name = step.name

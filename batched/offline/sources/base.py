@@ -153,7 +153,7 @@ class Source:
         files: Files | None = None,
         end: Callable[[], object] | None = None,
     ) -> None:
-        """`end` ends all reading, and deletes the spool."""
+        """Make a source; `end` ends all reading, and deletes the spool."""
         self.name = name
         """Path or kind of object, for messages."""
         self.rows = rows
@@ -194,7 +194,7 @@ class RowSource(Source):
     """Rows that come as dicts."""
 
     def __init__(self, name: str, read: Callable[[], Rows], **about: Any) -> None:
-        """`read` reads all rows from the first on; `about` are arguments of `Source`."""
+        """Make a source; `read` reads all rows from the first on, `about` goes to `Source`."""
         super().__init__(name, **about)
         self._read = read
 
@@ -275,7 +275,7 @@ class ArrowSource(Source):
     def __init__(
         self, name: str, schema: Any, read: Callable[[list[str]], Iterable[Any]], **about: Any
     ) -> None:
-        """`read` reads record batches that have the columns; `about` are arguments of `Source`."""
+        """Make a source; `read` reads record batches of columns, `about` goes to `Source`."""
         super().__init__(name, **about)
         self._read = read
         self.schema = pa.schema([part.with_type(without_views(part.type)) for part in schema])

@@ -42,7 +42,7 @@ class Files:
     """Files of a source, and their stamps when they were found."""
 
     def __init__(self, filesystem: Any, patterns: Sequence[str], prefix: str = "") -> None:
-        """`prefix` makes URIs of the paths of `filesystem`."""
+        """Find files by their patterns; `prefix` makes URIs of the paths of `filesystem`."""
         self.filesystem = filesystem
         self._patterns = patterns
         self._prefix = prefix

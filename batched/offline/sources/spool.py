@@ -28,7 +28,7 @@ class _Spool:
     def __init__(
         self, path: Path, pieces: Iterator[bytes], end: Callable[[], object] = int
     ) -> None:
-        """`end` stops the iterator."""
+        """Open the file of the spool; `end` stops the iterator."""
         self._stop = end
         self._path = path
         self._pieces = pieces

@@ -6,10 +6,11 @@ import asyncio
 import json
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -554,6 +555,19 @@ def test_a_window_of_nothing_but_broken_lines_costs_these_lines(good: int, tmp_p
         return
     with pytest.raises(RunStopped, match="none of the 1 rows has a result: 1 x source"):
         run(Lengths(), source, dest)
+
+
+@pytest.mark.parametrize(
+    "kind", [uuid.UUID, PurePosixPath, np.int64], ids=lambda kind: kind.__name__
+)
+def test_keys_are_compared_by_their_plain_form(kind: Any, tmp_path: Path) -> None:
+    texts = [f"{number:032}" for number in range(20)]
+    rows = [{"id": kind(text), "text": text} for text in texts]
+    dest = tmp_path / "out.jsonl"
+    for ok, skipped in ((20, 0), (0, 20)):
+        report = run(Lengths(), rows, dest, keep=["text"])
+        assert (report.ok, report.skipped) == (ok, skipped)
+    assert [json.loads(line)["text"] for line in dest.read_text().splitlines()] == texts
 
 
 def test_committed_results_leave_memory_while_the_run_goes_on(tmp_path: Path) -> None:
