@@ -2,6 +2,6 @@
 its own rows.
 """
 
-from ._decorator import inference_dynamically as dynamically
+from ._function.decorator import inference_dynamically as dynamically
 
 __all__ = ["dynamically"]

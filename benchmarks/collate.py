@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from batched._collate import unpadding
 from batched._collate.arguments import Arguments
-from batched._collate.feature_collator import FeatureCollator, GroupKey
-from batched._collate.features import FeatureParser
-from batched._collate.settings import FeatureSettings
+from batched._collate.features.collate import FeatureCollator, GroupKey
+from batched._collate.features.parse import FeatureParser
+from batched._collate.features.settings import FeatureSettings
 from batched._core.scheduler import Batch, Request, Slice
 from report import Figure, Result, conclude, options
 

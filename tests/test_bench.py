@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from batched import cli
-from batched._bench import measuring
-from batched._bench.advice import BatchTime, Fit, advise, fit, format_ratio, ms
-from batched._bench.target import load_target
+from batched._commands import parser
+from batched._commands.bench import measuring
+from batched._commands.bench.advice import BatchTime, Fit, advise, fit, format_ratio, ms
+from batched._commands.bench.target import load_target
 from batched._core.cost import TimeBySize
 
 PACKAGES = ("numpy", "rich", "matplotlib")
@@ -315,22 +316,22 @@ def test_an_interrupted_command_ends_with_status_130_and_leaves_no_thread_behind
     functions: None,
 ) -> None:
     before = set(threading.enumerate())
-    assert bench("functions:interrupting", "items", "--seconds", "20") == cli.INTERRUPTED == 130
+    assert bench("functions:interrupting", "items", "--seconds", "20") == parser.INTERRUPTED == 130
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=10)
     assert set(threading.enumerate()) <= before
 
 
 def test_an_interrupt_ends_the_load(functions: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from batched import _closed_loop
+    from batched._commands import load
 
-    run_threads = _closed_loop.run_threads
+    run_threads = load.run_threads
 
     def interrupted(*args: Any) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         run_threads(*args)
 
-    monkeypatch.setattr(_closed_loop, "run_threads", interrupted)
+    monkeypatch.setattr(load, "run_threads", interrupted)
     before = set(threading.enumerate())
     assert bench("functions:plain", "items", "--seconds", "1000") == 130
     for thread in set(threading.enumerate()) - before:
@@ -528,7 +529,7 @@ NEVER_FASTER = (
 def test_the_summary_states_the_gain(
     calls: dict[int, int], batches: str, coroutine: bool, sentence: str, functions: None
 ) -> None:
-    from batched._bench.command import Findings, summarize
+    from batched._commands.bench.command import Findings, summarize
 
     loads = [loaded(callers, number) for callers, number in calls.items()]
     alone = measuring.Timing(1, [0.01])

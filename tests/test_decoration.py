@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import batched
-from batched._batcher import InferenceSettings, Settings
-from batched._collate.settings import FeatureSettings
+from batched._collate.features.settings import FeatureSettings
+from batched._function.batcher import InferenceSettings, Settings
 
 
 @batched.dynamically

@@ -42,7 +42,7 @@ def demo_packages() -> None:
 
 @pytest.fixture(scope="module")
 def sentences(demo_packages: None) -> list[str]:
-    from batched._demo import first_sentences
+    from batched._commands.demo.online import first_sentences
 
     return first_sentences()
 
@@ -52,11 +52,11 @@ def in_process(sentences: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A command here leaves the environment alone, and reads the standard library, which takes a
     second, only once for all.
     """
-    from batched import _demo
+    from batched._commands.demo import online
 
-    for name, value in {**_demo.ENVIRONMENT, "HF_HUB_OFFLINE": "1"}.items():
+    for name, value in {**online.ENVIRONMENT, "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(_demo, "first_sentences", lambda: sentences)
+    monkeypatch.setattr(online, "first_sentences", lambda: sentences)
 
 
 @pytest.fixture
@@ -66,11 +66,11 @@ def encode_with(
     """Puts a function in the place of the model."""
     import numpy as np
 
-    from batched import _demo
+    from batched._commands.demo import online
 
     def replace(rows: Callable[[list[str]], list[list[float]]]) -> None:
         monkeypatch.setattr(
-            _demo, "load", lambda model: lambda sentences: np.array(rows(sentences), np.float32)
+            online, "load", lambda model: lambda sentences: np.array(rows(sentences), np.float32)
         )
 
     return replace
@@ -132,11 +132,11 @@ def test_every_caller_gets_its_own_vector(way: int, demo_packages: None) -> None
     import numpy as np
     from rich.progress import Progress
 
-    from batched import _demo
+    from batched._commands.demo import online
 
     callers, texts = 4, ["a" * length for length in range(1, 41)]
 
-    def encode(sentences: list[str]) -> _demo.Vector:
+    def encode(sentences: list[str]) -> online.Vector:
         while (
             batcher
             and texts[0] in sentences
@@ -146,13 +146,13 @@ def test_every_caller_gets_its_own_vector(way: int, demo_packages: None) -> None
             time.sleep(0)
         return np.array([[len(sentence), 1] for sentence in sentences], np.float32)
 
-    chosen = [way for pair in _demo.ways(encode, batch_size=callers) for way in pair][way]
+    chosen = [way for pair in online.ways(encode, batch_size=callers) for way in pair][way]
     batcher = (
         chosen.server
         if isinstance(chosen.server, (batched.Batched, batched.AsyncBatched))
         else None
     )
-    run = asyncio.run(_demo.measure(chosen, texts, callers, Progress(disable=True)))
+    run = asyncio.run(online.measure(chosen, texts, callers, Progress(disable=True)))
     assert np.stack(run.vectors).tolist() == [[length, 1] for length in range(1, 41)]
     assert (run.stats is None) == (way % 2 == 0)
     assert run.stats is None or max(run.stats.batch_sizes) > 1
@@ -165,17 +165,17 @@ def test_every_caller_gets_its_own_vector(way: int, demo_packages: None) -> None
 def test_the_smallest_cosine_is_that_of_all_runs(wrong: int, demo_packages: None) -> None:
     import numpy as np
 
-    from batched import _demo
+    from batched._commands.demo import online
 
     pairs = [
-        (_demo.Run("", ["one", "other"], 1, bool), _demo.Run("", ["one", "other"], 1, bool))
+        (online.Run("", ["one", "other"], 1, bool), online.Run("", ["one", "other"], 1, bool))
         for _ in range(2)
     ]
     for run in (run for pair in pairs for run in pair):
         run.vectors = [np.array([1, 0], np.float32), np.array([0, 2], np.float32)]
-    assert _demo.smallest_cosine(pairs) == 1
+    assert online.smallest_cosine(pairs) == 1
     pairs[wrong][1].vectors[1] = np.array([4, 3], np.float32)
-    assert _demo.smallest_cosine(pairs) == pytest.approx(0.6)
+    assert online.smallest_cosine(pairs) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan")])
@@ -210,11 +210,11 @@ def test_an_interrupted_run_leaves_nothing_behind(way: int, demo_packages: None)
     import numpy as np
     from rich.progress import Progress
 
-    from batched import _demo
+    from batched._commands.demo import online
 
     calls = 0
 
-    def encode(sentences: list[str]) -> _demo.Vector:
+    def encode(sentences: list[str]) -> online.Vector:
         nonlocal calls
         calls += 1
         if calls == 100:
@@ -222,9 +222,9 @@ def test_an_interrupted_run_leaves_nothing_behind(way: int, demo_packages: None)
         return np.ones((len(sentences), 2), np.float32)
 
     before = set(threading.enumerate())
-    chosen = [way for pair in _demo.ways(encode, batch_size=2) for way in pair][way]
+    chosen = [way for pair in online.ways(encode, batch_size=2) for way in pair][way]
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(_demo.measure(chosen, ["a sentence"] * 300_000, 4, Progress(disable=True)))
+        asyncio.run(online.measure(chosen, ["a sentence"] * 300_000, 4, Progress(disable=True)))
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=10)
     assert set(threading.enumerate()) <= before
@@ -234,18 +234,18 @@ def test_an_interrupted_run_leaves_nothing_behind(way: int, demo_packages: None)
 def test_an_interrupted_command_ends_with_status_130(
     in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from batched import _demo
+    from batched._commands.demo import online
 
-    def interrupted(_: str | None) -> _demo.Encode:
+    def interrupted(_: str | None) -> online.Encode:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_demo, "load", interrupted)
+    monkeypatch.setattr(online, "load", interrupted)
     assert cli.main(["demo", "--output", str(tmp_path / "picture.png")]) == 130
 
 
 def test_the_sentences_are_the_same_each_time(sentences: list[str]) -> None:
     program = (
-        "import json; from batched._demo import first_sentences; "
+        "import json; from batched._commands.demo.online import first_sentences; "
         "print(json.dumps(first_sentences()))"
     )
     assert json.loads(run("-c", program, PYTHONHASHSEED="1").stdout) == sentences

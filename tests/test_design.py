@@ -1,4 +1,4 @@
-"""Agreement of docs/design/ with the code: words, files, tests and letters of the flush rule."""
+"""Agreement of docs/design/ with the code: files, names, tests and letters of the flush rule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import functools
 import re
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,30 +15,10 @@ from batched._core import linger
 ROOT = Path(__file__).parent.parent
 CODE = ROOT / "batched"
 DESIGN = ROOT / "docs/design"
-PACKAGES = ("_core", "_collate", "_execution", "_runtime", "_generation", "_chat", "offline")
-
-Word = tuple[str, str]
-"""Path of a file, relative to `batched/`, and a name in the file."""
 
 
 def page(name: str) -> str:
     return (DESIGN / name).read_text()
-
-
-def table(package: str) -> set[Word]:
-    """Return each name in the table of a package in words.md, with each file of its row."""
-    section = page("words.md").split(f"\n## `{package}`\n")[1].split("\n## ")[0]
-    return {
-        (f"{package}/{file}", name)
-        for row in re.findall(r"^\|(.*)\|$", section, re.MULTILINE)
-        for file in re.findall(r"`(.+?)`", row.split("|")[2])
-        for name in re.findall(r"`(.+?)`", row.split("|")[1])
-    }
-
-
-def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted((CODE / package).rglob("*.py")):
-        yield str(path.relative_to(CODE)), ast.parse(path.read_text())
 
 
 def bound(body: list[ast.stmt]) -> set[str]:
@@ -54,24 +33,6 @@ def bound(body: list[ast.stmt]) -> set[str]:
         elif isinstance(node, ast.If):
             names |= bound(node.body)
     return names
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_class_has_its_word(package: str) -> None:
-    classes = {
-        (path, node.name)
-        for path, tree in modules(package)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-    }
-    assert classes
-    assert not classes - table(package)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_word_is_in_use(package: str) -> None:
-    names = {(path, name) for path, tree in modules(package) for name in bound(tree.body)}
-    assert not table(package) - names
 
 
 def test_the_layout_names_every_file_and_no_other() -> None:

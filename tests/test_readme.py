@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import batched
-from batched._batcher import Options
-from batched._collate.settings import FeatureSettings
+from batched._collate.features.settings import FeatureSettings
 from batched._core.policy import BatchPolicy
+from batched._function.batcher import Options
 from chat_server import Asked, Reply, answer, chat_server
 
 pytestmark = pytest.mark.once

@@ -12,9 +12,9 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
-from .._batched import Batched
-from .._batcher import BatchFunction, Options
-from .._prompts import Prompt
+from .._function.batched import Batched
+from .._function.batcher import BatchFunction, Options
+from .._services.prompts import Prompt
 from .endpoint import Endpoint
 from .questions import ChatPreparation, Question
 from .session import Service

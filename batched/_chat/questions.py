@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .._prompts import check_chat, is_id, is_prompt
+from .._services.prompts import check_chat, is_id, is_prompt
 
 CHARACTERS: Final = 4
 """Characters of a token, as a rule of thumb for English."""

@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from .._runtime.shift import daemon_thread
-from .._service_errors import is_service_error, retry_after
+from .._services.errors import is_service_error, retry_after
 from ..errors import ChatError
 from .answers import Unusable, message_of, parse_body, read_result, read_tokens
 from .limits import Limits, Outcome, Permit

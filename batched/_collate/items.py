@@ -9,9 +9,9 @@ from typing import Any
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .collator import Call
-from .devices import synchronize
-from .feature_spec import find_imported
-from .outputs import UNAWAITED, copy_array, is_array, is_unawaited
+from .features.devices import synchronize
+from .features.outputs import UNAWAITED, copy_array, is_array, is_unawaited
+from .features.spec import find_imported
 
 PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
 """Types of results that are neither exceptions nor arrays."""

@@ -50,8 +50,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final
 
-from .batch_formation import form_batch
 from .capacity import Capacity
+from .formation import form_batch
 from .group import Group
 from .linger import AT_ONCE, NEVER, FlushReason, linger_rule
 from .policy import BatchPolicy

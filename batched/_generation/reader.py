@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from .._prompts import Prompt, check_chat, is_id, is_prompt
+from .._services.prompts import Prompt, check_chat, is_id, is_prompt
 from .choice import OF_SCORES_ALONE
 from .decoding import ONE_TEXT
 from .row import PreparedPrompt

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from .._batched import _BatchedBase
+from .._function.batched import _BatchedBase
 from .failures import error_text
 from .predictor import Predictor
 from .sources.base import missing_column

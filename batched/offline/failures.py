@@ -1,7 +1,7 @@
 """Errors of a batch function as text and as plain data.
 
 An error from another process is plain data (`errors.RemoteError`). The process in which the error
-happened tells service errors and memory errors apart (`_service_errors.py`).
+happened tells service errors and memory errors apart (`_services/errors.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from .._execution.memory import is_out_of_memory
-from .._service_errors import is_service_error, retry_after
+from .._services.errors import is_service_error, retry_after
 from ..errors import RemoteError
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)

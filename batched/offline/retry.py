@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from math import isfinite
 
-from .._service_errors import is_service_error, retry_after
+from .._services.errors import is_service_error, retry_after
 
 
 @dataclass(frozen=True)

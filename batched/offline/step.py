@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .._batched import _BatchedBase, parts_of
-from .._batcher import BatchFunction, Options, Parts
-from .._method import BatchedMethod
+from .._function.batched import _BatchedBase, parts_of
+from .._function.batcher import BatchFunction, Options, Parts
+from .._function.method import BatchedMethod
 from .checks import check_amount, check_whole
 from .engines.spec import is_awaited, unwrap
 from .retry import Retry

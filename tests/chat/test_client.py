@@ -21,7 +21,7 @@ import pytest
 
 import batched
 from batched._chat.questions import Question
-from batched._prompts import Prompt
+from batched._services.prompts import Prompt
 from batched.chat import ChatClient
 from batched.errors import BatcherClosed
 from chat_server import Asked, ChatServer, Reply

@@ -15,10 +15,10 @@ from typing import Any
 import numpy
 import pytest
 
-from batched._collate.devices import Devices
-from batched._collate.feature_collator import FeatureCollator
-from batched._collate.features import FeatureParser
-from batched._collate.settings import FeatureSettings
+from batched._collate.features.collate import FeatureCollator
+from batched._collate.features.devices import Devices
+from batched._collate.features.parse import FeatureParser
+from batched._collate.features.settings import FeatureSettings
 from batched._core.scheduler import Request
 from feature_stage import Together
 

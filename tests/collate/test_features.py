@@ -15,7 +15,7 @@ import numpy
 import pytest
 
 import batched
-from batched._collate.feature_spec import CACHE_LIMIT
+from batched._collate.features.spec import CACHE_LIMIT
 from batched.errors import CollationError
 from feature_stage import Make
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 
-from batched._collate import unpadding
+from batched._collate.features import unpad
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 from feature_stage import Make
 from stage import wait_until
@@ -516,7 +516,7 @@ def test_once_a_run_agrees_with_an_odd_one_callers_share_runs_again(together: Ma
 def test_what_has_been_learned_is_not_kept_for_ever(
     together: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpadding, "LIFETIME", 10)
+    monkeypatch.setattr(unpad, "LIFETIME", 10)
     least = 0
 
     def compute(features: dict[str, Any]) -> Any:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batched._core.batch_formation import split_run
 from batched._core.cost import ENOUGH, TimeBySize
+from batched._core.formation import split_run
 from batched._core.policy import BatchPolicy
 from batched._core.request import Request
 from batched._core.scheduler import Batch, Scheduler

@@ -23,6 +23,7 @@ pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
 
 from batched import cli
+from batched._commands import parser
 
 FUNCTIONS = """
 import os, signal, sys, time
@@ -603,7 +604,7 @@ def test_a_terminal_shows_a_bar_while_a_run_goes_on(folder: Path) -> None:
 @pytest.mark.parametrize("given", [["--resume-step", "double"], ["--resume-step=double"]])
 def test_the_command_that_goes_on_computes_nothing_anew_once_more(given: list[str]) -> None:
     command = ["run", "m:f", "in.csv", "out.csv", *given, "--on-mismatch", "recompute"]
-    assert cli._without_resume_step(command) == [
+    assert parser._without_resume_step(command) == [
         "run",
         "m:f",
         "in.csv",

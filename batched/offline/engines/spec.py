@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from ..._batched import _BatchedBase
 from ..._collate.collator import Collator
 from ..._core.request import Batch, Slice
+from ..._function.batched import _BatchedBase
 from ...errors import RemoteError
 from ..failures import error_text
 from ..retry import Retry

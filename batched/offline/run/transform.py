@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from ..._collate.outputs import tree_flatten, tree_unflatten
+from ..._collate.features.outputs import tree_flatten, tree_unflatten
 from ..._core.request import Request
 from ..step import Step
 from .verdicts import Row

@@ -23,9 +23,9 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("cloudpickle")
 
 import batched
-from batched._batched import parts_of
 from batched._core.request import Batch
 from batched._execution.memory import is_out_of_memory
+from batched._function.batched import parts_of
 from batched.errors import BatchSizeMismatch, RemoteError, TimeLimitExceeded, WorkerDied
 from batched.offline.engines import Outcome, Spec, engine_for
 from batched.offline.engines.processes import WorkerKilled

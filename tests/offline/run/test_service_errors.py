@@ -18,7 +18,7 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from batched._service_errors import is_service_error, retry_after
+from batched._services.errors import is_service_error, retry_after
 from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
 from batched.offline.failures import RemoteMemoryError, error_text, to_remote
 from batched.offline.retry import Retry

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MappingView
 from typing import Any, Final, Protocol
 
-from ._collate.arguments import Binder
-from ._collate.feature_collator import GroupKey
-from ._collate.features import FeatureParser, validate_lengths
-from ._core.scheduler import Request
-from .errors import CollationError
+from .._collate.arguments import Binder
+from .._collate.features.collate import GroupKey
+from .._collate.features.parse import FeatureParser, validate_lengths
+from .._core.scheduler import Request
+from ..errors import CollationError
 
 
 class _Missing:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 from rich.table import Table
 
-from .._closed_loop import Calls
-from .._display import (
+from ..display import (
     add_bar,
     check_writable,
     cores,
@@ -20,6 +19,7 @@ from .._display import (
     progress_bars,
     save,
 )
+from ..load import Calls
 from .advice import Advice, Fit, advise, fit, format_ratio, ms
 from .measuring import ROUNDS, Load, Timing, doublings, measure_load, time_batches
 from .picture import draw

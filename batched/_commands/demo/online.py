@@ -22,11 +22,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from . import AsyncBatched, Batched, aio, dynamically
-from ._bench.advice import format_ratio
-from ._bench.command import load_table
-from ._closed_loop import Calls, measure_calls
-from ._display import (
+from ... import AsyncBatched, Batched, aio, dynamically
+from ..bench.advice import format_ratio
+from ..bench.command import load_table
+from ..display import (
     add_bar,
     check_writable,
     cores,
@@ -36,6 +35,7 @@ from ._display import (
     progress_bars,
     save,
 )
+from ..load import Calls, measure_calls
 
 Vector = NDArray[np.float32]
 Encode = Callable[[list[str]], Vector]

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ._batched import AsyncBatched, Batched, P
-from ._collate.features import Feature
+from .._collate.features.parse import Feature
+from .batched import AsyncBatched, Batched, P
 
 if TYPE_CHECKING:
     from typing import Self, Unpack
 
-    from ._batcher import InferenceSettings
-    from ._runtime.wakers import Future
+    from .._runtime.wakers import Future
+    from .batcher import InferenceSettings
 
 U = TypeVar("U")
 

@@ -20,11 +20,11 @@ from collections.abc import (
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
-from ._core.scheduler import Request
-from ._runtime.async_backend import current_loop
-from ._runtime.runtime import Runtime
-from ._runtime.wakers import AsyncWaker, Future, async_waker, wait
-from .errors import BatcherClosed
+from .._core.scheduler import Request
+from .._runtime.async_backend import current_loop
+from .._runtime.runtime import Runtime
+from .._runtime.wakers import AsyncWaker, Future, async_waker, wait
+from ..errors import BatcherClosed
 
 T = TypeVar("T")
 

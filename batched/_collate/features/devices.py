@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from .feature_spec import Array, FeatureSpec, NumpySpec, find_imported
+from .spec import Array, FeatureSpec, NumpySpec, find_imported
 
 
 class Devices:

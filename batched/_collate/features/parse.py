@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ..errors import CollationError
+from ...errors import CollationError
 from .devices import Devices, ready_events
-from .feature_spec import (
+from .outputs import is_array, is_dense, is_scalar
+from .settings import FeatureSettings
+from .spec import (
     CACHE_LIMIT,
     Array,
     CpuTensorSpec,
@@ -19,8 +21,6 @@ from .feature_spec import (
     TensorSpec,
     find_imported,
 )
-from .outputs import is_array, is_dense, is_scalar
-from .settings import FeatureSettings
 
 IMAGE_AXES: Final = 2
 """Least number of axes after the length of a row for which rows are treated as images.

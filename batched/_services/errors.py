@@ -25,7 +25,7 @@ from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any, Final
 
-from .errors import TimeLimitExceeded, WorkerDied
+from ..errors import TimeLimitExceeded, WorkerDied
 
 _TRANSIENT_STATUS: Final = {408, 429}
 """HTTP statuses below 500 that another try may mend: request timeout, too many requests."""

@@ -27,7 +27,7 @@ from itertools import chain
 from operator import ge, le
 from typing import Any, Final, NamedTuple
 
-from ..errors import BatchFunctionError
+from ...errors import BatchFunctionError
 from .outputs import Path, describe, dotted_path
 from .settings import FeatureSettings
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import AsyncBatched, Batched, BatchedError, BatchedInference, BatchedMethod
-from .._batched_inference import AsyncBatchedInference
-from .._batcher import BatchFunction, Options
-from .._reference import argument_error, describe, first_line, import_attribute
+from ... import AsyncBatched, Batched, BatchedError, BatchedInference, BatchedMethod
+from ..._function.batcher import BatchFunction, Options
+from ..._function.inference import AsyncBatchedInference
+from ..reference import argument_error, describe, first_line, import_attribute
 
 AnyBatched = Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]
 

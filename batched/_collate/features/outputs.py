@@ -12,8 +12,8 @@ from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ..errors import BatchFunctionError
-from .feature_spec import Array, find_imported
+from ...errors import BatchFunctionError
+from .spec import Array, find_imported
 
 Path = tuple[Any, ...]
 """Keys, positions and names of dataclass fields that lead from an output to one of its leaves."""

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from . import AsyncBatched, Batched, Stats
+from .. import AsyncBatched, Batched, Stats
 
 T = TypeVar("T")
 R = TypeVar("R")

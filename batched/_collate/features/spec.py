@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any, ClassVar, Final, cast
 
-from ..errors import CollationError
+from ...errors import CollationError
 
 Array = Any
 """A `numpy.ndarray` or a `torch.Tensor`."""

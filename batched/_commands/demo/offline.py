@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow.parquet
 from rich.console import Console
 
-from ._demo import LEAST_COSINE, Vector, first_sentences, load
-from ._display import new_console
-from .offline.progress.store import Progress
+from ...offline.progress.store import Progress
+from ..display import new_console
+from .online import LEAST_COSINE, Vector, first_sentences, load
 
 MODEL, COMPUTED = "BATCHED_DEMO_MODEL", "BATCHED_DEMO_COMPUTED"
 """Environment variables: the model, and the log of computed sentences."""
@@ -79,7 +79,7 @@ class _Story:
             f"--key id --batch-size {batch_size}"
         )
         self._command = command
-        path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+        path = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         if model is not None:
             here = Path(model).expanduser()

@@ -22,15 +22,15 @@ from typing import (
     overload,
 )
 
-from ._batcher import Batcher, BatchFunction, Parts, Settings
-from ._map import Submitted, async_mapped, mapped
-from ._method import BatchedMethod
-from ._pickling import DOTTED_NAMES, Carriers, importable_name
-from ._requests import MISSING
-from ._runtime.async_backend import current_loop
-from ._runtime.shift import within_run
-from ._runtime.wakers import Future, Lock, blocking_waker, waker_here
-from .stats import Stats
+from .._runtime.async_backend import current_loop
+from .._runtime.shift import within_run
+from .._runtime.wakers import Future, Lock, blocking_waker, waker_here
+from ..stats import Stats
+from .batcher import Batcher, BatchFunction, Parts, Settings
+from .map import Submitted, async_mapped, mapped
+from .method import BatchedMethod
+from .pickling import DOTTED_NAMES, Carriers, importable_name
+from .requests import MISSING
 
 if TYPE_CHECKING:
     from typing import Self, Unpack

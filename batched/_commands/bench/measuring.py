@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .._batched import parts_of
-from .._batcher import BatchFunction
-from .._closed_loop import Calls, measure_calls
+from ..._function.batched import parts_of
+from ..._function.batcher import BatchFunction
+from ..load import Calls, measure_calls
 from .advice import BatchTime
 from .target import AnyBatched, Target
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from .._display import BATCHED, GREY, UNBATCHED, draw_bars, new_figure, style_axes
+from ..display import BATCHED, GREY, UNBATCHED, draw_bars, new_figure, style_axes
 from .advice import Advice, Fit, ms
 from .measuring import Load, Timing
 

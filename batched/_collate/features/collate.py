@@ -10,16 +10,16 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from .._core.scheduler import Batch, Request, Slice
-from ..errors import BatchFunctionError, BatchSizeMismatch
-from .arguments import Arguments
-from .collator import Call, Collate, GroupsNeeded, Part
+from ..._core.scheduler import Batch, Request, Slice
+from ...errors import BatchFunctionError, BatchSizeMismatch
+from ..arguments import Arguments
+from ..collator import Call, Collate, GroupsNeeded, Part
 from .devices import Devices, keep_for_stream, ready_events, stream_wait, synchronize
-from .feature_spec import Array, FeatureSpec, find_imported
-from .features import Features
 from .outputs import Path, copy_array, dotted_path, tree_flatten, tree_unflatten
+from .parse import Features
 from .settings import FeatureSettings
-from .unpadding import Callers, Cuts, Unpadding, Widths
+from .spec import Array, FeatureSpec, find_imported
+from .unpad import Callers, Cuts, Unpadding, Widths
 
 logger = logging.getLogger("batched")
 

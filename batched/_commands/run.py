@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import orjson
 
-from ._reference import argument_error, describe, first_line, import_attribute
-from .errors import ResultError, RunLocked, RunMismatch, RunStopped, SourceError
-from .offline import Auto, DeadLetter, Pipeline, Ray, Report, Step, export
-from .offline.progress.store import Progress
-from .offline.report import ENDS, dead_letters
-from .offline.results.export import progress_path
-from .offline.uris import without_credentials
-from .offline.watch.watcher import read_status
+from ..errors import ResultError, RunLocked, RunMismatch, RunStopped, SourceError
+from ..offline import Auto, DeadLetter, Pipeline, Ray, Report, Step, export
+from ..offline.progress.store import Progress
+from ..offline.report import ENDS, dead_letters
+from ..offline.results.export import progress_path
+from ..offline.uris import without_credentials
+from ..offline.watch.watcher import read_status
+from .reference import argument_error, describe, first_line, import_attribute
 
 FAILED: Final = 1
 """Exit status of a run that ended early, because too many rows failed."""

@@ -18,13 +18,13 @@ from typing import (
     overload,
 )
 
-from ._batched import AsyncBatched, Batched
-from ._batched_inference import AsyncBatchedInference, BatchedInference
-from ._batcher import BatchFunction, InferenceSettings, Options, Settings
-from ._collate.settings import FeatureSettings
-from ._core.policy import BatchPolicy
-from ._method import BatchedMethod
-from ._requests import MISSING
+from .._collate.features.settings import FeatureSettings
+from .._core.policy import BatchPolicy
+from .batched import AsyncBatched, Batched
+from .batcher import BatchFunction, InferenceSettings, Options, Settings
+from .inference import AsyncBatchedInference, BatchedInference
+from .method import BatchedMethod
+from .requests import MISSING
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -11,27 +11,27 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
-from ._collate.arguments import Binder
-from ._collate.collator import Collator
-from ._collate.feature_collator import FeatureCollator
-from ._collate.features import FeatureParser
-from ._collate.items import ItemCollator
-from ._collate.settings import Device, FeatureSettings, PaddingSide, Unpad
-from ._core.policy import BatchPolicy, Flush, OnFull
-from ._execution.execution import Execution, is_failure, never
-from ._execution.memory import is_out_of_memory
-from ._requests import (
+from .._collate.arguments import Binder
+from .._collate.collator import Collator
+from .._collate.features.collate import FeatureCollator
+from .._collate.features.parse import FeatureParser
+from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
+from .._collate.items import ItemCollator
+from .._core.policy import BatchPolicy, Flush, OnFull
+from .._execution.execution import Execution, is_failure, never
+from .._execution.memory import is_out_of_memory
+from .._runtime.async_backend import ends_current_task, is_notebook
+from .._runtime.event_loop import EventLoopRuntime, EventLoops
+from .._runtime.observer import Observer
+from .._runtime.thread import ThreadRuntime
+from ..stats import BatchRecord, Recorder, Stats
+from .requests import (
     FeatureRequestParser,
     ItemRequestParser,
     Preparation,
     PreparedRequestParser,
     RequestParser,
 )
-from ._runtime.async_backend import ends_current_task, is_notebook
-from ._runtime.event_loop import EventLoopRuntime, EventLoops
-from ._runtime.observer import Observer
-from ._runtime.thread import ThreadRuntime
-from .stats import BatchRecord, Recorder, Stats
 
 ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str", "None"}
 """Names of types that are no lists, as in annotations."""

@@ -1,0 +1,1 @@
+"""Features: parsing, padding, batches, outputs and devices."""

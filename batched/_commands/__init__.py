@@ -1,0 +1,1 @@
+"""Commands of `python -m batched`; each imports its packages when it runs."""

@@ -1,0 +1,1 @@
+"""Command demo: two programs that show batches online and offline."""

@@ -1,0 +1,1 @@
+"""Decorated functions: their settings, parsers of calls, and ways of calling."""

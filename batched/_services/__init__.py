@@ -1,0 +1,1 @@
+"""Prompts and errors of services, as their clients pass them."""
