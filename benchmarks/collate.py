@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from batched._collate import unpadding
 from batched._collate.arguments import Arguments
+from batched._collate.features import unpad
 from batched._collate.features.collate import FeatureCollator, GroupKey
 from batched._collate.features.parse import FeatureParser
 from batched._collate.features.settings import FeatureSettings
@@ -144,7 +144,7 @@ def measured(rounds: int) -> Result:
 
 def main() -> None:
     arguments = options(__doc__ or "")
-    unpadding.LIFETIME = sys.maxsize  # type: ignore[misc]  # what was learned is not forgotten
+    unpad.LIFETIME = sys.maxsize  # type: ignore[misc]  # what was learned is not forgotten
     conclude(lambda: measured(7 if arguments.quick else 21), arguments)
 
 

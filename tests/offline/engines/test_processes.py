@@ -412,12 +412,13 @@ def test_closing_ends_a_process_that_is_being_built() -> None:
 
 def script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
     """A script without a main guard that runs workers in two processes."""
-    path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent(text))
+    program = tmp_path / "script.py"
+    program.write_text(textwrap.dedent(text))
     tests = HERE.parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    path = [str(tests / "support"), str(tests.parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.Popen(
-        [sys.executable, str(path)],
+        [sys.executable, str(program)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -261,7 +261,7 @@ def committed_in(dest: Path) -> set[int]:
 DRIVER = """
 import sys, pathlib
 from batched import offline
-sys.path[:0] = [{tests!r}]
+sys.path[:0] = [{tests!r}, {tests!r} + '/support']
 from offline.engines.test_ray import pipeline, rows, run
 dest, log, address = sys.argv[1:]
 engine = offline.Ray(address=address) if address else None

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import batched
+from batched._function import requests
 
 if TYPE_CHECKING:
     import nowhere  # type: ignore[import-not-found]
@@ -193,8 +194,8 @@ def test_a_tensor_is_one_item() -> None:
 
 
 def test_items_of_ever_other_types_leave_no_more_than_some_of_those_behind() -> None:
-    kinds = batched._function.requests.CHECKED_TYPES
+    kinds = requests.CHECKED_TYPES
     fn: Any = batched.dynamically(lambda items: items)
     for number in range(3 * kinds):
         fn(type(f"Kind{number}", (), {})())
-    assert len(fn._batcher.requests._single) <= kinds + len(batched._function.requests.SINGLE)
+    assert len(fn._batcher.requests._single) <= kinds + len(requests.SINGLE)

@@ -21,7 +21,7 @@ from batched.asgi import _Exchange
 
 BOUND = 120.0
 """Seconds after which the batch function stops waiting at the gate."""
-PAGE = Path(__file__).parents[2] / "docs/servers.md"
+PAGE = Path(__file__).parents[3] / "docs/servers.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 names: dict[str, Any] = {"__name__": "example"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inference.models import (
+from feature_models import (
     MODELS,
     Call,
     Example,

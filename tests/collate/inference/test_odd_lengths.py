@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 import batched
-from inference.models import same
+from feature_models import same
 
 CALLS = 1000
 CALLERS = 32  # threads

@@ -256,7 +256,7 @@ def test_a_coroutine_method_keeps_its_instance_with_another_decorator(
 
 def table(title: str) -> dict[str, list[str]]:
     """Return the cells of the table in a section of `docs/calling.md`, by the first cell."""
-    page = (Path(__file__).parents[1] / "docs" / "calling.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "calling.md").read_text(encoding="utf-8")
     section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

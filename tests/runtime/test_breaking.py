@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("breaking.py")
+PROGRAM = Path(__file__).parents[1] / "support/breaking.py"
 TIMEOUT = 240.0
 """Of a sweep over all moments (s); it takes a few seconds."""
 

@@ -77,7 +77,7 @@ def encode_with(
 
 
 @pytest.mark.model
-@pytest.mark.slow  # tests/inference/test_minilm.py compares the same vectors
+@pytest.mark.slow  # tests/collate/inference/test_minilm.py compares the same vectors
 @pytest.mark.timeout(150)
 def test_the_demo_compares_a_real_model_and_draws_the_comparison(
     demo_packages: None, tmp_path: Path

@@ -1,8 +1,8 @@
 """Does every accepted call end, exactly once and rightly, whatever happens? Calls and faults of all
 kinds, mixed at random for minutes.
 
-In `tests/`: `python -m soak --minutes 10 --seed 1`; exits with 1 if a call was lost, answered twice
-or wrongly, or hung. One episode alone: `--first 17 --episodes 1` with the same seed.
+In `benchmarks/`: `python -m soak --minutes 10 --seed 1`. It exits with 1 if a call was lost,
+answered twice or wrongly, or hung. One episode alone: `--first 17 --episodes 1` with the same seed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference.models import MODELS, examples, hold
+from feature_models import MODELS, examples, hold
 
 DTYPES = ["int64", "int32", "uint8", "bool", "float32", "float64", "float16"]
 

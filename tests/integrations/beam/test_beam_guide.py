@@ -167,7 +167,7 @@ def test_a_monitoring_transform_sees_failed_results() -> None:
     assert sorted(SEEN["failed"]) == [False, True]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "beam.md"
+PAGE = Path(__file__).parents[3] / "docs" / "beam.md"
 
 
 def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import inspect
 import pickle
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -265,10 +266,12 @@ def test_a_method_under_another_name_than_its_functions_pickles_as_what_it_is() 
 
 def test_a_pool_of_processes_computes_with_the_method_that_it_was_given() -> None:
     done = python(
-        """
+        f"""
+        import sys
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_methods import Model
 
         with ProcessPoolExecutor(2, get_context("spawn")) as pool:
