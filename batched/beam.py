@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from ._core.exceptions import copy_exception
+from ._execution.exceptions import copy_exception
 from .offline import Auto, Retry, Step
 from .offline.failures import to_remote
 from .offline.predictor import Predictor

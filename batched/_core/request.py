@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
-from .exceptions import SharedError
 from .linger import FlushReason
 from .remaining_spans import RemainingSpans
 
@@ -68,16 +67,6 @@ class Request:
             return self.lengths[start : start + count]
         positions = chain.from_iterable(starmap(range, self.remaining.spans))
         return [self.lengths[position] for position in islice(positions, count)]
-
-    def outcome(self) -> Any:
-        """Return the result, or raise the error. Called once, by the caller who was woken."""
-        error, self.error = self.error, None
-        if error is None:
-            return self.result
-        try:
-            raise error if type(error) is not SharedError else error.restored()
-        finally:
-            del error  # the traceback of `error` holds this frame
 
 
 Slice = tuple[Request, int, int]

@@ -28,8 +28,8 @@ from operator import itemgetter, not_
 from typing import Any
 
 from .._collate.collator import Call, Collate, Collator, GroupsNeeded, Part
-from .._core.exceptions import trim_traceback
 from .._core.scheduler import Batch, Request, Slice
+from .exceptions import trim_traceback
 from .memory import drop_locals, free_cache
 
 CallOutcome = tuple[Any, BaseException | None]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .._collate.collator import Call, Collator
-from .._core.exceptions import trim_traceback
 from .._core.scheduler import Batch
 from .attempts import ErrorTest, Outcomes, attempts
+from .exceptions import trim_traceback
 
 Prepared = tuple[Call | BaseException, Any]
 """The first call for a batch, or the error of collating it, and a mark of when its features have

@@ -9,7 +9,7 @@ from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import TracebackType
 from typing import Final
 
-from .._core.exceptions import CAUSE, CONTEXT, TRACEBACK
+from .exceptions import CAUSE, CONTEXT, TRACEBACK
 
 _RESUMABLE: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 """Flags of code with frames that may be suspended."""

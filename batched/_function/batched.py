@@ -23,6 +23,7 @@ from typing import (
 )
 
 from .._runtime.async_backend import current_loop
+from .._runtime.settling import answer_of
 from .._runtime.shift import within_run
 from .._runtime.wakers import Future, Lock, blocking_waker, waker_here
 from ..stats import Stats
@@ -132,7 +133,7 @@ class _BatchedBase(Generic[T, U, P]):
         finally:
             if wait is not None:
                 wait.ends()
-        return request.result if request.error is None else request.outcome()
+        return request.result if request.error is None else answer_of(request)
 
     @overload
     def submit(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...
@@ -397,7 +398,7 @@ class Batched(_BatchedBase[T, U, P]):
         finally:
             if wait is not None:
                 wait.ends()
-        return request.result if request.error is None else request.outcome()
+        return request.result if request.error is None else answer_of(request)
 
     @overload
     def map(

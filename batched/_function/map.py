@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 from .._core.scheduler import Request
 from .._runtime.async_backend import current_loop
 from .._runtime.runtime import Runtime
+from .._runtime.settling import answer_of
 from .._runtime.wakers import AsyncWaker, Future, async_waker, wait
 from ..errors import BatcherClosed
 
@@ -129,7 +130,7 @@ async def async_mapped(
                     raise _late()
             ahead.popleft()
             try:
-                result = request.outcome()
+                result = answer_of(request)
             except Exception as error:
                 if not return_exceptions:
                     raise

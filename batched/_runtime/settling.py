@@ -7,9 +7,9 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from .._core.exceptions import SharedError, copy_exception, trim_traceback
 from .._core.scheduler import Request, Scheduler
 from .._execution.attempts import Outcomes
+from .._execution.exceptions import SharedError, copy_exception, trim_traceback
 from ..errors import BatchFunctionError
 
 Join = Callable[[Request, list[Any]], Any]
@@ -92,6 +92,20 @@ def exception_for_caller(name: str, error: BaseException) -> BaseException:
         return wrapped
     twin = copy_exception(error)
     return twin if twin is not error else SharedError(error)
+
+
+def answer_of(request: Request) -> Any:
+    """Return the result of `request`, or raise its error.
+
+    Called once, by the caller who was woken.
+    """
+    error, request.error = request.error, None
+    if error is None:
+        return request.result
+    try:
+        raise error if type(error) is not SharedError else error.restored()
+    finally:
+        del error  # the traceback of `error` holds this frame
 
 
 def _describe(error: BaseException) -> str:

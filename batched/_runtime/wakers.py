@@ -20,8 +20,8 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._core.exceptions import SharedError
 from .._core.scheduler import Request
+from .._execution.exceptions import SharedError
 from .async_backend import current_loop, is_gone, post
 from .shift import between_runs
 

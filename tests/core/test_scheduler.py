@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import sys
@@ -923,43 +922,6 @@ def test_reopening_holds_again() -> None:
     assert departure(held, call(), 0.5) == 1.5
     assert held.take(1.0) is None
     assert taken(held, 1.5).reason == "timeout"
-
-
-# ---------------------------------------------------------------- the answer of a request
-
-
-def test_the_outcome_of_a_request_is_its_result() -> None:
-    answered = call()
-    answered.result = "done"
-    assert answered.outcome() == "done"
-
-
-def test_the_outcome_of_a_failed_request_is_its_error() -> None:
-    failed = call()
-    failed.result, failed.error = "ignored", ValueError("bad item")
-    with pytest.raises(ValueError, match=r"^bad item$"):
-        failed.outcome()
-
-
-def test_a_raised_error_is_freed_with_its_caller() -> None:
-    """Neither the request nor its own traceback keeps the error alive.
-
-    The error is freed without garbage collection.
-    """
-
-    class BadItem(Exception):
-        pass
-
-    failed = call()
-    failed.error = BadItem()
-    gone = weakref.ref(failed.error)
-    gc.disable()
-    try:
-        with contextlib.suppress(BadItem):
-            failed.outcome()
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 def test_calls_that_have_left_are_freed_while_another_call_waits() -> None:

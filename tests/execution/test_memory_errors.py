@@ -17,7 +17,7 @@ import numpy
 import pytest
 
 import batched
-from batched._core.exceptions import trim_traceback
+from batched._execution.exceptions import trim_traceback
 from batched._execution.memory import drop_locals, free_cache, is_out_of_memory
 from feature_stage import Make, Together
 from stage import BOUND, Gate

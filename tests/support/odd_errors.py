@@ -132,11 +132,6 @@ def of_httpx() -> None:
     httpx.Response(503, request=request).raise_for_status()
 
 
-def of_pydantic() -> None:
-    pydantic = pytest.importorskip("pydantic")
-    pydantic.TypeAdapter(list[int]).validate_python(["a", 1, "b"])
-
-
 def uncopyable() -> None:
     raise Uncopyable("alone", 1)
 
@@ -158,7 +153,6 @@ RAISING: list[Any] = [
     followed,
     from_none,
     of_httpx,
-    of_pydantic,
     uncopyable,
 ]
 """Functions that raise one each."""

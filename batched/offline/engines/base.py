@@ -31,9 +31,9 @@ from time import perf_counter
 from typing import Any, Final
 
 from ..._collate.items import ItemCollator
-from ..._core.exceptions import trim_traceback
 from ..._core.request import Batch
 from ..._execution.attempts import Outcomes
+from ..._execution.exceptions import trim_traceback
 from ..._execution.execution import Execution
 from ..._execution.memory import drop_locals, is_out_of_memory
 from ..._runtime.async_backend import ends_current_task

@@ -1,6 +1,7 @@
-"""Copying of user exceptions without running code of their classes.
+"""Copies of exceptions, made without running code of their classes.
 
-Properties, comparisons and constructors of these classes may themselves fail, or have side effects.
+Properties, comparisons and constructors of these classes may fail or have side effects. A raised
+exception collects the frames of the raising thread, so each caller of a failed batch gets a copy.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ TRACEBACK: Final = _STATE["__traceback__"]
 CAUSE: Final = _STATE["__cause__"]
 CONTEXT: Final = _STATE["__context__"]
 
-_OF_A_RAISE: Final = (TRACEBACK, CONTEXT, CAUSE, _STATE["__suppress_context__"])
+_STATE_OF_A_RAISE: Final = (TRACEBACK, CONTEXT, CAUSE, _STATE["__suppress_context__"])
 """State that raising an exception changes. The last member follows the cause, because setting the
 cause sets it, too.
 """
 
 _DICT: Final = _STATE["__dict__"]
-
-_GROUP: Final[dict[str, Any]] = dict(vars(BaseExceptionGroup))
 
 _HEAP_TYPE: Final = 1 << 9
 """Flag of classes that are not built into the interpreter, Py_TPFLAGS_HEAPTYPE."""
@@ -46,7 +45,7 @@ class SharedError(Exception):
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
-        self._state = [(member, member.__get__(error)) for member in _OF_A_RAISE]
+        self._state = [(member, member.__get__(error)) for member in _STATE_OF_A_RAISE]
 
     def restored(self) -> BaseException:
         """Return the error, without the changes that raising it elsewhere has made."""
@@ -68,38 +67,31 @@ def copy_exception(
     try:
         known = copies.get(id(error))
         return _copy(error, copies) if known is None else known
-    except BaseException:  # raised by a compiled class, or by a metaclass
+    except BaseException:  # raised by a compiled class with its own state, or by a metaclass
         return error
 
 
 def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException:
     kind = type(error)
-    base: Any = kind
-    while base.__flags__ & _HEAP_TYPE:
-        base = base.__base__
-    make: Any = base.__new__
+    built_in: Any = kind
+    while built_in.__flags__ & _HEAP_TYPE:
+        built_in = built_in.__base__
     args: tuple[Any, ...] = ()
-    if base is BaseExceptionGroup:  # callers may raise its parts, too
-        parts = _GROUP["exceptions"].__get__(error)
-        args = _GROUP["message"].__get__(error), [copy_exception(part, copies) for part in parts]
-    members = [_STATE["args"]]
-    try:
-        twin: BaseException = make(kind, *args)
-    except TypeError:  # a compiled class with its own state, as in pydantic
-        if kind.__reduce__ is BaseException.__reduce__:
-            raise
-        twin = copy.copy(error)
-    else:
-        members = [
-            member
-            for each in kind.__mro__
-            if each is not BaseExceptionGroup
-            for member in vars(each).values()
-            if type(member) in (GetSetDescriptorType, MemberDescriptorType)
-            and member.__name__ not in ("__dict__", "__weakref__")
-        ]
+    if built_in is BaseExceptionGroup:  # callers may raise its parts, too
+        group: Any = vars(built_in)
+        parts = group["exceptions"].__get__(error)
+        args = group["message"].__get__(error), [copy_exception(part, copies) for part in parts]
+    twin: BaseException = built_in.__new__(kind, *args)
     copies[id(error)] = twin
-    for member in (*members, *_OF_A_RAISE):
+    members = [
+        member
+        for each in kind.__mro__
+        if each is not BaseExceptionGroup
+        for member in vars(each).values()
+        if type(member) in (GetSetDescriptorType, MemberDescriptorType)
+        and member.__name__ not in ("__dict__", "__weakref__")
+    ]
+    for member in (*members, *_STATE_OF_A_RAISE):
         value = _read(member, error)
         if member in (CAUSE, CONTEXT) and value is not None:
             value = copy_exception(value, copies)
