@@ -1,10 +1,10 @@
-"""How long would very many rows take on a cluster, and what ends first? Rates of the parts of a
-run, measured on this machine, and what follows from them.
+"""How long would 10^9 rows take on a cluster, and what is its first limit?
 
 Run: python benchmarks/at_scale.py [--rows 1e9] [--gpus 64] [--per-gpu 2000] [--save]
 
-Each part is measured with the same rows: texts whose results are vectors of 384 floats. A part that
-works through a driver is done by one process, however many actors there are.
+The rates of the parts of a run are measured on this machine, all with the same rows: texts whose
+results are vectors of 384 floats. One process does the work of a driver, however many actors there
+are. The times on a cluster follow from these rates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offline import folder, texts, timed, write_rows
 from report import Figure, Result, conclude, parser
 
 ROWS = 200_000
-"""Rows by which each part is measured."""
+"""Rows for the measurement of each part."""
 QUICK = 40_000
 WIDTH = 384
 HOUR = 3600.0
@@ -28,14 +28,14 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Rates:
-    """What one driver does on this machine."""
+    """Rates of one driver on this machine."""
 
     through: float
     """Rows a second from actors to the progress file."""
     resumed: float
-    """Rows a second of a run that finds all committed."""
+    """Rows a second of a run whose rows are all committed."""
     merged: float
-    """Rows a second of the result's writing."""
+    """Rows a second while the result is written."""
     stored: float
     """Bytes of a row in the progress file."""
     resulting: float
@@ -64,7 +64,7 @@ def measured(home: Path, rows: int) -> Rates:
 
 @dataclass(frozen=True)
 class Plan:
-    """So many rows on so many GPUs, in so many runs, each with a driver of its own."""
+    """Rows on GPUs, in a number of runs, each with a driver of its own."""
 
     rows: float
     gpus: int
@@ -94,7 +94,7 @@ class Plan:
         ]
 
     def enough(self, rates: Rates) -> int:
-        """Runs at once, from which on the GPUs are the slowest part."""
+        """Return the number of simultaneous runs from which on the GPUs are the slowest part."""
         return math.ceil(self.gpus * self.per_gpu / rates.through)
 
 

@@ -2,10 +2,11 @@
 
 Run: python benchmarks/closed_loop.py [--check] [--quick] [--save]
 
-The function sleeps, 5 ms and 0.1 ms for each item (a coroutine function: to the next full
-millisecond), `batch_size` is 32, and the rest is left at its defaults. Throughput is beside that of
-batches of all callers (or of 32), one right after another, in the same process, right before and
-after. Ours is held to a share of what bare hand-off reaches in the same process and round.
+The function sleeps for 5 ms and 0.1 ms for each item (a coroutine function: to the next full
+millisecond). `batch_size` is 32, and all other settings have their defaults. The baseline of
+throughput is batches of all callers (or of 32), one right after another, in the same process, right
+before and after. Our bounds are a share of the throughput of bare hand-off in the same process and
+round.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from report import Figure, Result, conclude, options
 
 CALLERS = (1, 2, 8, 24, 64)
 OF_PEERS = (1, 8, 24)
-"""How many callers peers get in a quick run, to keep it short."""
+"""Numbers of callers for peers in a quick run, to keep it short."""
 BATCH_SIZE = 32
 LONG, SHORT = (5.0, 0.1), (1.0, 0.02)
 """Functions: milliseconds of a batch, and of each item."""
 WARM_UP = 20
-"""Calls of each caller that do not count: rules that learn have learned then."""
+"""Calls of each caller that do not count, so that rules can learn."""
 
 SHORT_CALLERS = 24
 """Threads that call the short function."""
 LEAST_SHARE, LEAST_OF_SHORT = 0.85, 0.6
-"""Of bare hand-off, for callers who fit into one batch: ours, for the long function and the short
-one.
+"""Least share of bare hand-off, for callers that fit into one batch: for the long function and for
+the short function.
 """
 
 
 def title(kind: str, callers: int, function: tuple[float, float] = LONG) -> str:
-    """Of a question."""
+    """Return the title of a question."""
     return f"{callers} {kind}, {function[0]:g} ms"
 
 
 def questions(
     peer: Peer, settings: dict[str, Any], arguments: argparse.Namespace
 ) -> list[Question]:
-    """All that one row is asked."""
+    """Return all questions of one row."""
     kinds = [
         kind for kind, able in (("threads", peer.threads), ("coroutines", peer.coroutines)) if able
     ]
@@ -69,7 +70,9 @@ def questions(
 
 
 def figures(found: Found) -> list[Figure]:
-    """Ours beside bare hand-off, with bounds, then everyone beside full batches."""
+    """Return our figures relative to bare hand-off, with bounds, then all figures relative to full
+    batches.
+    """
     asked = list(dict.fromkeys(asked for asked, _, _ in found.runs))
     made = []
     for one in asked:
@@ -78,7 +81,7 @@ def figures(found: Found) -> list[Figure]:
         least = LEAST_OF_SHORT if one.endswith(" 1 ms") else LEAST_SHARE
         made.append(
             Figure(
-                f"{one}: {OURS.name}, beside {BARE.name}",
+                f"{one}: {OURS.name} vs {BARE.name}",
                 found.runs[one, OURS.name, "rate"],
                 "calls/s",
                 bare,
@@ -96,7 +99,7 @@ def figures(found: Found) -> list[Figure]:
 
 
 def panels(found: Found) -> list[Panel]:
-    """Share by number of callers, for threads and for coroutines."""
+    """Return the shares by number of callers, for threads and for coroutines."""
     made = []
     for kind in ("threads", "coroutines"):
         rows = dict.fromkeys(row for asked, row, _ in found.runs if f" {kind}," in asked)

@@ -1,9 +1,9 @@
-"""What does Ray cost a run, and where does its driver end? Beside threads of this machine, beside
-Ray Data's own `map_batches`, and with results of several sizes.
+"""How much does Ray cost a run, and what is the highest rate of its driver?
 
 Run: python benchmarks/clusters.py [--check] [--quick] [--save]
 
-One local cluster, warm: its start, and a first small run, are not measured.
+The baselines are threads of this machine and Ray Data's `map_batches`, with results of several
+sizes. There is one local cluster. Its start, and a first small run, are not measured.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from report import Figure, Result, conclude, options
 
 BATCH_SIZE = 64
 SLEEP = 0.05
-"""Time of a batch of which overhead is a share (s)."""
+"""Time of a batch; overhead is a share of it (s)."""
 WORKERS = 4
 FIRST = 3.0
-"""Time in which a run of one batch must be done (s)."""
+"""Longest time of a run of one batch (s)."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows, batches and rounds of all that is measured."""
+    """Rows, batches and rounds of all measurements."""
 
     rounds: int = 5
     batches: int = 400
     rows: int = 200_000
     bounded: bool = True
-    """Whether runs are long enough that their start and end are a small part of them."""
+    """Runs are long enough that their start and end are a small part of them."""
 
 
 QUICK = Sizes(2, 100, 40_000, bounded=False)
@@ -57,7 +57,7 @@ def sleep(items: list[str]) -> list[str]:
 
 
 class Sleeper:
-    """The same for Ray Data."""
+    """Function that sleeps, for Ray Data."""
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         time.sleep(SLEEP)
@@ -65,7 +65,7 @@ class Sleeper:
 
 
 class Maker:
-    """Rows of numbers, that no compression makes smaller."""
+    """Function that returns rows of random numbers, which cannot be compressed."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -80,17 +80,17 @@ def same(items: list[str]) -> list[str]:
 
 
 Step = tuple[Callable[..., Any], dict[str, Any]]
-"""A function, and settings of its step."""
+"""A function, and the settings of its step."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run went, by what it told four times a second."""
+    """Speed of a run, from its snapshots four times a second."""
 
     first: float
     """Time until rows were committed (s)."""
     rate: float
-    """Rows a second from then on."""
+    """Rows a second after that moment."""
 
 
 def paced(step: Step, source: Path, dest: Path, workers: int, engine: offline.Ray | None) -> Pace:
@@ -134,7 +134,7 @@ def by_ray_data(source: Path, dest: Path) -> None:
 
 
 def overhead_figures(home: Path, sizes: Sizes) -> list[Figure]:
-    """Rows a second at 50 ms a batch."""
+    """Return the rows a second at 50 ms a batch."""
     rows, numbers = sizes.batches * BATCH_SIZE, itertools.count()
     source, few = home / "rows.parquet", home / "few.parquet"
     write_rows(source, texts(rows))
@@ -169,7 +169,7 @@ def overhead_figures(home: Path, sizes: Sizes) -> list[Figure]:
 
 
 def driver_figures(home: Path, sizes: Sizes) -> list[Figure]:
-    """Rows a second through the driver, beside threads that do the same."""
+    """Return the rows a second through the driver, relative to threads with the same work."""
     source = home / "all.parquet"
     write_rows(source, texts(sizes.rows))
     found = []
@@ -186,8 +186,8 @@ def driver_figures(home: Path, sizes: Sizes) -> list[Figure]:
             threads.append(
                 paced(step, source, dest.with_stem(f"{dest.stem}-threads"), 2, None).rate
             )
-        beside = Figure("threads", threads, "rows/s")
-        found.append(Figure(f"{name} through the driver", ours, "rows/s", beside))
+        baseline = Figure("threads", threads, "rows/s")
+        found.append(Figure(f"{name} through the driver", ours, "rows/s", baseline))
         if size:
             rates = [size * rate / 1e6 for rate in ours]
             found.append(Figure(f"{name}, as bytes", rates, "MB/s"))

@@ -1,4 +1,4 @@
-"""What do gathering rows into one padded batch and dealing them out again cost, beside
+"""How much time do collating rows to a padded batch and splitting the output take, compared with
 `pad_sequence` over the same rows?
 
 Run: python benchmarks/collate.py [--check] [--quick] [--save]
@@ -30,11 +30,11 @@ Calls = Sequence[dict[str, torch.Tensor]]
 Step = Callable[[], object]
 
 SEEN = 8
-"""Calls of one row each, from which the collator learns what to cut before it is measured."""
+"""Calls of one row each, from which the collator learns the axes to cut before the measurement."""
 
 
 def rows(*, ragged: bool, names: Sequence[str] = ("input_ids",)) -> Calls:
-    """One-row calls of 128 tokens or, if `ragged`, of 5 to 128."""
+    """Return calls of one row with 128 tokens or, if `ragged`, with 5 to 128."""
     chance = random.Random(0)
     lengths = [chance.randint(5, TOKENS) if ragged else TOKENS for _ in range(CALLS)]
     return [{name: torch.randint(1, 30_000, (1, length)) for name in names} for length in lengths]
@@ -51,19 +51,21 @@ def requests(calls: Calls) -> list[Slice]:
 
 
 def collated(calls: Calls) -> Step:
-    """Requests to the argument of the function."""
+    """Return the step from requests to the argument of the function."""
     collator, slices = FeatureCollator("fn", FeatureSettings(), set()), requests(calls)
     return lambda: collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
 
 
 def read(calls: Calls) -> Step:
-    """What callers passed to requests; each caller does its own, in its own thread."""
+    """Return the step from the arguments of callers to requests, which each caller does in its
+    thread.
+    """
     return lambda: requests(calls)
 
 
 def split(calls: Calls, hidden: int) -> Step:
-    """An output with a vector per token, or per row, to one result per call, cut to its own
-    length.
+    """Return the step from an output to the results of callers, each cut to its own length. The
+    output has a vector per token, or per row.
     """
     collator, slices = FeatureCollator("fn", FeatureSettings(), set()), requests(calls)
     call = collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
@@ -80,13 +82,13 @@ def split(calls: Calls, hidden: int) -> Step:
 
 
 def padded(calls: Calls) -> Step:
-    """The baseline: the rows in one list, padded by torch."""
+    """Return the baseline of collating: torch pads a list of the rows."""
     lists = [[call[name][0] for call in calls] for name in calls[0]]
     return lambda: [pad_sequence(each, batch_first=True) for each in lists]
 
 
 def copied(calls: Calls, hidden: int) -> Step:
-    """The baseline of splitting: a slice and a copy for each call."""
+    """Return the baseline of splitting: a slice and a copy for each call."""
     widths = [call["input_ids"].shape[1] for call in calls]
     whole = torch.ones(CALLS, max(widths), hidden)
     return lambda: [
@@ -95,14 +97,14 @@ def copied(calls: Calls, hidden: int) -> Step:
 
 
 def touched(calls: Calls) -> Step:
-    """The baseline of reading: what is asked of each row at least."""
+    """Return the baseline of parsing: the least that must be read of each row."""
     return lambda: [
         [(name, row.shape, row.dtype, row.device) for name, row in call.items()] for call in calls
     ]
 
 
 def timed(step: Step) -> float:
-    """CPU time of a step (us)."""
+    """Return the CPU time of a step (us)."""
     start = time.process_time()
     for _ in range(REPEATS):
         step()

@@ -1,9 +1,9 @@
-"""Puts the same questions to this project and to its peers, each in an environment and a process of
-its own.
+"""Contest: the same questions to this project and to its peers, each in an environment and a
+process of its own.
 
-Environments are made in `.peers` at the root of the repository and kept there. A peer's own
-packages come first in its environment; behind them it sees those of this one, so that no second
-torch is needed.
+Environments are created in `.peers` at the root of the repository and kept there. A peer's own
+packages come first in its environment. Behind them it sees the packages of this environment, so
+that torch is installed only once.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from peers import Peer
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".peers"
 INSTALLING = 360.0
-"""Longest time in which an environment must be made (s)."""
+"""Longest time for the creation of an environment (s)."""
 ANSWERING = 600.0
-"""Longest time in which a peer must answer its questions (s)."""
+"""Longest time for the answers of a peer (s)."""
 
 BEHIND = "packages_behind.pth"
-"""The file that lets an environment see further packages."""
+"""File that makes further packages visible in an environment."""
 ANSWERS = "[{"
-"""What the line of the answers begins with; a peer may print others."""
+"""First characters of the line with the answers; a peer may print other lines."""
 
 ROUNDS = "Runs of each: {}, in rounds in which all took their turns; figures are medians."
-"""For those who read a table."""
+"""Note below a table."""
 
 Question = dict[str, Any]
 
 
 class Unavailable(Exception):
-    """Why a peer cannot be measured, in a sentence."""
+    """A peer cannot be measured; the message is the reason."""
 
 
 @dataclass
 class Found:
-    """What came of all questions."""
+    """Answers to all questions."""
 
     runs: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
     """Figures of all rounds, by question, row and figure."""
     missing: dict[str, str] = field(default_factory=dict)
-    """What could not be measured, and why."""
+    """Reasons why figures are missing, by row."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the peers."""
+    """Versions of the peers."""
 
     def add(self, question: str, row: str, answer: dict[str, Any]) -> None:
         if "error" in answer:
@@ -62,10 +62,11 @@ class Found:
 
 
 def version(peer: Peer) -> str:
-    """Of the peer, as installed in its environment, which is made if need be.
+    """Return the version of a peer, as installed in its environment. Create the environment if
+    needed.
 
     Raises:
-        Unavailable: it cannot be installed.
+        Unavailable: The peer cannot be installed.
     """
     found = _installed(peer)
     if found is None:
@@ -86,7 +87,7 @@ def interpreter(peer: Peer) -> str:
 
 
 def environment(peer: Peer) -> dict[str, str]:
-    """Variables of its processes. This project can be imported in its own only."""
+    """Return the environment variables of a peer's processes; only ours can import this project."""
     paths = [HERE] if peer.requirement else [HERE, HERE.parent]
     return {
         **os.environ,
@@ -116,7 +117,7 @@ def _installed(peer: Peer) -> str | None:
 
 
 def _install(peer: Peer) -> None:
-    """Makes the environment, in which pip sees only what is its own."""
+    """Create the environment of a peer, in which pip sees only the peer's own packages."""
     home = ENVIRONMENTS / peer.distribution
     print(f"installing {peer.requirement}", file=sys.stderr, flush=True)
     pip = [
@@ -146,22 +147,22 @@ def _install(peer: Peer) -> None:
 
 
 def _look_behind(peer: Peer) -> None:
-    """Has its environment see the packages of this one, behind its own."""
+    """Let the environment of a peer see the packages of this one, behind its own."""
     [packages] = (ENVIRONMENTS / peer.distribution).glob("lib/python*/site-packages")
     seen = [path for path in sys.path if Path(path).name == "site-packages"]
     (packages / BEHIND).write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
 
 
 def last_line(text: str) -> str:
-    """What went wrong, most likely."""
+    """Return the last line of an output, which most likely tells the error."""
     return (text.strip().splitlines() or ["no reason given"])[-1][:200]
 
 
 def ask(peer: Peer, questions: list[Question], timeout: float = ANSWERING) -> list[dict[str, Any]]:
-    """Its answers, from a process that lives only for them.
+    """Return the answers of a peer, from a process that ends afterwards.
 
     Raises:
-        Unavailable: there are none.
+        Unavailable: The peer has no answer.
     """
     command = [interpreter(peer), "-m", "peers.questions"]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -183,7 +184,7 @@ def ask(peer: Peer, questions: list[Question], timeout: float = ANSWERING) -> li
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Ends it and whatever it has started in its session."""
+    """End a process and all processes of its session."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -199,19 +200,19 @@ def contest(
     peers: Sequence[Peer] = (),
     rounds_of_peers: int | None = None,
 ) -> Found:
-    """Asks everyone in turn, round after round, so that noise hits all alike; ours in one process,
-    each question of all of them before the next.
+    """Ask all peers in turn, round after round, so that noise affects all alike. Our rows share one
+    process, and all of them answer a question before the next.
 
     Args:
-        questions: what a row is asked, given its peer and its settings; each has a `question` and a
-            `title` of its own.
-        rounds: how often ours are asked.
-        ours: what runs in this environment.
-        peers: the others.
-        rounds_of_peers: how often the others are asked, if not as often.
+        questions: Returns the questions of a row. Each question has a `question` and
+            a unique `title`.
+        rounds: Number of rounds for our rows.
+        ours: Rows that run in this environment.
+        peers: All other rows.
+        rounds_of_peers: Number of rounds for the peers, if different.
 
     Raises:
-        Unavailable: one of ours cannot be measured.
+        Unavailable: One of our rows cannot be measured.
     """
     found = Found()
     rounds_of_peers = rounds if rounds_of_peers is None else rounds_of_peers
@@ -233,7 +234,7 @@ def _ask_all(
     questions: Callable[[Peer, dict[str, Any]], Sequence[Question]],
     found: Found,
 ) -> None:
-    """Adds to `found` what peers of one environment answer."""
+    """Add the answers of the peers of one environment to `found`."""
     asked = [
         (row, question | {"module": peer.module})
         for peer in peers

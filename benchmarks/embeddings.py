@@ -2,8 +2,8 @@
 
 Run: python benchmarks/embeddings.py [--check] [--quick] [--save]
 
-The model is all-MiniLM-L6-v2 on the CPU; sentences are of mixed length, `batch_size` is 32, ours is
-told `length=len`, and the rest is left at its defaults. Throughput is beside that of one direct
+The model is all-MiniLM-L6-v2 on the CPU, and sentences have mixed lengths. `batch_size` is 32, ours
+has `length=len`, and all other settings have their defaults. The baseline is one direct
 `model.encode` of all sentences, sorted by length, 32 at once, in the same process, right before and
 after.
 """
@@ -23,16 +23,14 @@ SENTENCES, QUICK_SENTENCES = 1000, 160
 THREADS, COROUTINES = 128, 1000
 BATCH_SIZE = 32
 LEAST_SHARE = 0.75
-"""Of the direct call: ours, from threads and from coroutines. A quick run, mostly start and end, is
-not held to it.
-"""
+"""Least share of the direct call, from threads and coroutines. Quick runs have no bound."""
 ALONE = "one by one, without batching"
 
 
 def questions(
     peer: Peer, settings: dict[str, Any], arguments: argparse.Namespace
 ) -> list[Question]:
-    """All that one row is asked."""
+    """Return all questions of one row."""
     sentences = first_sentences()[: QUICK_SENTENCES if arguments.quick else SENTENCES]
     kinds = [("coroutines", COROUTINES)] + ([("threads", THREADS)] if peer.threads else [])
     asked: list[Question] = [
@@ -59,7 +57,7 @@ def questions(
 
 
 def figures(found: Found, least_share: float | None) -> list[Figure]:
-    """Sentences per second beside the direct call's, ours with bounds."""
+    """Return sentences per second relative to the direct call, ours with bounds."""
     return [
         Figure(
             asked if asked == ALONE else f"{row}, {asked}",
@@ -73,7 +71,7 @@ def figures(found: Found, least_share: float | None) -> list[Figure]:
 
 
 def panels(made: list[Figure]) -> list[Panel]:
-    """Shares and throughput, the best first."""
+    """Return shares and throughput, the best first."""
     shares = sorted(((figure.ratio or 0.0, figure.name) for figure in made), reverse=True)
     rates = sorted(((figure.median, figure.name) for figure in made), reverse=True)
     return [

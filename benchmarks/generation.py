@@ -2,12 +2,15 @@
 
 Run: python benchmarks/generation.py [--check] [--quick] [--save]
 
-The model is a Llama of some million random weights on the CPU, in float32; 256 prompts have 3 to
-200 tokens, and are to get 8 to 128 new ones each, seeded. Counted are the new tokens that were
-asked for. Four ways, in turns: ours, called from 32 threads; transformers' pipeline with a
-`batch_size`, which runs to the longest text of each batch; the model's `generate` on right-padded
-batches in the order of arrival, as it is often written by hand (its texts are wrong: see the last
-line of the table); and `generate` one by one.
+The model is a Llama with some million random weights on the CPU, in float32. 256 prompts have 3 to
+200 tokens and get 8 to 128 new tokens each, seeded. Only requested new tokens count. There are four
+ways, in turns:
+
+- ours, called from 32 threads;
+- transformers' pipeline with a `batch_size`, which runs to the longest text of each batch;
+- the model's `generate` on right-padded batches in the order of arrival, a common mistake: its
+  texts are wrong (see the last lines of the table);
+- `generate` one by one.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ THREADS = 64
 VOCABULARY = 2048
 PAD, END = 0, 1
 FIRST: Final = 4
-"""First token that is no special one."""
+"""First token that is not special."""
 SEED = 1
 
 Work = list[tuple[list[int], int]]
@@ -61,7 +64,7 @@ def make_model() -> Any:
 
 
 def make_tokenizer() -> Any:
-    """One that has a word for each id, so that prompts are as long as they are meant to be."""
+    """Return a tokenizer with a word for each id, so that prompts have the planned lengths."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"w{number}": number for number in range(VOCABULARY)}
@@ -82,7 +85,7 @@ def make_work(count: int) -> Work:
 
 
 class Ways:
-    """Ways to have the same work done."""
+    """Ways to generate the same texts."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -164,7 +167,7 @@ def measured(arguments: argparse.Namespace) -> Result:
             same = zip(found, texts["one by one"], strict=True)
             right[name] = sum(mine == alone for mine, alone in same)
     bounded = not arguments.quick
-    beside = {
+    baseline = {
         "pipeline": LEAST_OF_PIPELINE if bounded else None,
         "right-padded batches": None,
         "one by one": LEAST_OF_ONE_BY_ONE if bounded else None,
@@ -173,13 +176,13 @@ def measured(arguments: argparse.Namespace) -> Result:
         [
             *(
                 Figure(
-                    f"ours beside {name}",
+                    f"ours vs {name}",
                     rates["ours"],
                     "tokens/s",
                     Figure(name, rates[name], "tokens/s"),
                     at_least=bound,
                 )
-                for name, bound in beside.items()
+                for name, bound in baseline.items()
             ),
             *(
                 Figure(

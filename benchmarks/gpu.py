@@ -3,11 +3,11 @@
 Run: python benchmarks/gpu.py [--check] [--quick] [--save] [--device cuda] [--callers 256]
     [--sentences 16384]
 
-The model is all-MiniLM-L6-v2, in float16 and bfloat16: once as a transformers model behind
-`batched.inference.dynamically`, which gets tokens, once as a SentenceTransformer behind
-`batched.dynamically`, which gets text. Throughput is a share of full batches of all sentences,
-sorted by length, called directly in turn with the callers. Without CUDA nothing is measured;
-`--device cpu` tries the code.
+The model is all-MiniLM-L6-v2, in float16 and bfloat16: as a transformers model behind
+`batched.inference.dynamically`, with tokens, and as a SentenceTransformer behind
+`batched.dynamically`, with text. The baseline is full batches of all sentences, sorted by length,
+called directly, in turns with the callers. Without CUDA there is no measurement; `--device cpu`
+tries the code.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from traffic import by_threads, spans
 
 BATCH_SIZE = 64
 LEAST_SHARE = 0.90
-"""Of direct full batches."""
+"""Least share of direct full batches."""
 SAMPLED = 0.1
-"""Time between two looks at the utilisation of the GPU (s)."""
+"""Time between two samples of the GPU's utilisation (s)."""
 UTILISATION = "GPU utilisation"
 
 Features = dict[str, torch.Tensor]
@@ -45,15 +45,13 @@ Features = dict[str, torch.Tensor]
 
 @dataclass
 class Measured:
-    """One way to embed: what it takes to call the model directly and from callers, and what came of
-    it.
-    """
+    """One way to embed: its direct call, its decorator, and its figures."""
 
     name: str
     direct: Callable[[], object]
     """Embeds all sentences in full batches."""
     decorate: Callable[..., Any]
-    """A decorator, given settings."""
+    """A decorator with all settings but the batch size."""
     function: Callable[[Any], Any]
     items: list[Any]
     shares: dict[str, list[float]] = field(default_factory=dict)
@@ -63,7 +61,7 @@ class Measured:
 
 
 def tokens_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> Measured:
-    """A transformers model and its mean of the vectors of tokens. Tokens are made beforehand."""
+    """Return a transformers model with mean pooling. The sentences are tokenized beforehand."""
     from transformers import AutoModel, AutoTokenizer
 
     path = str(get_model_path())
@@ -98,7 +96,7 @@ def tokens_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> 
 
 
 def text_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> Measured:
-    """A SentenceTransformer."""
+    """Return a SentenceTransformer."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(get_model_path()), device=device, model_kwargs={"dtype": dtype})
@@ -118,9 +116,7 @@ def text_to_vectors(sentences: list[str], device: str, dtype: torch.dtype) -> Me
 
 @contextmanager
 def utilisation(device: str, found: list[float]) -> Iterator[None]:
-    """Has the mean share of time in which the GPU computed put into `found`, where it can be
-    read.
-    """
+    """Append the GPU's mean utilisation to `found` in the end, if it can be read."""
     samples, over = list[float](), threading.Event()
 
     def sample() -> None:
@@ -145,7 +141,7 @@ def utilisation(device: str, found: list[float]) -> Iterator[None]:
 def round_of(
     way: Measured, settings: dict[str, Any], label: str, callers: int, device: str
 ) -> None:
-    """Measures callers once, and the direct call before and after them."""
+    """Measure the callers once, and the direct call before and after them."""
     inside, processing = list[float](), list[float]()
 
     def timed(items: Any) -> Any:
@@ -176,7 +172,7 @@ def round_of(
 
 
 def figures(ways: dict[str, Measured], bounded: bool) -> list[Figure]:
-    """Shares of direct calls with their bounds, then what else was measured."""
+    """Return shares of direct calls with their bounds, then all other figures."""
     made = []
     for name, way in ways.items():
         for label, runs in way.shares.items():
@@ -212,7 +208,7 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
 
 
 def measured(arguments: argparse.Namespace) -> Result:
-    """All ways, by model and precision, after all rounds."""
+    """Measure all ways, by model and precision, in all rounds."""
     os.environ.update(ENVIRONMENT)  # read by the imports that making a model brings
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     on_gpu = arguments.device.startswith("cuda")

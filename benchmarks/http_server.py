@@ -2,10 +2,10 @@
 
 Run: python benchmarks/http_server.py [--check] [--quick] [--save]
 
-A client in this process keeps 64 connections over the loopback busy, each with one sentence at a
-time; every server is a process of its own with all-MiniLM-L6-v2 on the CPU and batches of 32; ours
-is told `length=len`. Whatever coroutines can call stands behind the same FastAPI application and
-uvicorn; LitServe, BentoML and Ray Serve bring their own servers.
+A client in this process keeps 64 connections over the loopback busy, with one sentence at a time
+each. Every server is a process of its own with all-MiniLM-L6-v2 on the CPU and batches of 32; ours
+has `length=len`. Libraries for coroutines stand behind the same FastAPI application and uvicorn.
+LitServe, BentoML and Ray Serve have servers of their own.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ SENTENCES, QUICK_SENTENCES = 600, 128
 STARTING = 60.0
 """Longest time until a server answers (s)."""
 RETRY = 0.2
-"""Time between two attempts to reach it (s)."""
+"""Time between two attempts to reach a server (s)."""
 ENOUGH = 120.0
 """Longest time for all requests (s)."""
 WIDTH = 384
 """Numbers in a vector."""
 LEAST_SPEED_UP = 1.5
-"""Of ours over no batching. A quick run, mostly start and end, is not held to it."""
+"""Least ratio of our rate to the rate without batching. Quick runs have no bound."""
 
 
 def request(sentence: str) -> bytes:
-    """A whole HTTP request."""
+    """Return a whole HTTP request."""
     connection = h11.Connection(h11.CLIENT)
     body = json.dumps({"texts": [sentence]}).encode()
     headers = [
@@ -75,10 +75,10 @@ def request(sentence: str) -> bytes:
 async def one_answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sentence: str
 ) -> bytes:
-    """The body of the answer to one request.
+    """Return the body of the answer to one request.
 
     Raises:
-        Unavailable: the server answered with an error, or not at all.
+        Unavailable: The server answered with an error, or not at all.
     """
     connection = h11.Connection(h11.CLIENT)
     # so that it awaits an answer
@@ -103,7 +103,7 @@ async def one_answer(
 async def load(
     port: int, sentences: Sequence[str], connections: int = CONNECTIONS
 ) -> tuple[float, list[float]]:
-    """How long all requests took together, and the latency of each (s)."""
+    """Return the time of all requests together, and the latency of each (s)."""
     coming, latencies = iter(sentences), list[float]()
 
     async def client() -> None:
@@ -124,10 +124,10 @@ async def load(
 
 @contextmanager
 def serving(peer: Peer, settings: dict[str, Any]) -> Iterator[int]:
-    """The port on which its server answers.
+    """Start the server of a peer, and yield its port.
 
     Raises:
-        Unavailable: it does not.
+        Unavailable: The server does not answer.
     """
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
@@ -167,8 +167,8 @@ def _await_start(port: int, process: subprocess.Popen[bytes], said: TextIO) -> N
 
 
 def served(peer: Peer, settings: dict[str, Any], sentences: Sequence[str]) -> dict[str, float]:
-    """Requests per second, and percentiles of latency in milliseconds, after one request of each
-    connection.
+    """Return requests per second, and percentiles of latency in milliseconds, after one request of
+    each connection.
     """
     with serving(peer, settings) as port:
         asyncio.run(load(port, sentences[:CONNECTIONS]))
@@ -179,7 +179,7 @@ def served(peer: Peer, settings: dict[str, Any], sentences: Sequence[str]) -> di
 
 
 def figures(found: Found, least: float | None) -> list[Figure]:
-    """Requests per second and latencies beside those of no batching, with ours bounded."""
+    """Return requests per second and latencies relative to no batching, ours with bounds."""
     units = {"rate": "requests/s", "p50": "ms", "p99": "ms"}
     return [
         Figure(
@@ -196,7 +196,7 @@ def figures(found: Found, least: float | None) -> list[Figure]:
 
 
 def panels(found: Found) -> list[Panel]:
-    """Requests a second, the best first, and latencies in the same order."""
+    """Return requests a second, the best first, and latencies in the same order."""
     rates = {
         row: statistics.median(runs)
         for (_, row, name), runs in found.runs.items()

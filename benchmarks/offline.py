@@ -317,7 +317,7 @@ def noop_figures(sizes: Sizes) -> list[Figure]:
     least = 0.5 if sizes.bounded else None
     return [
         Figure(name, ours, "rows/s", found[WINDOW], at_least=least),
-        Figure(f"{name}, beside batches of {BATCH_SIZE}", ours, "rows/s", found[BATCH_SIZE]),
+        Figure(f"{name} vs batches of {BATCH_SIZE}", ours, "rows/s", found[BATCH_SIZE]),
     ]
 
 
@@ -385,7 +385,7 @@ def size_figures(sizes: Sizes) -> list[Figure]:
     return [
         Figure(f"memory of {many:,} rows beyond {few:,}", growth, "MB", at_most=MEGABYTES),
         Figure(f"a finished run of {many:,} rows, run again", resumed, "s", at_most=RESUMED),
-        Figure(f"{many:,} rows run again, beside a bare loop", resumed, "s", floor),
+        Figure(f"{many:,} rows run again vs a bare loop", resumed, "s", floor),
     ]
 
 
@@ -505,7 +505,7 @@ def measured(arguments: argparse.Namespace) -> Result:
     ]
     missing: Mapping[str, str] = {}
     versions: Mapping[str, str] = {}
-    notes = [ROUNDS.format(f"{sizes.rounds}, or {sizes.fewer_rounds} of what takes long"), *NOTES]
+    notes = [ROUNDS.format(f"{sizes.rounds}, or {sizes.fewer_rounds} of slow measurements"), *NOTES]
     packages = ["pyarrow", "torch", "sentence-transformers"]
     if not arguments.check:
         compared, missing, versions = peer_figures(sizes, sizes.fewer_rounds)

@@ -1,11 +1,12 @@
-"""How long do calls take that come at random, or in bursts of ten, whether others have been
-answered or not?
+"""How long do calls take that come at random, or in bursts of ten, independently of earlier
+answers?
 
 Run: python benchmarks/open_loop.py [--check] [--quick] [--save]
 
-Coroutines call; the function sleeps 5 ms and 0.1 ms for each item, to the next full millisecond,
-and `batch_size` is 32. Load is a part of what full batches, one right after another, come to in the
-same process. All see the same arrivals. Latency is from the planned arrival to the answer.
+Coroutines call. The function sleeps for 5 ms and 0.1 ms for each item, to the next full
+millisecond, and `batch_size` is 32. Load is a share of the rate of full batches, one right after
+another, in the same process. All rows have the same arrivals. Latency is from the planned arrival
+to the answer.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ QUICK_LOADS = (0.2, 0.8)
 ARRIVALS: tuple[Arrivals, ...] = ("at random", "in bursts")
 FIXED_MS, PER_ITEM_MS, BATCH_SIZE = 5.0, 0.1, 32
 SECONDS, QUICK_SECONDS = 1.5, 0.6
-"""For which calls come."""
+"""Time in which calls arrive (s)."""
 WARM_UP = 0.1
-"""Part of the calls that do not count."""
+"""Share of the calls that do not count."""
 SEED = 1
 OURS_TWICE = Peer(
     OURS.name,
@@ -37,25 +38,23 @@ OURS_TWICE = Peer(
 )
 AUTO, EAGER = OURS_TWICE.labels()
 MOST_OF_EAGER = 1.15
-"""Mean latency beside eager flushing's: what waiting for others may cost."""
+"""Highest ratio of the mean latency to that of eager flushing: the cost of waiting."""
 JUDGED = 0.5
-"""Highest load at which that is judged: nearer to capacity two runs of one setting are up to a
-quarter apart.
-"""
+"""Highest load with a bound: nearer to capacity equal runs differ by up to a quarter."""
 CAPACITY = BATCH_SIZE / (FIXED_MS + PER_ITEM_MS * BATCH_SIZE)
-"""Nominal, in calls per millisecond: what the loads and lengths of runs are chosen by. Each process
-scales arrivals to what it measures.
+"""Nominal rate (calls/ms), for the choice of loads. Each process scales arrivals
+to its measured rate.
 """
 
 
 def title(arrivals: Arrivals, load: float) -> str:
-    """Of a question."""
+    """Return the title of a question."""
     return f"{load:.0%} {arrivals}"
 
 
 @cache
 def moments(arrivals: Arrivals, load: float, seconds: float) -> list[float]:
-    """Arrivals, where a second is what an item takes in full batches."""
+    """Return arrivals, in units of the time of an item in full batches."""
     calls = max(int(load * CAPACITY * 1e3 * seconds), 50)
     come = at_random if arrivals == "at random" else in_bursts
     return [
@@ -65,7 +64,7 @@ def moments(arrivals: Arrivals, load: float, seconds: float) -> list[float]:
 
 
 def questions(settings: dict[str, Any], arguments: argparse.Namespace) -> list[Question]:
-    """All that one row is asked."""
+    """Return all questions of one row."""
     loads, seconds = (QUICK_LOADS, QUICK_SECONDS) if arguments.quick else (LOADS, SECONDS)
     asked = []
     for arrivals in ARRIVALS:
@@ -87,7 +86,7 @@ def questions(settings: dict[str, Any], arguments: argparse.Namespace) -> list[Q
 
 
 def figures(found: Found) -> list[Figure]:
-    """Mean and 99th percentile: ours beside eager flushing, everyone else beside ours."""
+    """Return mean and p99: ours relative to eager flushing, and peers relative to ours."""
     judged = {title(arrivals, load) for arrivals in ARRIVALS for load in LOADS if load <= JUDGED}
     made = []
     for (asked, row, name), runs in found.runs.items():

@@ -1,4 +1,6 @@
-"""Pictures of figures: panels side by side, each of lines over groups or of horizontal bars."""
+"""Pictures of figures: panels next to each other, each with lines over groups or horizontal
+bars.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,10 @@ COLOURS = (
     "#0a3069",
     "#cf222e",
 )
-"""Of lines, ours first."""
+"""Colours of lines, ours first."""
 TEXT = "#57606a"
 BAR = 0.7
-"""The width of a bar, where bars are 1 apart."""
+"""Width of a bar; the distance of two bars is 1."""
 ROW = 0.36
 """Height of a bar with its gap (inches)."""
 LINES, HEAD, LEGEND = 3.6, 0.7, 0.22
@@ -41,18 +43,20 @@ ACROSS = 5
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: with `groups` a line for each series over them, without a bar for each series."""
+    """One chart: with `groups` a line for each series over them, without groups a bar for each
+    series.
+    """
 
     title: str
     series: dict[str, list[float]]
-    """Values by name, one for each group; not a number where there is none."""
+    """Values by name, one for each group; NaN where there is none."""
     groups: list[str] = field(default_factory=list)
     below: str = ""
-    """What the groups are."""
+    """Label of the groups."""
 
 
 def draw(title: str, note: str, panels: Sequence[Panel], output: Path) -> None:
-    """Writes a PNG; what follows a question in the title is left out."""
+    """Write a PNG. Its title ends with the first question mark."""
     colours = _colours(panels)
     across = 1 if any(not panel.groups for panel in panels) else min(len(panels), 2)
     heights = [
@@ -98,7 +102,7 @@ def draw(title: str, note: str, panels: Sequence[Panel], output: Path) -> None:
 
 
 def _colours(panels: Sequence[Panel]) -> dict[str, str]:
-    """Of lines, by name: the same in all panels, and ours first."""
+    """Return the colours of lines by name: the same in all panels, and ours first."""
     names = sorted(
         dict.fromkeys(name for panel in panels if panel.groups for name in panel.series),
         key=lambda name: not _ours(name),

@@ -176,7 +176,7 @@ class Ratios(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beside:
+class Relative:
     """One policy compared with another that it must not fall behind, for the same callers."""
 
     family: str
@@ -302,22 +302,22 @@ def show_open(opened: dict[OpenRow, dict[str, tuple[float, float]]]) -> None:
     print()
 
 
-def show_beside(beside: dict[Beside, Ratios]) -> None:
+def show_relative(relative: dict[Relative, Ratios]) -> None:
     """Print a line for each pair of policies."""
-    width = max(len(str(row)) for row in beside)
-    for family in dict.fromkeys(row.family for row in beside):
+    width = max(len(str(row)) for row in relative)
+    for family in dict.fromkeys(row.family for row in relative):
         print(f"{family:<{width}}{'calls':>9}{'mean':>9}{'p99':>9}{'mean all':>9}{'p99 all':>9}")
-        for row, found in beside.items():
+        for row, found in relative.items():
             if row.family == family:
                 print(f"{row!s:<{width}}" + "".join(f"{one:9.3f}" for one in found))
         print()
 
 
-def figures_beside(beside: dict[Beside, Ratios]) -> list[Figure]:
+def figures_relative(relative: dict[Relative, Ratios]) -> list[Figure]:
     """Return the worst row of each family."""
     worst = []
     for bound in BOUNDS:
-        found = [bound.value(each) for row, each in beside.items() if row.family == bound.family]
+        found = [bound.value(each) for row, each in relative.items() if row.family == bound.family]
         measure = bound.measure.replace("_of_all", " of all callers")
         worst.append(
             Figure(
@@ -431,28 +431,30 @@ CROWD_ROWS = [
 WORKERS = "several workers"
 WORKERS_AT_RANDOM = "several workers, calls at random"
 CROWDED = "more callers than fit a batch"
-SLOW_BESIDE_FAST = "slow callers beside 4 fast ones"
-RARE_BESIDE_LOOP = "rare calls beside a loop of 64"
-AHEAD = "prefetch beside none"
-AHEAD_AT_RANDOM = "prefetch beside none, calls at random"
-AHEAD_FULL = "prefetch beside none, full batches collated in {:g} ms"
+SLOW_WITH_FAST = "slow callers with 4 fast ones"
+RARE_WITH_LOOP = "rare calls with a loop of 64"
+AHEAD = "prefetch vs none"
+AHEAD_AT_RANDOM = "prefetch vs none, calls at random"
+AHEAD_FULL = "prefetch vs none, full batches collated in {:g} ms"
 BOUNDS = [
     Bound(WORKERS, "throughput", at_least=0.90),
     Bound(WORKERS_AT_RANDOM, "mean", at_most=1.04),
     Bound(CROWDED, "throughput", at_least=0.98),
     Bound(CROWDED, "mean_of_all", at_most=1.02),
     Bound(CROWDED, "p99_of_all", at_most=1.50),
-    Bound(SLOW_BESIDE_FAST, "mean", at_most=1.25),
-    Bound(RARE_BESIDE_LOOP, "mean_of_all", at_most=1.02),
-    Bound(RARE_BESIDE_LOOP, "p99_of_all", at_most=1.50),
+    Bound(SLOW_WITH_FAST, "mean", at_most=1.25),
+    Bound(RARE_WITH_LOOP, "mean_of_all", at_most=1.02),
+    Bound(RARE_WITH_LOOP, "p99_of_all", at_most=1.50),
     Bound(AHEAD, "throughput", at_least=0.98),
     Bound(AHEAD_AT_RANDOM, "mean", at_most=1.02),
     Bound(AHEAD_FULL.format(0.2), "throughput", at_least=1.05),
     Bound(AHEAD_FULL.format(1.0), "throughput", at_least=1.30),
 ]
-BESIDE_ROWS = [
+RELATIVE_ROWS = [
     *(
-        Beside(family, model, kinds, *(replace(r, max_concurrent_batches=w) for r in (AUTO, EAGER)))
+        Relative(
+            family, model, kinds, *(replace(r, max_concurrent_batches=w) for r in (AUTO, EAGER))
+        )
         for w in (2, 4, 8)
         for model in (LONG, EVEN, SHORT)
         for family, kinds in (
@@ -461,27 +463,29 @@ BESIDE_ROWS = [
         )
     ),
     *(
-        Beside(CROWDED, model, (Crowd(n, way),), AUTO, EAGER)
+        Relative(CROWDED, model, (Crowd(n, way),), AUTO, EAGER)
         for model in (FLAT_THEN_LINEAR, EVEN)
         for n in (65, 72, 80, 90, 100)
         for way in WAYS[:3]
     ),
     *(
-        Beside(family, model, kinds, AUTO, EAGER)
+        Relative(family, model, kinds, AUTO, EAGER)
         for model in (LONG, EVEN, SHORT)
         for family, kinds in (
             *(
-                (SLOW_BESIDE_FAST, (Crowd(4, WAYS[0]), Crowd(30, Way(0.015, think=think))))
+                (SLOW_WITH_FAST, (Crowd(4, WAYS[0]), Crowd(30, Way(0.015, think=think))))
                 for think in (10.0, 30.0, 100.0)
             ),
             *(
-                (RARE_BESIDE_LOOP, (Crowd(64, WAYS[0]), Crowd(0, WAYS[0], rate)))
+                (RARE_WITH_LOOP, (Crowd(64, WAYS[0]), Crowd(0, WAYS[0], rate)))
                 for rate in (0.01, 0.1)
             ),
         )
     ),
     *(
-        Beside(family, replace(model, collation=collation), kinds, replace(AUTO, prefetch=1), AUTO)
+        Relative(
+            family, replace(model, collation=collation), kinds, replace(AUTO, prefetch=1), AUTO
+        )
         for collation in (0.2, 1.0)
         for model in (LONG, EVEN, SHORT)
         for family, kinds in (
@@ -490,7 +494,7 @@ BESIDE_ROWS = [
         )
     ),
     *(
-        Beside(
+        Relative(
             AHEAD_FULL.format(collation),
             replace(SHORT, collation=collation),
             (Crowd(200, WAYS[0]),),
@@ -520,20 +524,20 @@ def main() -> None:
         closed = dict(zip(CLOSED_ROWS, pool.map(ClosedRow.throughput, CLOSED_ROWS), strict=True))
         crowded = dict(zip(CROWD_ROWS, pool.map(CrowdRow.throughput, CROWD_ROWS), strict=True))
         opened = dict(zip(OPEN_ROWS, pool.map(OpenRow.latency, OPEN_ROWS), strict=True))
-        beside = dict(zip(BESIDE_ROWS, pool.map(Beside.ratios, BESIDE_ROWS), strict=True))
+        relative = dict(zip(RELATIVE_ROWS, pool.map(Relative.ratios, RELATIVE_ROWS), strict=True))
     show_closed(closed, WINDOWS)
     show_closed(crowded, MORE_WINDOWS)
     show_open(opened)
-    show_beside(beside)
+    show_relative(relative)
     if arguments.json:
         rows = {
             "throughput": {str(row): found for row, found in closed.items()},
             "crowds": {str(row): found for row, found in crowded.items()},
             "latency": {str(row): found for row, found in opened.items()},
-            "beside": {f"{row.family}: {row}": found for row, found in beside.items()},
+            "relative": {f"{row.family}: {row}": found for row, found in relative.items()},
         }
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    found = [*figures(closed, opened), *figures_of_crowds(crowded), *figures_beside(beside)]
+    found = [*figures(closed, opened), *figures_of_crowds(crowded), *figures_relative(relative)]
     conclude(lambda: Result(found), arguments, noisy=False)
 
 

@@ -1,9 +1,8 @@
-"""Figures as every benchmark prints them: the machine, what was measured, what it is beside, and
-the bound. `--save` keeps the table as `results/NAME.md`, and the picture, where there is one, as
-`results/NAME.png`.
+"""Figures, as every benchmark prints them: the machine, each figure, its baseline and its bound.
 
-Bounds are multiples of something measured in the same run, so that they hold on any machine. What
-misses one is measured once more before `--check` calls it missed.
+`--save` writes the table to `results/NAME.md`, and the picture, if there is one, to
+`results/NAME.png`. Bounds are multiples of a baseline of the same run, so that they hold on any
+machine. A figure that misses its bound is measured once more before `--check` reports it.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
     from pictures import Panel
 
 RESULTS = Path(__file__).parent / "results"
-HEADER = ("", "median", "unit", "lowest to highest", "beside", "ratio", "bound")
+HEADER = ("", "median", "unit", "lowest to highest", "baseline", "ratio", "bound")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure: a run for each round, and bounds of its ratio to another figure or, if
-    it is beside none, of its own median.
+    """One measured figure, with a run for each round. Its bounds limit its ratio to a baseline or,
+    without a baseline, its own median.
     """
 
     name: str
     runs: list[float]
     unit: str
-    beside: Figure | None = None
-    """Floor or reference, measured in the same rounds and the same unit."""
+    baseline: Figure | None = None
+    """Baseline (floor or reference), measured in the same rounds and the same unit."""
     at_most: float | None = None
     at_least: float | None = None
 
@@ -46,19 +45,19 @@ class Figure:
 
     @property
     def spread(self) -> str:
-        """Lowest and highest run; empty if there was one."""
+        """Lowest and highest run; empty for a single run."""
         return f"{shown(min(self.runs))} to {shown(max(self.runs))}" if len(self.runs) > 1 else ""
 
     @property
     def ratio(self) -> float | None:
-        """Median of the ratios within each round, or of runs to the other's median where rounds
-        are missing.
+        """Median of the ratios within each round. Where rounds are missing, the runs are divided by
+        the median of the baseline.
         """
-        if self.beside is None:
+        if self.baseline is None:
             return None
-        others = self.beside.runs
+        others = self.baseline.runs
         if len(others) != len(self.runs):
-            others = [self.beside.median] * len(self.runs)
+            others = [self.baseline.median] * len(self.runs)
         return statistics.median(run / other for run, other in zip(self.runs, others, strict=True))
 
     @property
@@ -78,12 +77,12 @@ class Figure:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Texts in the order of `HEADER`."""
-        beside = f"{self.beside.name}: {shown(self.beside.median)}" if self.beside else ""
+        """Texts of the cells, in the order of `HEADER`."""
+        baseline = f"{self.baseline.name}: {shown(self.baseline.median)}" if self.baseline else ""
         ratio = "" if self.ratio is None else shown(self.ratio)
         return (
             *(self.name, shown(self.median), self.unit, self.spread),
-            *(beside, ratio, self.bounds),
+            *(baseline, ratio, self.bounds),
         )
 
 
@@ -93,13 +92,13 @@ class Result:
 
     figures: list[Figure]
     packages: Sequence[str] = ()
-    """Those of this environment, beside `batched`, whose versions matter."""
+    """Packages of this environment whose versions matter, without `batched` itself."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of packages that are not in this environment, by name."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """What could not be measured, and why."""
+    """Reasons why figures are missing, by row."""
     notes: Sequence[str] = ()
-    """Sentences for whoever reads the figures."""
+    """Sentences for the readers of the table."""
     panels: Sequence[Panel] = ()
     """Picture for users; most benchmarks have none."""
 
@@ -124,7 +123,7 @@ class Result:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Command line that all benchmarks share, for those that add to it."""
+    """Return the command line that all benchmarks share; some benchmarks add arguments to it."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -140,20 +139,20 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def options(description: str) -> argparse.Namespace:
-    """Arguments, as all benchmarks take them."""
+    """Return the arguments that all benchmarks take."""
     return parser(description).parse_args()
 
 
 def shown(value: float) -> str:
-    """Three digits, or all digits before the point where there are more."""
+    """Format a number with three digits, or with all digits before the point if there are more."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def conclude(
     measure: Callable[[], Result], arguments: argparse.Namespace, *, noisy: bool = True
 ) -> None:
-    """Measures, prints, and saves or judges as `arguments` ask; nothing is repeated that is not
-    noisy.
+    """Measure, print, and save or judge as `arguments` ask. Only noisy measurements are
+    repeated.
     """
     result = measure()
     show(result)
@@ -173,7 +172,7 @@ def conclude(
 
 
 def show(result: Result) -> None:
-    """Prints the machine and a line for each figure."""
+    """Print the machine and a line for each figure."""
     print(f"{result.machine}; command: {_command()}")
     rows = [HEADER, *(figure.cells for figure in result.figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -187,7 +186,7 @@ def show(result: Result) -> None:
 
 
 def table(about: str, result: Result) -> str:
-    """All of it in Markdown."""
+    """Return the whole result as Markdown."""
     rows = [HEADER, *(figure.cells for figure in result.figures)]
     rows += [
         (name, "not measured", "", reason, "", "", "") for name, reason in result.missing.items()

@@ -1,6 +1,6 @@
-"""Callers of one function, in closed loops and open ones, and when each call was answered.
+"""Callers of one function, in closed and open loops, and the moments of their answers.
 
-Only the standard library is imported: the interpreters of all who are compared use this module.
+Only the standard library is imported, because the interpreters of all peers use this module.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ Function = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Sleep:
-    """A batch function that sleeps, and needs no core for it: `fixed_ms + per_item_ms * n` for n
-    items.
-    """
+    """Batch function that sleeps, and needs no core: `fixed_ms + per_item_ms * n` for n items."""
 
     fixed_ms: float
     per_item_ms: float
@@ -38,18 +36,18 @@ class Sleep:
         return items
 
     async def awaiting(self, items: list[Any]) -> list[Any]:
-        """Sleeps to the next full millisecond.
+        """Sleep to the next full millisecond.
 
-        A loop's timers do so anyway, except where something else wakes it in between, which would
-        favour those who poll.
+        The timers of an event loop have this resolution, unless another event wakes the loop
+        earlier. That would favour libraries that poll.
         """
         await asyncio.sleep(math.ceil(self.seconds(len(items)) * 1e3) / 1e3)
         return items
 
 
 def awaited(function: Function) -> Callable[[list[Any]], Awaitable[list[Any]]]:
-    """The function for those who take coroutine functions only: a plain one runs in a thread of its
-    own.
+    """Return a coroutine function for peers that take no other. A plain function runs in a thread
+    of its own.
     """
     if inspect.iscoroutinefunction(function):
         return function
@@ -62,8 +60,8 @@ def awaited(function: Function) -> Callable[[list[Any]], Awaitable[list[Any]]]:
 
 
 def by_threads(call: Call, callers: int, items: Sequence[Any]) -> list[float]:
-    """That many threads, each of which takes the next item as soon as it has its answer; when
-    answers came, in seconds from the start.
+    """Call from `callers` threads, each of which takes the next item as soon as it has its answer.
+    Return the moments of the answers, in seconds from the start.
     """
     coming, answers = iter(items), list[float]()
 
@@ -80,7 +78,7 @@ def by_threads(call: Call, callers: int, items: Sequence[Any]) -> list[float]:
 
 
 async def by_coroutines(call: AsyncCall, callers: int, items: Sequence[Any]) -> list[float]:
-    """As `by_threads`, by coroutines."""
+    """Call as `by_threads`, from coroutines."""
     coming, answers = iter(items), list[float]()
 
     async def caller() -> None:
@@ -94,19 +92,19 @@ async def by_coroutines(call: AsyncCall, callers: int, items: Sequence[Any]) -> 
 
 
 def rate(answers: Sequence[float], callers: int, warm_up: int) -> float:
-    """Calls answered per second, without the first `warm_up` of each caller and the last one, when
-    some callers are gone.
+    """Return the number of calls answered per second. The first `warm_up` calls of each caller do
+    not count, and neither does the last one, when some callers have ended.
     """
     first, last = warm_up * callers - 1, len(answers) - callers - 1
     return (last - first) / (answers[last] - answers[first])
 
 
 async def arriving(call: AsyncCall, moments: Sequence[float]) -> list[float]:
-    """Calls that come at these moments (in seconds, ascending), whether others are answered or not:
-    the latency of each in seconds.
+    """Call at the given moments (in seconds, ascending), independently of earlier answers. Return
+    the latency of each call in seconds.
 
-    Latency counts from the moment that was planned. Calls come out of a thread, as those of a
-    network do, since a loop's own timers are good for milliseconds only.
+    Latency counts from the planned moment. Calls come from a thread, as the calls of a network do,
+    because the timers of an event loop have a resolution of milliseconds.
     """
     loop = asyncio.get_running_loop()
     latencies = [0.0] * len(moments)
@@ -145,7 +143,7 @@ async def arriving(call: AsyncCall, moments: Sequence[float]) -> list[float]:
 
 
 def spans(step: Callable[[], object], runs: int) -> Iterator[float]:
-    """How long each of so many runs takes (s)."""
+    """Return the time of each run (s)."""
     for _ in range(runs):
         start = time.perf_counter()
         step()
@@ -153,7 +151,7 @@ def spans(step: Callable[[], object], runs: int) -> Iterator[float]:
 
 
 async def async_spans(step: Callable[[], Awaitable[object]], runs: int) -> list[float]:
-    """As `spans`, of what is awaited."""
+    """Return the time of each run of an awaitable step (s)."""
     found = []
     for _ in range(runs):
         start = time.perf_counter()

@@ -1,18 +1,16 @@
-"""Systems that do the same job, each behind the same interface and in an interpreter of its own, so
-that none disturbs another.
+"""Libraries with the same purpose, each behind the same interface and in an interpreter of its own.
 
-The module of a peer has some of these:
+The module of a peer has some of these functions:
 
-- `for_coroutines(function, batch_size, **settings)`: an async context manager of what coroutines
-  call with one item and await,
-- `for_threads(function, batch_size, **settings)`: a context manager of what threads call with one
-  item,
-- `serve(port, **settings)`: a server of its own kind, as `serving.py` describes it,
-- `answer_all(questions)`: where questions can only be answered inside of something that the peer
-  starts.
+- `for_coroutines(function, batch_size, **settings)`: an async context manager of a coroutine
+  function that takes one item;
+- `for_threads(function, batch_size, **settings)`: a context manager of a function that threads call
+  with one item;
+- `serve(port, **settings)`: a server of its own kind, as `serving.py` describes it;
+- `answer_all(questions)`: for peers that answer questions only in a process that they start.
 
-What is in this package runs in those interpreters, with `traffic.py`; nothing there imports this
-project, save `ours.py`.
+The modules of this package run in the interpreters of peers, with `traffic.py`. Only `ours.py`
+imports this project.
 """
 
 from __future__ import annotations
@@ -27,41 +25,41 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Peer:
-    """One of those compared."""
+    """One library of the comparison."""
 
     name: str
     module: str
     driven: str
-    """How, in a sentence."""
+    """The way it is used, in a sentence."""
     requirement: str = ""
-    """What pip installs; empty for what runs in this very environment."""
+    """Requirement for pip; empty for code of this environment."""
     variants: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
-    """Settings to be compared, by what their rows are called."""
+    """Compared settings, by the names of their rows."""
     threads: bool = False
-    """Whether threads can call it."""
+    """Threads can call it."""
     coroutines: bool = True
-    """Whether coroutines can call it in its own process."""
+    """Coroutines can call it in its own process."""
     starts_slowly: bool = False
-    """Whether quick runs leave it out."""
+    """Quick runs leave it out."""
     served_by: str = "the FastAPI application that all these share, and uvicorn, in one process"
-    """What answers HTTP, in a phrase."""
+    """The HTTP server, in a phrase."""
 
     @property
     def distribution(self) -> str:
-        """What its version is read of."""
+        """Name of the distribution whose version is printed."""
         return self.requirement.partition("==")[0].partition("[")[0]
 
     @property
     def package(self) -> str:
-        """What versions are listed by: one of them has this project's name."""
+        """Name in lists of versions; one peer has the name of this project."""
         return "PyPI's batched" if self.distribution == "batched" else self.distribution
 
     def with_default(self) -> Peer:
-        """With its first settings only, which are its defaults."""
+        """Return the peer with its first settings only, which are its defaults."""
         return replace(self, variants=dict([next(iter(self.variants.items()))]))
 
     def labels(self) -> dict[str, Settings]:
-        """Settings by the names of rows."""
+        """Return settings by the names of rows."""
         return {
             f"{self.name}, {variant}" if variant else self.name: settings
             for variant, settings in self.variants.items()
@@ -124,8 +122,8 @@ PEERS = (
 
 
 def compared(arguments: Namespace, *, servers: bool = False) -> list[Peer]:
-    """Who is compared: whoever coroutines can call in its own process or, with `servers`, everyone;
-    in a quick run with their defaults, and nobody where only ours is judged.
+    """Return the peers of a run: libraries that coroutines can call in their own process or, with
+    `servers`, all. A quick run takes their defaults, and a check of our bounds takes none.
     """
     if arguments.check:
         return []
@@ -138,8 +136,8 @@ def compared(arguments: Namespace, *, servers: bool = False) -> list[Peer]:
 def without(
     arguments: Namespace, *, servers: bool = False, threads: bool = False
 ) -> dict[str, str]:
-    """Who is not asked, and why, in such a run; with `threads`, also who cannot be called by
-    threads.
+    """Return the peers that a run leaves out, with the reasons. With `threads`, peers without an
+    interface for threads are among them.
     """
     if arguments.check:
         return {}

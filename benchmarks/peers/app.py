@@ -1,4 +1,4 @@
-"""A FastAPI application before whatever coroutines can call."""
+"""A FastAPI application in front of a library for coroutines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Body(BaseModel):
 
 
 def app(peer: ModuleType, settings: dict[str, Any]) -> FastAPI:
-    """It embeds the first of the texts it gets."""
+    """Return an application that embeds the first of the texts of a request."""
 
     @asynccontextmanager
     async def lifespan(made: FastAPI) -> AsyncIterator[None]:

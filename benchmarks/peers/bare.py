@@ -1,6 +1,8 @@
-"""Hand-off without any library: each caller waits on a lock or a future of its own, and one thread
-or task answers them all. It is told how many callers there are; calls must be a multiple of a full
-batch, since it never leaves with fewer.
+"""Hand-off without any library: each caller waits on a lock or a future, and one thread or task
+answers all callers.
+
+The number of callers is given. Calls must be a multiple of a full batch, because a smaller batch
+never leaves.
 """
 
 from __future__ import annotations

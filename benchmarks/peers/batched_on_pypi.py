@@ -1,5 +1,5 @@
-"""`batched` 0.1.5 on PyPI: another project with this one's name, which is why it is imported by its
-name only in its own environment.
+"""`batched` 0.1.5 on PyPI: another project with the name of this one, imported only in its own
+environment.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ def for_threads(function: Function, batch_size: int) -> Iterator[Call]:
 
 @asynccontextmanager
 async def for_coroutines(function: Function, batch_size: int) -> AsyncIterator[AsyncCall]:
-    """Its background task ends with the loop."""
+    """Yield the batched function; its background task ends with the loop."""
     yield batched.aio.dynamically(function, batch_size=batch_size)

@@ -13,7 +13,7 @@ from bentoml._internal.marshal.dispatcher import CorkDispatcher  # it reads the 
 from traffic import AsyncCall, Function, awaited
 
 LATENCY = 60_000
-"""The default of `max_latency_ms`, beyond which calls are refused."""
+"""Default of `max_latency_ms`; longer calls are refused."""
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def for_coroutines(function: Function, batch_size: int) -> AsyncIterator[A
 
 
 def serve(port: int) -> None:
-    """One process, as `bentoml serve --development` has it."""
+    """Serve from one process, as `bentoml serve --development` does."""
     import uvicorn
 
     from peers.bento_service import Embedder

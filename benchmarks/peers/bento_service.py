@@ -1,5 +1,5 @@
-"""The service of BentoML, which reads types where others read names of types: annotations are
-evaluated in this module.
+"""The service of BentoML. BentoML reads annotations as types, so annotations are evaluated in this
+module.
 """
 
 import bentoml

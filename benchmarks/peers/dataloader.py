@@ -1,5 +1,5 @@
-"""aiodataloader: what was loaded in one turn of the loop goes together. Keys are wrapped, since it
-caches and merges by key otherwise.
+"""aiodataloader: calls of one turn of the loop form a batch. Keys are wrapped, because the library
+merges equal keys.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""LitServe: batches are formed by its server only. It reads the type of a request, not the name of
-the type: annotations are evaluated.
+"""LitServe: only its server forms batches. LitServe reads the annotation of a request as a type, so
+annotations are evaluated.
 """
 
 from typing import Any

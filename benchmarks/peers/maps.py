@@ -1,8 +1,10 @@
-"""Maps of a function over a Parquet file to another one, as each library has them: `python -m
-peers.maps LIBRARY SOURCE DEST MARKS SMALL`, where MARKS is the file that gets the rows of each
-batch, and SMALL another source, to warm up with. Prints the time of the map (s).
+"""Maps of a function over a Parquet file to another Parquet file, one for each library.
 
-The function takes 64 texts at once and sleeps 5 ms; one batch runs at a time.
+Run: python -m peers.maps LIBRARY SOURCE DEST MARKS SMALL
+
+MARKS is the file to which each batch adds its number of rows. SMALL is another source, for warming
+up. The program prints the time of the map (s). The function takes 64 texts at once and sleeps 5 ms;
+one batch runs at a time.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ SECONDS = 0.005
 """Time of the function for one batch (s)."""
 
 MARKS = "MARKS"
-"""The variable that names the file of marks: libraries that know a function again by what it refers
-to, and by its arguments, are to know this one.
+"""Environment variable that names the file of marks. Libraries that compare the arguments of a
+function must not see different files.
 """
 Map = Callable[[str, str], object]
 """Reads SOURCE, and writes DEST."""
 
 
 def upper(texts: list[str], marks: str | None = None) -> list[str]:
-    """The function."""
+    """Return the texts in upper case, and mark the batch."""
     time.sleep(SECONDS)
     with open(marks or os.environ[MARKS], "a", encoding="utf-8") as file:
         file.write(f"{len(texts)}\n")
@@ -36,7 +38,7 @@ def upper(texts: list[str], marks: str | None = None) -> list[str]:
 
 
 def marked(marks: Path) -> int:
-    """Rows that have been computed, by their marks."""
+    """Return the number of computed rows, by their marks."""
     return sum(map(int, marks.read_text().split())) if marks.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""The embedding model of all who are compared: all-MiniLM-L6-v2 of its package, on the CPU."""
+"""The embedding model of all peers: all-MiniLM-L6-v2 of its package, on the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {
 
 @cache
 def load(device: str = "cpu", batch_size: int = BATCH_SIZE) -> Callable[[list[str]], Any]:
-    """Sentences to an array with one row each, computed so many at once. It is loaded once."""
+    """Load the model. Return a function from sentences to an array with one row each."""
     os.environ.update(ENVIRONMENT)  # read by the imports below
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     # it has no py.typed

@@ -1,8 +1,9 @@
-"""Answers questions in the interpreter of a peer: `python -m peers.questions`, questions as a JSON
-list on stdin, each with the `module` of its peer.
+"""Answers to questions, in the interpreter of a peer.
 
-The last line it prints is a JSON list with an object of figures for each question, or one with an
-`error`.
+Run: python -m peers.questions
+
+Questions are a JSON list on stdin, each with the `module` of its peer. The last printed line is a
+JSON list with an object for each question: its figures, or an `error`.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from peers.model import load
 from traffic import Sleep, arriving, async_spans, awaited, by_coroutines, by_threads, rate, spans
 
 DIRECT = 10
-"""Batches that are run directly before and after each closed loop, to know how long they take."""
+"""Batches that run directly before and after each closed loop, to measure their time."""
 
 Question = dict[str, Any]
 Answer = dict[str, Any]
 
 
 def _items(question: Question) -> range:
-    """A warm-up of some calls of each caller, those that count, and one that does not."""
+    """Return items for a warm-up of some calls of each caller, counted calls, and one final
+    call.
+    """
     return range(question["callers"] * (question["warm_up"] + question["calls"] + 1))
 
 
 def _closed(question: Question, direct: list[float], answers: list[float]) -> Answer:
-    """Throughput, and what part it is of full batches of all callers, one right after another."""
+    """Return the throughput, and its share of full batches of all callers."""
     found = rate(answers, question["callers"], question["warm_up"])
     best = min(question["callers"], question["batch_size"]) / statistics.fmean(direct)
     return {"share": found / best, "rate": found}
@@ -61,8 +64,8 @@ async def closed_coroutines(peer: ModuleType, question: Question) -> Answer:
 
 
 async def open_coroutines(peer: ModuleType, question: Question) -> Answer:
-    """Latencies in milliseconds, of all but the first `warm_up` calls; arrivals are in full
-    batches' times per item.
+    """Return latencies in milliseconds, without the first `warm_up` calls. The unit of arrivals is
+    the time per item of full batches.
     """
     function = Sleep(question["fixed_ms"], question["per_item_ms"]).awaiting
     full = partial(function, [0] * question["batch_size"])
@@ -128,7 +131,7 @@ AWAITED: dict[str, Callable[[ModuleType, Question], Awaitable[Answer]]] = {
 
 
 async def answered(peer: ModuleType, question: Question) -> Answer:
-    """The answer to a question that is asked on an event loop; what fails is an answer, too."""
+    """Return the answer to a question for an event loop; an error is an answer, too."""
     try:
         return await AWAITED[question["question"]](peer, question)
     except Exception as error:  # of any type: it is a stranger's
@@ -136,7 +139,7 @@ async def answered(peer: ModuleType, question: Question) -> Answer:
 
 
 def answer(question: Question) -> Answer:
-    """The answer to any question."""
+    """Return the answer to any question."""
     peer = module_of(question)
     if question["question"] in AWAITED:
         return asyncio.run(answered(peer, question))

@@ -1,5 +1,5 @@
-"""Ray Serve: callers live in a replica, beside the function they call, since `@serve.batch` works
-nowhere else.
+"""Ray Serve: callers and their function share a replica, because `@serve.batch` works nowhere
+else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from traffic import AsyncCall, Function, awaited
 
 CORES = os.cpu_count() or 1
 ONGOING = 100_000
-"""Most requests that a replica takes at once: as good as no limit."""
+"""Most requests that a replica takes at once: practically no limit."""
 
 
 @asynccontextmanager
@@ -43,7 +43,7 @@ class Replica:
 
 
 class Embedder:
-    """A server's."""
+    """Replica of a server."""
 
     def __init__(self, wait_ms: float) -> None:
         encode = awaited(load())

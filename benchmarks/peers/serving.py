@@ -1,8 +1,9 @@
-"""Serves embeddings with a peer: `python -m peers.serving MODULE PORT SETTINGS`, settings as a JSON
-object.
+"""Servers of embeddings.
 
-Every server answers `POST /embed`, with `{"texts": [one sentence]}` for a body, by a JSON list with
-one vector, until it is killed.
+Run: python -m peers.serving MODULE PORT SETTINGS
+
+SETTINGS is a JSON object. Every server answers `POST /embed`, with the body `{"texts": [one
+sentence]}`, by a JSON list with one vector, until it is killed.
 """
 
 from __future__ import annotations
