@@ -11,7 +11,7 @@ import pytest
 
 from policy import (
     BATCH_SIZE,
-    BESIDE_ROWS,
+    RELATIVE_ROWS,
     BOUNDS,
     CROWD_ROWS,
     LEAST_OF_CROWDS,
@@ -20,7 +20,7 @@ from policy import (
     MOST_MEAN,
     MOST_OF_BURSTS,
     MOST_P99,
-    RARE_BESIDE_LOOP,
+    RARE_WITH_LOOP,
     RULES,
     TIMEOUT,
     WAYS,
@@ -142,8 +142,8 @@ def test_a_free_worker_waits_no_longer_than_the_timeout(model: Model, load: floa
 @pytest.mark.slow  # `benchmarks/policy.py --check` looks at all rows
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.family}, {bound.measure}")
 def test_the_bounds_between_pairs_of_policies_are_kept(bound: Bound) -> None:
-    rows = [row for row in BESIDE_ROWS if row.family == bound.family]
+    rows = [row for row in RELATIVE_ROWS if row.family == bound.family]
     for row in rows[:: max(1, len(rows) // 4)]:
-        calls = 20_000 if bound.family in (RARE_BESIDE_LOOP, WORKERS_AT_RANDOM) else 6000
+        calls = 20_000 if bound.family in (RARE_WITH_LOOP, WORKERS_AT_RANDOM) else 6000
         value = bound.value(row.ratios(calls))
         assert (bound.at_least or 0.0) <= value <= (bound.at_most or math.inf), row
