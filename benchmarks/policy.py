@@ -71,7 +71,7 @@ def compared(windows: tuple[float, ...], batch_size: int = BATCH_SIZE, workers: 
 
 
 RULES = compared(WINDOWS)
-BESIDE_EAGER = {name: RULES[name] for name in ("auto", "eager")}
+EAGER_AND_AUTO = {name: RULES[name] for name in ("auto", "eager")}
 """Rules of open loops. Windows are far behind there."""
 
 
@@ -146,7 +146,7 @@ class OpenRow:
         )
 
     def latency(
-        self, rules: Rules = BESIDE_EAGER, calls: int = 20_000
+        self, rules: Rules = EAGER_AND_AUTO, calls: int = 20_000
     ) -> dict[str, tuple[float, float]]:
         """Return mean and 99th percentile (ms) under each rule, without the first tenth of the
         calls.

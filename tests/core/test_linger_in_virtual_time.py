@@ -11,7 +11,6 @@ import pytest
 
 from policy import (
     BATCH_SIZE,
-    RELATIVE_ROWS,
     BOUNDS,
     CROWD_ROWS,
     LEAST_OF_CROWDS,
@@ -21,6 +20,7 @@ from policy import (
     MOST_OF_BURSTS,
     MOST_P99,
     RARE_WITH_LOOP,
+    RELATIVE_ROWS,
     RULES,
     TIMEOUT,
     WAYS,
