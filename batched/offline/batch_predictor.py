@@ -22,7 +22,7 @@ import pyarrow as pa
 from .._function.batched import _BatchedBase
 from .failures import error_text
 from .predictor import Predictor
-from .sources.base import missing_column
+from .sources.errors import missing_column
 from .step import Step
 from .types.arrow import to_python
 from .types.columns import Columns, Kinds, fit

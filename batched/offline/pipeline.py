@@ -22,8 +22,9 @@ from .progress.committer import Committer
 from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
-from .results.local import Result, Stamp, open_result
+from .results.local import Result, Stamp
 from .results.merge import Merge
+from .results.opening import open_result
 from .run.coordinator import Coordinator
 from .run.plan import Plan, spec_of
 from .run.reader import Kept, Reader

@@ -1,6 +1,6 @@
 """The result of a run: a file or folder that appears when, and only when, it is whole.
 
-1. The destination is tried before anything runs (`open_result`).
+1. The destination is tried before anything runs (`opening.open_result`).
 2. Rows are written to a hidden path that ends in `.writing`: next to the destination or, if that is
    remote, next to the progress file. The next run removes the leftovers of a killed one.
 3. A file that no run of this progress file wrote, or that was changed since, is replaced only with
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from ...errors import ResultError
-from ..uris import is_remote, without_credentials
 from .formats import Lines, Parquet
 
 Stamp = dict[str, list[int]]
@@ -28,39 +27,6 @@ KNOWN: Final = 16
 """Results, the latest ones, that a progress file knows: runs may have several destinations."""
 
 FORMATS: Final = ".parquet, .jsonl or .csv, or '/' for a folder of Parquet files"
-
-
-def open_result(
-    dest: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    known: Iterable[Stamp] = (),
-    source_paths: Iterable[str] = (),
-    progress: str | os.PathLike[str] = "",
-) -> Result:
-    """Return the destination once it is tried.
-
-    Its format is known, its folder exists and can be written to, it is none of `source_paths`, and
-    no other file is in the way. `known` are the stamps of earlier results. A remote result is
-    written next to the file `progress` first.
-    """
-    given = os.fspath(dest)
-    result: Result
-    if is_remote(given):
-        from .upload import RemoteResult  # loads the clients of object stores
-
-        result = RemoteResult(given, os.fspath(progress))
-    else:
-        result = Result(given, os.path.realpath(given))
-    result.overwrite, result.known = overwrite, list(known)
-    result.check()
-    for path in filter(result.replaces, source_paths):
-        raise ResultError(
-            f"the result {result.path} would replace {without_credentials(path)!r}, which the "
-            "source reads; name another destination"
-        )
-    result.try_writing()
-    return result
 
 
 class Result:

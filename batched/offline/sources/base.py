@@ -12,20 +12,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import chain
 from reprlib import repr as shorten
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from ...errors import SourceError
 from ..types.arrow import to_python, without_views
-
-if TYPE_CHECKING:
-    from .files import Files
+from .errors import check_names, explain, lack, missing_column, refusing, row_name
+from .files import Files
 
 WINDOW_ROWS: Final = 2048
 """Rows of a window, at most."""
@@ -44,45 +41,6 @@ class Fault(str):
     """Reason why a row cannot be read, in place of the row."""
 
     __slots__ = ()
-
-
-def explain(error: BaseException) -> str:
-    """Return the type and message of an error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-@contextmanager
-def refusing(place: Callable[[], str]) -> Iterator[None]:
-    """Raise every error as `SourceError` with the name of its place."""
-    try:
-        yield
-    except SourceError:
-        raise
-    except Exception as error:
-        raise SourceError(f"{place()} cannot be read: {explain(error)}") from error
-
-
-def row_name(number: int) -> str:
-    """Return the name of a row for messages."""
-    return f"row {number} (counted from 0)"
-
-
-def missing_column(name: str, place: str, names: Sequence[str]) -> SourceError:
-    """Return the error for a column that `place`, which has the columns `names`, lacks."""
-    return SourceError(f"{place} {_lacks(name, names)}")
-
-
-def _lacks(name: str, names: Sequence[str]) -> str:
-    close = get_close_matches(name, names, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    there = ", ".join(map(repr, names)) or "none"
-    return f"has no column {name!r}; its columns are {there}{hint}"
-
-
-def check_names(place: str, names: Sequence[str]) -> None:
-    """Raise `SourceError` if two columns of a place have the same name."""
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise SourceError(f"{place} has two columns {twice[0]!r}; names must differ")
 
 
 @dataclass
@@ -230,7 +188,7 @@ class RowSource(Source):
 def _fault(row: Any, required: Sequence[str]) -> str | None:
     if isinstance(row, Mapping):
         lacking = next((name for name in required if name not in row), None)
-        return None if lacking is None else _lacks(lacking, list(map(str, row)))
+        return None if lacking is None else lack(lacking, list(map(str, row)))
     if isinstance(row, Fault):
         return row
     return f"a row is a dict of columns, not {shorten(row)}, a {type(row).__name__}"

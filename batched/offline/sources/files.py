@@ -24,7 +24,7 @@ from pyarrow import fs
 
 from ...errors import SourceError
 from ..uris import is_remote, open_filesystem, without_credentials
-from .base import refusing
+from .errors import refusing
 
 TABLES: Final = {".parquet": "parquet", **dict.fromkeys([".arrow", ".feather", ".ipc"], "ipc")}
 """Formats of tables, by suffix."""

@@ -19,7 +19,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import SourceError
-from .base import WINDOW_ROWS, ArrowSource, Fault, RowSource, Source, explain
+from .base import WINDOW_ROWS, ArrowSource, Fault, RowSource, Source
+from .errors import explain
 from .spool import spool_batches, spool_rows
 
 _IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}

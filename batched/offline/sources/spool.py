@@ -12,7 +12,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import SourceError
-from .base import WINDOW_ROWS, ArrowSource, Rows, RowSource, explain, gather
+from .base import WINDOW_ROWS, ArrowSource, Rows, RowSource, gather
+from .errors import explain
 
 _BATCH_ROWS: Final = 1 << 16
 """Rows of a batch that are written at once, and read back at once."""

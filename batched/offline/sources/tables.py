@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from .base import WINDOW_BYTES, WINDOW_ROWS, ArrowSource, refusing
+from .base import WINDOW_BYTES, WINDOW_ROWS, ArrowSource
+from .errors import refusing
 from .files import Files
 
 _BUFFER: Final = 1 << 20

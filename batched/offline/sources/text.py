@@ -21,7 +21,8 @@ import orjson
 import pyarrow as pa
 
 from ...errors import SourceError
-from .base import Fault, Rows, RowSource, check_names, refusing
+from .base import Fault, Rows, RowSource
+from .errors import check_names, refusing
 from .files import COMPRESSED, Files
 
 Parser = Callable[[str, Any], Rows]

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from batched import offline  # noqa: E402
 from batched.errors import ResultError  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
-from batched.offline.results.local import Result, Stamp, open_result  # noqa: E402
+from batched.offline.results.local import Result, Stamp  # noqa: E402
+from batched.offline.results.opening import open_result  # noqa: E402
 
 pytestmark = pytest.mark.once
 

@@ -28,8 +28,8 @@ from batched.offline.results import committed as _committed  # noqa: E402
 from batched.offline.results import merge as _merge  # noqa: E402
 from batched.offline.results.committed import Committed  # noqa: E402
 from batched.offline.results.formats import Lines, Parquet  # noqa: E402
-from batched.offline.results.local import open_result  # noqa: E402
 from batched.offline.results.merge import Merge  # noqa: E402
+from batched.offline.results.opening import open_result  # noqa: E402
 from batched.offline.sources.opening import open_source  # noqa: E402
 from batched.offline.types.columns import Columns, Kinds  # noqa: E402
 from batched.offline.types.values import Kind  # noqa: E402

@@ -25,11 +25,8 @@ from batched import cli, offline  # noqa: E402
 from batched.errors import ResultError, RunStopped  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
 from batched.offline.results import upload as _upload  # noqa: E402
-from batched.offline.results.local import (  # noqa: E402
-    Result,
-    Stamp,
-    open_result,
-)
+from batched.offline.results.local import Result, Stamp  # noqa: E402
+from batched.offline.results.opening import open_result  # noqa: E402
 from batched.offline.uris import without_credentials  # noqa: E402
 
 pytestmark = pytest.mark.once
