@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import functools
 import operator
-import time
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
@@ -28,7 +27,7 @@ from .._runtime.shift import within_run
 from .._runtime.wakers import Future, Lock, blocking_waker, waker_here
 from ..stats import Stats
 from .batcher import Batcher, BatchFunction, Parts, Settings
-from .map import Submitted, async_mapped, mapped
+from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
 from .requests import MISSING
@@ -343,10 +342,16 @@ class _BatchedBase(Generic[T, U, P]):
     def __repr__(self) -> str:
         return f"<batched {self._function.name}>"
 
-    def _ahead(self, buffersize: int | None) -> int:
-        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
-            raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
-        return min(buffersize or self._batcher.buffersize, self._batcher.most_waiting)
+    def _ahead(
+        self, buffersize: int | None, timeout: float | None, return_exceptions: bool
+    ) -> Ahead[T]:
+        return Ahead(
+            lambda item: self._submit(item, (), {}),
+            self._function.options.policy,
+            buffersize,
+            timeout,
+            return_exceptions,
+        )
 
 
 for _value in vars(_BatchedBase).values():
@@ -439,14 +444,7 @@ class Batched(_BatchedBase[T, U, P]):
                 `return_exceptions` puts it in place of the result. An exception that `items` raises
                 follows the results for earlier items.
         """
-        return mapped(
-            lambda item: self._submit(item, (), {}),
-            items,
-            self._ahead(buffersize),
-            _deadline(timeout),
-            return_exceptions,
-            self._batcher.may_expire,
-        )
+        return mapped(self._ahead(buffersize, timeout, return_exceptions), items)
 
 
 class AsyncBatched(_BatchedBase[T, U, P]):
@@ -489,22 +487,4 @@ class AsyncBatched(_BatchedBase[T, U, P]):
 
         To stop early, call `aclose()` of the generator.
         """
-        return async_mapped(
-            self._submit_here,
-            items,
-            self._ahead(buffersize),
-            _deadline(timeout),
-            return_exceptions,
-            self._batcher.may_expire,
-        )
-
-    def _submit_here(self, item: T) -> Submitted:
-        loop, waker = waker_here()
-        runtime = self._batcher.runtime.here(loop)
-        request = self._batcher.requests.parse(item, (), {}, self._owner, waker, True)
-        runtime.submit(request, from_event_loop=True)
-        return request, waker, runtime
-
-
-def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.perf_counter() + timeout
+        return async_mapped(self._ahead(buffersize, timeout, return_exceptions), items)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -302,10 +301,6 @@ class Batcher:
         options, name = function.options, function.name
         policy, recorder = options.policy, Recorder()
         observer = None if options.on_batch is None else Observer(name, options.on_batch)
-        # items of the running batches and of the next three
-        self.buffersize = 4 * policy.batch_size * policy.max_concurrent_batches
-        self.most_waiting = policy.max_queue_size or sys.maxsize  # items
-        self.may_expire = policy.queue_timeout_ms is not None
         # callers who only submit
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder

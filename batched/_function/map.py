@@ -1,194 +1,127 @@
-"""`fn.map`: results in order, computed a bounded way ahead of the one that is asked for.
+"""`fn.map`: results in order, computed a bounded number of items ahead of the consumer.
 
-Items that were sent ahead wait for those before them. What `queue_timeout_ms` limits is the wait
-for others, so the time of an item counts from when all before it are answered.
+A submitted item waits for the items before it. `queue_timeout_ms` limits the wait for other calls,
+so the time of an item counts once all items before it are answered.
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
+import sys
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Generator,
-    Iterable,
-)
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
-from .._core.scheduler import Request
+from .._core.policy import BatchPolicy
 from .._runtime.async_backend import current_loop
-from .._runtime.runtime import Runtime
-from .._runtime.settling import answer_of
-from .._runtime.wakers import AsyncWaker, Future, async_waker, wait
+from .._runtime.wakers import Future, async_waker, wait, wake_all
 from ..errors import BatcherClosed
 
 T = TypeVar("T")
 
-Submitted = tuple[Request, AsyncWaker, Runtime | None]
-"""A call, what wakes who waits for it, and who runs it; None if nobody does, for it has failed
-already.
-"""
 
+class Ahead(Generic[T]):
+    """Items of one `map` that are submitted and not yet answered, in order."""
 
-def mapped(
-    submit: Callable[[T], Future[Any]],
-    items: Iterable[T],
-    room: int,
-    deadline: float | None,
-    return_exceptions: bool,
-    may_expire: bool,
-) -> Generator[Any, None, None]:
-    """The results for `items`, of which at most `room` are submitted and not yet answered."""
-    source = iter(items)
-    ahead: collections.deque[Future[Any]] = collections.deque()
-    # what the source raised; due after the results of what it gave before
-    broken: Exception | None = None
-    more = True
-    try:
-        while True:
-            while more and len(ahead) < room:
-                try:
-                    item = next(source)
-                except StopIteration:
-                    more = False
-                except Exception as error:
-                    broken, more = error, False
-                else:
-                    ahead.append(_submitted(submit, item))
-                    if may_expire:
-                        ahead[-1].count_wait(False)
-                    if ahead[0].done():
-                        break
-            if not ahead:
-                break
-            if may_expire:
-                ahead[0].count_wait(True)
-            try:
-                failure = ahead[0].exception(_left(deadline))
-            except concurrent.futures.CancelledError:
-                failure = BatcherClosed("map: the batcher was shut down before this item ran")
-            except concurrent.futures.TimeoutError:  # the builtin one only since Python 3.11
-                raise _late() from None
-            if failure is not None and not return_exceptions:
-                raise failure
-            future = ahead.popleft()
-            yield future.result() if failure is None else failure
-        if broken is not None:
-            raise broken
-    finally:
-        while ahead:
-            ahead.pop().cancel()
-        failure = broken = None  # what is raised holds this frame
+    def __init__(
+        self,
+        submit: Callable[[T], Future[Any]],
+        policy: BatchPolicy,
+        buffersize: int | None,
+        timeout: float | None,
+        return_exceptions: bool,
+    ) -> None:
+        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
+            raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
+        # by default the items of the running batches and of the next three
+        size = buffersize or 4 * policy.batch_size * policy.max_concurrent_batches
+        self._submit = submit
+        self._limit = min(size, policy.max_queue_size or sys.maxsize)  # items
+        self._deadline = None if timeout is None else time.perf_counter() + timeout  # s
+        self._return_exceptions = return_exceptions
+        self._may_expire = policy.queue_timeout_ms is not None
+        self._futures: collections.deque[Future[Any]] = collections.deque()
+        self.end: Exception | None = None
+        """Exception that ended the source of items, `StopIteration` included."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the next item of the source may be submitted."""
+        return self.end is None and len(self._futures) < self._limit
 
-async def async_mapped(
-    submit: Callable[[T], Submitted],
-    items: Iterable[T] | AsyncIterable[T],
-    room: int,
-    deadline: float | None,
-    return_exceptions: bool,
-    may_expire: bool,
-) -> AsyncGenerator[Any, None]:
-    """As `mapped`, from a coroutine."""
-    source = aiter(items) if isinstance(items, AsyncIterable) else _Asynchronous(items)
-    ahead: collections.deque[Submitted] = collections.deque()
-    broken: Exception | None = None
-    more = True
-    try:
-        while True:
-            while more and len(ahead) < room:
-                try:
-                    item = await anext(source)
-                except StopAsyncIteration:
-                    more = False
-                except Exception as error:
-                    broken, more = error, False
-                else:
-                    request, waker, runtime = _submitted_here(submit, item)
-                    ahead.append((request, waker, runtime))
-                    if may_expire and runtime is not None:
-                        runtime.count_wait(request, False)
-                    if ahead[0][1].done():
-                        break
-            if not ahead:
-                break
-            request, waker, runtime = ahead[0]
-            if may_expire and runtime is not None:
-                runtime.count_wait(request, True)
-            noted = (
-                None
-                if runtime is None or deadline is not None or waker.done()
-                else runtime.wait_for(request)
-            )
-            with noted or nullcontext():
-                if not await wait(waker, _left(deadline)):
-                    raise _late()
-            ahead.popleft()
-            try:
-                result = answer_of(request)
-            except Exception as error:
-                if not return_exceptions:
-                    raise
-                result = error
-            yield result
-        if broken is not None:
-            raise broken
-    finally:
-        for request, _, server in ahead:
-            if server is not None:
-                server.abandon(request)
-        broken = None  # it holds this frame
-
-
-def _submitted(submit: Callable[[T], Future[Any]], item: T) -> Future[Any]:
-    """The answer for `item`, which is its error in its turn, if it cannot be taken for an item."""
-    try:
-        return submit(item)
-    except BatcherClosed:
-        raise
-    except Exception as error:
-        refused: Future[Any] = Future()
-        refused.set_exception(error)
-        return refused
-
-
-def _submitted_here(submit: Callable[[T], Submitted], item: T) -> Submitted:
-    """As `_submitted`, for a coroutine."""
-    try:
-        return submit(item)
-    except BatcherClosed:
-        raise
-    except Exception as error:
-        refused = Request(item, 1, None, waker=None)
-        refused.error = error
-        waker = async_waker(current_loop())
-        waker.set_result(None)
-        return refused, waker, None
-
-
-class _Asynchronous(Generic[T]):
-    """A plain iterable as an asynchronous iterator, with nothing to close."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = iter(items)
-
-    async def __anext__(self) -> T:
+    def add(self, item: T) -> bool:
+        """Submit `item`. Return whether the first item is still unanswered."""
         try:
-            return next(self._items)
-        except StopIteration:
-            raise StopAsyncIteration from None
+            future = self._submit(item)
+        except BatcherClosed:
+            raise
+        except Exception as error:  # becomes the result of this item
+            future = Future()
+            future.set_exception(error)
+        self._futures.append(future)
+        if self._may_expire:
+            future.count_wait(False)
+        return not self._futures[0].done()
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self
+    def more(self) -> bool:
+        """Return whether a result is still to come.
 
+        Raises:
+            Exception: the exception of the source, after the last result.
+        """
+        if self._futures:
+            if self._may_expire:
+                self._futures[0].count_wait(True)
+            return True
+        if not isinstance(self.end, StopIteration | StopAsyncIteration):
+            assert self.end is not None
+            raise self.end
+        return False
 
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.perf_counter(), 0.0)
+    async def arrives(self) -> None:
+        """Wait on the running event loop for the next result.
+
+        Raises:
+            TimeoutError: the result is late.
+        """
+        future, left = self._futures[0], self._left()
+        if not future.done():
+            waker = async_waker(current_loop())
+            future.add_done_callback(lambda _: wake_all([waker]))
+            with future.begins_to_wait(left) or nullcontext():
+                if not await wait(waker, left):
+                    raise _late()
+
+    def result(self) -> Any:
+        """Return or raise the next result, once it is there.
+
+        Raises:
+            TimeoutError: the result is late.
+        """
+        try:
+            error = self._futures[0].exception(self._left())
+        except concurrent.futures.CancelledError:
+            error = BatcherClosed("map: the batcher was shut down before this item ran")
+        except concurrent.futures.TimeoutError:  # the builtin one only since Python 3.11
+            raise _late() from None
+        try:
+            if error is not None and not self._return_exceptions:
+                raise error
+            future = self._futures.popleft()
+            return future.result() if error is None else error
+        finally:
+            error = None  # its traceback holds this frame
+
+    def cancel(self) -> None:
+        """Cancel all items that wait."""
+        while self._futures:
+            self._futures.pop().cancel()
+        self.end = None  # its traceback holds the frame of `map`
+
+    def _left(self) -> float | None:
+        return None if self._deadline is None else max(self._deadline - time.perf_counter(), 0.0)
 
 
 def _late() -> TimeoutError:
@@ -196,3 +129,46 @@ def _late() -> TimeoutError:
         "map: a result was not there within `timeout`, which is in seconds, for all results "
         "together, from the call of map on"
     )
+
+
+def mapped(ahead: Ahead[T], items: Iterable[T]) -> Generator[Any, None, None]:
+    """Yield the results for `items` in a thread."""
+    source = iter(items)
+    try:
+        while True:
+            while ahead.has_room:
+                try:
+                    item = next(source)
+                except Exception as error:
+                    ahead.end = error
+                else:
+                    if not ahead.add(item):
+                        break
+            if not ahead.more():
+                return
+            yield ahead.result()
+    finally:
+        ahead.cancel()
+
+
+async def async_mapped(
+    ahead: Ahead[T], items: Iterable[T] | AsyncIterable[T]
+) -> AsyncGenerator[Any, None]:
+    """Yield the results for `items` in a coroutine."""
+    source: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+    try:
+        while True:
+            while ahead.has_room:
+                try:
+                    item = await anext(source) if isinstance(items, AsyncIterable) else next(source)
+                except Exception as error:
+                    ahead.end = error
+                else:
+                    if not ahead.add(item):
+                        break
+            if not ahead.more():
+                return
+            await ahead.arrives()
+            yield ahead.result()
+    finally:
+        ahead.cancel()

@@ -146,7 +146,7 @@ class Future(concurrent.futures.Future[U]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception, or None for a result, once either is there."""
-        with self._begins_to_wait(timeout) or nullcontext():
+        with self.begins_to_wait(timeout) or nullcontext():
             error = super().exception(self._waited(timeout))
         return error if self._shared is None else self._shared.restored()
 
@@ -154,7 +154,7 @@ class Future(concurrent.futures.Future[U]):
         return self._outcome().__await__()
 
     async def _outcome(self) -> U:
-        with self._begins_to_wait(None) or nullcontext():
+        with self.begins_to_wait(None) or nullcontext():
             loop = current_loop()
             try:
                 if not self.done():
@@ -173,7 +173,7 @@ class Future(concurrent.futures.Future[U]):
         finally:
             del self  # the traceback holds this frame
 
-    def _begins_to_wait(self, timeout: float | None) -> Any:
+    def begins_to_wait(self, timeout: float | None) -> Any:
         """Note the wait. Raise RuntimeError if the wait would never end."""
         request, server = self._request, self._server
         if timeout is not None or request is None or server is None or self.done():
