@@ -1,91 +1,75 @@
-"""Extra arguments of calls, and the key by which calls with equal arguments share a batch.
+"""Extra arguments of calls, and the keys by which calls with equal arguments share a batch.
 
-Keys compare by content and carry types: `1`, `1.0` and `True` differ, so do `0.0` and `-0.0`. A
-list, dict or set is compared by its contents, in their order if there is one. Objects of the user's
-own classes are compared by `==` and their hash. Objects without an equality that answers yes or no
-(functions, models, tensors) are compared by identity. An argument left out equals its default
-passed explicitly, except a list, dict or set, which the function may have changed.
+1. Texts, bytes, bools, None, numbers, dates, times, UUIDs and paths are compared by type and value:
+   `1`, `1.0` and `True` differ, and so do `0.0` and `-0.0`. Numbers of numpy are numbers.
+2. Lists, tuples, named tuples, sets, frozensets, dicts and frozen dataclasses are compared by type
+   and contents, in their order if there is one.
+3. A bound method is compared by its instance and its function.
+4. Every other object equals only itself. No code of its class runs.
+5. An argument left out equals its default passed explicitly, except a list, dict or set, which the
+   function may have changed.
 
-Containers are copied when a call arrives, and again for each batch, so that no caller sees changes
-by another caller or by the function. Other objects are passed as they are: a change to one of them
-affects all waiting calls with equal arguments.
+Built-in containers are copied when a call arrives, and again for each batch, so that no caller sees
+changes by another caller or by the function. Other objects are passed as they are.
 """
 
 from __future__ import annotations
 
-import enum
+import dataclasses
 import inspect
-import reprlib
-import sys
-import types
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import partial
-from itertools import chain
+from types import MethodType
 from typing import Any, Final
 
-# stands for the instance, the items and the features when a signature is bound
-_PLACEHOLDER: Final = object()
+from .arrays import find_imported
 
-MAX_KEPT: Final = 256
-"""Largest number of characters, bytes or entries of an argument that `Arguments.key` may keep."""
+_PLACEHOLDER: Final = object()
+"""Placeholder of the instance, the items and the features when a signature is bound."""
 
 CACHE_LIMIT: Final = 64
-"""Limit of shapes of calls, and of sets of feature names, with bindings that are kept."""
+"""Limit of shapes of calls whose parameters are kept."""
 
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
-Binding = tuple[list[Hashable], list[tuple[int, str]]]
-"""Places of the arguments of all calls of one shape.
-
-The first part is the key of the defaults, with room for passed arguments. The second part has place
-and name of each passed argument, positional arguments first.
-"""
-
-_IMMUTABLE_TYPE: Final = 1 << 8
-"""Flag of classes that are written in C, Py_TPFLAGS_IMMUTABLETYPE."""
-
 PLAIN: Final = {str, bytes, int, bool, type(None)}
+VALUES: Final = {"datetime", "decimal", "fractions", "pathlib", "uuid"}
+"""Modules of classes whose `repr` has the whole value."""
+
 CONTAINERS: Final = (list, tuple, set, frozenset, dict)
+MUTABLE: Final = {list, set, dict}
 
 
 class Arguments:
-    """Extra arguments of a call.
+    """Extra arguments of a call. They are equal if their keys are."""
 
-    Calls with equal arguments share one object as long as any of these calls waits or runs.
-    """
+    __slots__ = ("_has_containers", "_values", "key")
 
-    __slots__ = ("__weakref__", "_args", "_kwargs", "_small", "constants")
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._args = args
-        self._kwargs = kwargs
-        self._small: bool | None = None  # whether `key` may keep them; None: not yet known
-        self.constants: Values | None = (args, kwargs)
-        """The arguments if none is a container, which a function could change; otherwise None."""
-        for value in (*args, *kwargs.values()):
-            if issubclass(type(value), CONTAINERS):
-                self._args = _copy_containers(args)
-                self._kwargs = _copy_containers(kwargs)
-                self.constants = None
-                break
-
-    @property
-    def key(self) -> Hashable:
-        """Key of these arguments: the same object as long as they are used.
-
-        Keys of small and plain arguments are equal at all times. Keys of all other arguments do not
-        keep them alive.
-        """
-        if self._small is None:
-            self._small = _is_small(self._args) and _is_small(self._kwargs)
-        return self if self._small else weakref.ref(self)
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable = frozenset()
+    ) -> None:
+        self._has_containers = any(
+            isinstance(value, CONTAINERS) for value in (*args, *kwargs.values())
+        )
+        self._values: Values = args, kwargs
+        self._values = self.unpack()
+        self.key = key
+        """Key of these arguments, which keeps no argument alive that is compared by identity."""
 
     def unpack(self) -> Values:
         """Return the arguments for one batch, with new containers that the function may change."""
-        return self.constants or (_copy_containers(self._args), _copy_containers(self._kwargs))
+        if self._has_containers:
+            args, kwargs = self._values
+            return _copy_containers(args), _copy_containers(kwargs)
+        return self._values
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Arguments) and self.key == other.key
 
 
 class Binder:
@@ -104,43 +88,30 @@ class Binder:
         """Advice for a call with too many positional arguments, set by the parser of calls."""
         self._leading = (_PLACEHOLDER,) * leading
         try:
-            self._signature: inspect.Signature | None = inspect.signature(func)
+            self._signature = inspect.signature(func)
         except (TypeError, ValueError):  # builtins need not have one
-            self._signature = None
-        parameters = list(self._signature.parameters.values()) if self._signature else []
+            self._signature = inspect.signature(lambda *_, **__: None)
         try:
-            if self._signature:
-                self._signature.bind_partial(*self._leading)
+            self._signature.bind_partial(*self._leading)
         except TypeError:
             raise TypeError(f"{name} takes no argument for the list of items") from None
+        parameters = list(self._signature.parameters.values())
         first = parameters[leading - 1] if 0 < leading <= len(parameters) else None
         self.items_name = (
             first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
         )
         """Keyword by which the items may be passed, if any."""
         self.items_annotation = inspect.formatannotation(first.annotation) if first else ""
-        self._var_keyword = next(
-            (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD),
-            "",
-        )
-        self._var_positional = next(
-            (
-                parameter.name
-                for parameter in parameters
-                if parameter.kind is parameter.VAR_POSITIONAL
-            ),
-            "",
-        )
-        self._defaults = {
-            parameter.name: _default_key(parameter)
+        # keys of parameters that are left out
+        self._defaults: dict[Hashable, Hashable] = {
+            parameter.name: _Identity(parameter.default)
+            if type(parameter.default) in MUTABLE
+            else _freeze(parameter.default)
             for parameter in parameters
-            if parameter.name not in (self._var_positional, self._var_keyword)
         }
-        self._known: dict[Hashable, weakref.ref[Arguments]] = {}
         # by number of positional arguments, names of features, and keywords
-        self._bindings: dict[Hashable, Binding] = {}
-        # of calls without extra arguments, by the names of their features
-        self._bare: dict[tuple[str, ...], Arguments] = {}
+        self._places: dict[Hashable, list[Hashable]] = {}
+        self._nothing = Arguments((), {}, frozenset(self._defaults.items()))
         self.bare: Arguments | None = None
         """Arguments of a call without extra arguments; None if some are required."""
         with suppress(TypeError):
@@ -152,53 +123,27 @@ class Binder:
         """Return the extra arguments of one call that also passes `features` by keyword.
 
         Raises:
-            TypeError: the arguments do not fit the signature, or one of them is unhashable.
+            TypeError: the arguments do not fit the signature.
         """
-        bare = not args and not kwargs
-        if bare and features in self._bare:
-            return self._bare[features]
-        key, known = self._key(args, kwargs, features), self._known
-        try:
-            reference = known.get(key)
-            arguments = None if reference is None else reference()
-            if arguments is None:
-                arguments = Arguments(args, kwargs)
-                # `pop` is called with the reference as its default
-                known[key] = weakref.ref(arguments, partial(known.pop, key))
-        except Exception:  # of a comparison: calls that cannot be compared share no batch
-            return Arguments(args, kwargs)
-        if bare and len(self._bare) < CACHE_LIMIT:
-            self._bare[features] = arguments
-        return arguments
+        shape = (len(args), features, *kwargs)
+        places = self._places.get(shape)
+        if places is None:
+            places = self._find_places(args, kwargs, features)
+            if len(self._places) < CACHE_LIMIT:
+                self._places[shape] = places
+        if not places:
+            return self._nothing
+        given = map(_freeze, (*args, *kwargs.values()))
+        key = {**self._defaults, **dict(zip(places, given, strict=True))}
+        return Arguments(args, kwargs, frozenset(key.items()))
 
-    def _key(
+    def _find_places(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
-    ) -> Hashable:
-        defaults: list[Hashable]
-        given: tuple[Any, ...] = (*args, *kwargs.values())
-        if self._signature is None:
-            defaults = [None]
-            places, given = [(0, "arguments")], ([args, kwargs],)
-        else:
-            shape = (len(args), features, *kwargs)
-            defaults, places = self._bindings.get(shape) or self._bind(args, kwargs, features)
-        key = defaults.copy()
-        value, place = None, (0, "")
-        try:
-            for value, place in zip(given, places, strict=True):
-                key[place[0]] = _freeze(value)
-            return tuple(key)
-        except TypeError as error:
-            raise TypeError(
-                f"{self._name}: calls are grouped by the values of their extra arguments, and "
-                f"{place[1]}={reprlib.repr(value)} cannot be compared: {error}"
-            ) from None
+    ) -> list[Hashable]:
+        """Return the parameter of each argument, the same for all calls of this shape.
 
-    def _bind(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
-    ) -> Binding:
-        """Return the binding of all calls of the shape of this one, which is the first."""
-        assert self._signature is not None
+        An argument gathered by `*args` or `**kwargs` also has its position or keyword.
+        """
         spread = dict.fromkeys(features, _PLACEHOLDER)
         # numbers and names stand for the arguments, so that bound arguments can be identified
         numbers, names = range(len(args)), {name: name for name in kwargs}
@@ -211,69 +156,66 @@ class Binder:
         except TypeError as error:
             hint = self.hint if "too many positional" in str(error) else ""
             raise TypeError(f"{self._name}: {error}{hint}") from None
-        gathered = bound.arguments.pop(self._var_keyword, {})  # in no order
-        surplus = bound.arguments.pop(self._var_positional, ())
-        order = list(self._defaults)
-        places = {
-            given: (order.index(name), name)
-            for name, given in bound.arguments.items()
-            if given is not _PLACEHOLDER
-        }
-        more = [
-            *((number, self._var_positional) for number in surplus if number is not _PLACEHOLDER),
-            *((name, name) for name in sorted(gathered) if name not in features),
-        ]
-        for place, (given, name) in enumerate(more, len(order) + 1):
-            places[given] = place, name
-        key = [*self._defaults.values(), tuple(given for given, _ in more), *more]
-        binding = key, [places[given] for given in (*numbers, *names)]
-        if len(self._bindings) < CACHE_LIMIT:
-            self._bindings[len(args), features, *kwargs] = binding
-        return binding
+        places: dict[Any, Hashable] = {}
+        for name, given in bound.arguments.items():
+            parameter = self._signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                places |= {number: (name, at) for at, number in enumerate(given)}
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                places |= {keyword: (name, keyword) for keyword in given}
+            else:
+                places[given] = name
+        return [places[given] for given in (*numbers, *names)]
 
 
-def _default_key(parameter: inspect.Parameter) -> Hashable:
-    """Return the key of a parameter left out.
+class _Identity:
+    """Key of an object that equals only itself. An object that is gone equals none."""
 
-    It is the key of its default or, if the default cannot be compared, a key of its own.
-    """
-    try:
-        # a default that the function may have changed equals no passed argument
-        if type(parameter.default) not in (list, dict, set):
-            return _freeze(parameter.default)
-    except TypeError:
-        pass
-    return (inspect.Parameter, id(parameter.default))
+    __slots__ = ("_find", "_id")
+
+    def __init__(self, value: object) -> None:
+        self._id = id(value)
+        try:
+            self._find: Callable[[], object] = weakref.ref(value)
+        except TypeError:  # it has no weak references
+            self._find = lambda: value
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, _Identity)
+            and self._id == other._id
+            and self._find() is other._find() is not None
+        )
 
 
 def _freeze(value: Any) -> Hashable:
-    """Return a key that equals another one only if type and content are equal.
-
-    It is valid as long as `value` exists.
-
-    Raises:
-        TypeError: `value` has an equality, and no hash.
-    """
+    """Return a key that equals another one by the rules of the module."""
     kind: Any = type(value)
     if kind in PLAIN:
         return kind, value
-    if kind.__eq__ is object.__eq__:
-        return kind, id(value)
+    if kind is float:
+        return kind, value.hex()  # tells -0.0 from 0.0, and lets nan equal itself
     if kind in (list, tuple) or _is_namedtuple(kind):
         return kind, tuple(map(_freeze, value))
     if kind in (set, frozenset):
         return kind, frozenset(map(_freeze, value))
     if kind is dict:
         return kind, tuple((_freeze(key), _freeze(item)) for key, item in value.items())
-    if kind is float:
-        return kind, value.hex()  # tells -0.0 from 0.0, and lets nan equal itself
-    if kind is types.MethodType:
-        return kind, id(value.__self__), id(value.__func__)
-    if kind.__hash__ is not None and hasattr(kind, "__dlpack__"):  # a tensor: compares elements
-        return kind, id(value)
-    hash(value)
-    # two equal numbers or dates may differ: 0j and -0j, one moment in two time zones
-    return kind, value, repr(value) if kind.__flags__ & _IMMUTABLE_TYPE else None
+    if (
+        kind is complex
+        or kind.__module__.partition(".")[0] in VALUES
+        or issubclass(kind, find_imported("numpy", "number"))
+    ):
+        return kind, repr(value)
+    if kind is MethodType:
+        return _Identity(value.__self__), _Identity(value.__func__)
+    if getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
+        fields = dataclasses.fields(kind)
+        return kind, tuple([_freeze(getattr(value, field.name)) for field in fields])
+    return _Identity(value)
 
 
 def _copy_containers(value: Any) -> Any:
@@ -287,22 +229,6 @@ def _copy_containers(value: Any) -> Any:
     if kind is dict:
         return {key: _copy_containers(item) for key, item in value.items()}
     return kind._make(map(_copy_containers, value)) if _is_namedtuple(kind) else value
-
-
-def _is_small(value: Any) -> bool:
-    """Return whether `value` and all its contents are small and plain."""
-    kind = type(value)
-    if kind in (str, bytes):
-        return len(value) <= MAX_KEPT
-    if kind in (list, tuple, set, frozenset):
-        return len(value) <= MAX_KEPT and all(map(_is_small, value))
-    if kind is dict:
-        return len(value) <= MAX_KEPT and all(map(_is_small, chain.from_iterable(value.items())))
-    if issubclass(kind, (enum.Enum, type)):
-        return True
-    if not kind.__flags__ & _IMMUTABLE_TYPE or hasattr(kind, "__dlpack__"):
-        return False
-    return sys.getsizeof(value, MAX_KEPT + 1) <= MAX_KEPT  # numbers, dates, dtypes
 
 
 def _is_namedtuple(kind: type) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from .._core.scheduler import Batch, Request, Slice
 
@@ -18,6 +19,21 @@ Collate = Callable[[list[Slice], Batch], Call]
 
 Part = tuple[list[Slice], Sequence[Collate]]
 """Slices that run together, and ways to collate them; the next is used if one has failed."""
+
+
+UNAWAITED: Final = (
+    "a coroutine, which nothing awaits: decorate an `async def` with an `aio` decorator; a wrapper "
+    "around one must be an `async def` that awaits it"
+)
+"""Description of an output for messages."""
+
+
+def is_unawaited(output: Any) -> bool:
+    """Return whether `output` is a coroutine, and close it: no caller can await it any more."""
+    if not inspect.iscoroutine(output):
+        return False
+    output.close()
+    return True
 
 
 class GroupsNeeded(Exception):

@@ -8,10 +8,8 @@ from typing import Any
 
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
-from .collator import Call
-from .features.devices import synchronize
-from .features.outputs import UNAWAITED, copy_array, is_array, is_unawaited
-from .features.spec import find_imported
+from .arrays import copy_array, find_imported, is_array, synchronize
+from .collator import UNAWAITED, Call, is_unawaited
 
 PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
 """Types of results that are neither exceptions nor arrays."""
@@ -41,7 +39,7 @@ class ItemCollator:
         if leader.lengths is not None:
             _count_padding(slices, len(items), batch)
         group: Any = leader.group_key  # its `Arguments`
-        args, kwargs = group.constants or group.unpack()
+        args, kwargs = group.unpack()
         return (items, *args), kwargs, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:

@@ -74,15 +74,6 @@ async def test_calls_with_different_arguments_never_share_a_batch(stage: Stage) 
     ]
 
 
-async def test_an_argument_that_cannot_be_compared_is_refused_to_its_caller_alone(
-    stage: Stage,
-) -> None:
-    stage.decorate()
-    with pytest.raises(TypeError, match="tag="):
-        await stage.call("a", tag=bytearray(b"unhashable"))
-    assert await stage.call("b", tag="fine") is not None
-
-
 async def test_wrong_arguments_are_refused_before_anything_runs(stage: Stage) -> None:
     fn = stage.decorate()
     with pytest.raises(TypeError, match="too many positional"):

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from ..._core.scheduler import Batch, Request, Slice
 from ...errors import BatchFunctionError, BatchSizeMismatch
 from ..arguments import Arguments
+from ..arrays import Array, copy_array, find_imported, ready_events, synchronize
 from ..collator import Call, Collate, GroupsNeeded, Part
-from .devices import Devices, keep_for_stream, ready_events, stream_wait, synchronize
-from .outputs import Path, copy_array, dotted_path, tree_flatten, tree_unflatten
+from .devices import Devices, keep_for_stream, stream_wait
+from .outputs import Path, dotted_path, tree_flatten, tree_unflatten
 from .parse import Features
 from .settings import FeatureSettings
-from .spec import Array, FeatureSpec, find_imported
+from .spec import FeatureSpec
 from .unpad import Callers, Cuts, Unpadding, Widths
 
 logger = logging.getLogger("batched")

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from .spec import Array, FeatureSpec, NumpySpec, find_imported
+from ..arrays import Array, find_imported
+from .spec import FeatureSpec, NumpySpec
 
 
 class Devices:
@@ -152,20 +153,6 @@ def _with_index(device: Any) -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def ready_events(tensors: Iterable[Array]) -> list[Any]:
-    """Devices of those of `tensors` that are on a GPU, each with an event of the moment when the
-    current stream of this thread will have computed them.
-    """
-    kinds = find_imported("torch", "Tensor")
-    events = []
-    for device in {each.device for each in tensors if isinstance(each, kinds) and each.is_cuda}:
-        torch = sys.modules["torch"]
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(device))
-        events.append((device, event))
-    return events
-
-
 def stream_wait(events: Iterable[Any]) -> None:
     """Makes the current streams of this thread wait, on their devices, for `ready_events`."""
     for device, event in events:
@@ -180,9 +167,3 @@ def keep_for_stream(tensors: Iterable[Array]) -> None:
     for each in tensors:
         if isinstance(each, kinds) and each.is_cuda:
             each.record_stream(sys.modules["torch"].cuda.current_stream(each.device))
-
-
-def synchronize(tensors: Iterable[Array]) -> None:
-    """Waits until `tensors` have been computed, by the current streams of this thread."""
-    for _, event in ready_events(tensors):
-        event.synchronize()

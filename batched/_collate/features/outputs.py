@@ -6,32 +6,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
-import sys
 from collections import UserDict
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ...errors import BatchFunctionError
-from .spec import Array, find_imported
+from ..arrays import Array, is_array, is_dense
+from ..collator import UNAWAITED, is_unawaited
 
 Path = tuple[Any, ...]
 """Keys, positions and names of dataclass fields that lead from an output to one of its leaves."""
-
-
-UNAWAITED: Final = (
-    "a coroutine, which nothing awaits: decorate an `async def` with an `aio` decorator; a wrapper "
-    "around one must be an `async def` that awaits it"
-)
-"""Description of an output for messages."""
-
-
-def is_unawaited(output: Any) -> bool:
-    """Whether `output` is a coroutine; it is closed, for nobody can await it any more."""
-    if not inspect.iscoroutine(output):
-        return False
-    output.close()
-    return True
 
 
 def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
@@ -72,32 +56,6 @@ def tree_unflatten(output: Any, arrays: Iterator[Array]) -> Any:
     for name, part in parts.items():
         object.__setattr__(twin, name, part)
     return twin
-
-
-def is_array(value: Any) -> bool:
-    """True if `value` is an array of numpy or a tensor of torch."""
-    # while another thread is importing them, they have no such type yet
-    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
-    return isinstance(value, (tensor, getattr(sys.modules.get("numpy"), "ndarray", ())))
-
-
-def is_scalar(value: Any) -> bool:
-    """True if `value` is a number of numpy, as the rows of an array of one axis are."""
-    return isinstance(value, find_imported("numpy", "generic"))
-
-
-def is_dense(array: Array) -> bool:
-    """True if the rows of `array` are slices of it: of all arrays of numpy, and of tensors that are
-    neither sparse nor nested.
-    """
-    return not hasattr(array, "layout") or (
-        array.layout is sys.modules["torch"].strided and not array.is_nested
-    )
-
-
-def copy_array(array: Array) -> Array:
-    """Copy of `array` in memory of its own."""
-    return array.clone() if hasattr(array, "clone") else array.copy()
 
 
 def dotted_path(path: Path) -> str:

@@ -9,17 +9,15 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...errors import CollationError
-from .devices import Devices, ready_events
-from .outputs import is_array, is_dense, is_scalar
+from ..arrays import Array, find_imported, is_array, is_dense, ready_events
+from .devices import Devices
 from .settings import FeatureSettings
 from .spec import (
     CACHE_LIMIT,
-    Array,
     CpuTensorSpec,
     FeatureSpec,
     NumpySpec,
     TensorSpec,
-    find_imported,
 )
 
 IMAGE_AXES: Final = 2
@@ -196,7 +194,11 @@ class FeatureParser:
             )
         parsed = [
             self._inspect(
-                name, row[None] if is_scalar(row) or (is_array(row) and is_dense(row)) else row
+                name,
+                row[None]
+                if isinstance(row, find_imported("numpy", "generic"))
+                or (is_array(row) and is_dense(row))
+                else row,
             )
             for row in rows
         ]

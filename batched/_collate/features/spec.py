@@ -17,9 +17,7 @@ from numbers import Real
 from typing import Any, ClassVar, Final, cast
 
 from ...errors import CollationError
-
-Array = Any
-"""A `numpy.ndarray` or a `torch.Tensor`."""
+from ..arrays import Array
 
 WHOLE = "biu"
 """Kinds of dtypes, in the letters of numpy, whose elements are bools or integers."""
@@ -32,14 +30,6 @@ _MASK: Final = re.compile("mask|length", re.IGNORECASE)
 
 CACHE_LIMIT: Final = 1024
 """Most specs of one kind that are kept; only shapes of rows can be more, in images of all sizes."""
-
-
-def find_imported(module: str, name: str) -> tuple[Any, ...]:
-    """Class of that name in a tuple; an empty one if the module has not been imported, or another
-    thread is still importing it: there can be no instance then.
-    """
-    found = getattr(sys.modules.get(module), name, None)
-    return (found,) if isinstance(found, type) else ()
 
 
 class FeatureSpec(ABC):
