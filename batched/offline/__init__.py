@@ -11,7 +11,7 @@ package needs the extra `offline`.
 """
 
 from .batch_predictor import BatchPredictor
-from .engines.ray import Ray
+from .engines.cluster import Ray
 from .pipeline import Pipeline, run
 from .report import DeadLetter, Report, Snapshot, StepCounts
 from .results.export import export

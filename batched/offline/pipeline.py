@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import queue
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -13,12 +12,10 @@ from typing import Any, Literal, get_args
 
 from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
 from .checks import check_amount, check_whole
-from .engines import engine_for
-from .engines.ray import Ray
+from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
 from .failures import error_text
 from .identity.code import difference, fingerprint
-from .progress.committer import Committer
 from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
@@ -26,10 +23,8 @@ from .results.local import Result, Stamp
 from .results.merge import Merge
 from .results.opening import open_result
 from .run.coordinator import Coordinator
-from .run.plan import Plan, spec_of
-from .run.reader import Kept, Reader
-from .run.stage import Stage
-from .run.tally import Stopped
+from .run.plan import Plan
+from .run.reader import Kept
 from .sources.base import Source
 from .sources.opening import open_source
 from .step import Auto, Step
@@ -220,15 +215,17 @@ def _first_to_compute(
         return 0
     before: list[dict[str, Any]] = store.get("steps") or []
     first, why = _first_difference(before, now)
+    ways = "on_mismatch='recompute' replaces them, "
     if store.get("key") != key:
         first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
     elif on_mismatch == "keep" and why and _columns(before) == _columns(now)[: len(before)]:
         return len(now)
+    else:
+        ways += "'keep' keeps them where only the code or its parameters differ, "
     if why is not None and on_mismatch != "recompute":
         raise RunMismatch(
-            f"the progress file holds results of other steps: {why}; on_mismatch='recompute' "
-            "replaces them, 'keep' keeps them where only the code or its parameters differ, "
-            "another dest leaves them alone"
+            f"the progress file holds results of other steps: {why}; {ways}another dest leaves "
+            "them alone"
         )
     return first
 
@@ -288,49 +285,27 @@ class _Run:
         watch: bool | Callable[[Snapshot], None],
     ) -> Report:
         """Run all rows through all steps, and write the result."""
-        inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-
-        def reserve() -> None:
-            for engine in engines:
-                engine.reserve()
-
-        steps = self._plan.steps
-        engines = [
-            engine_for(
-                spec_of(number, step, ray), lambda outcome: inbox.put(lambda: work.end(outcome))
-            )
-            for number, step in enumerate(steps)
-        ]
-        stages = [
-            Stage(number, *each, reserve)
-            for number, each in enumerate(zip(steps, engines, strict=True))
-        ]
         watching = watcher(watch, self._path, self._result.path)
-        reader = Reader(
-            self._source,
+        work = Coordinator(
             self._plan,
+            self._source,
             self._store,
             self._kept,
-            lambda reading: inbox.put(lambda: work.take_in(reading)),
+            ray,
+            max_failed,
+            row_threads,
+            watching.update,
         )
-        work = Coordinator(
-            self._plan, stages, reader, inbox, max_failed, row_threads, watching.update
-        )
-
         stopped, cause = "", None
         state: State = "failed"
         try:
-            committer = Committer(self._store, lambda error: inbox.put(lambda: _raise(error)))
-            try:
-                work.execute(committer)
-            finally:
-                committer.close()
+            work.execute()
             work.check_results()
             watching.update(work.snapshot(), "writing")
             self._write(work)
             state = "done"
-        except Stopped as end:
-            stopped, state, cause = str(end), "stopped", end.error
+        except RunStopped as end:
+            stopped, state, cause = str(end), "stopped", end.__cause__
         except KeyboardInterrupt:
             state = "interrupted"
             raise
@@ -338,28 +313,16 @@ class _Run:
             stopped = error_text(error).error
             raise
         finally:
-            watching.update(replace(work.snapshot(), stopped=stopped), state)
-        seen = work.snapshot()
-        outcome = Report(
-            ok=seen.ok,
-            failed=seen.failed,
-            filtered=seen.filtered,
-            skipped=seen.skipped,
-            recomputed=seen.recomputed,
-            seconds=seen.seconds,
-            output=self._result.path,
-            progress=str(self._path),
-            steps=seen.steps,
-            errors=seen.errors,
-            stopped=stopped,
-        )
+            seen = replace(work.snapshot(), stopped=stopped)
+            watching.update(seen, state)
+        report = Report(**vars(seen), output=self._result.path, progress=str(self._path))
         if stopped:
             refused = RunStopped(f"{stopped}; what is committed stays: {self._path}")
-            refused.report = outcome
+            refused.report = report
             if isinstance(cause, RemoteError):
                 refused.add_note(cause.lines)
             raise refused from cause
-        return outcome
+        return report
 
     def _write(self, work: Coordinator) -> None:
         """Write the result, unless it is there."""
@@ -385,7 +348,3 @@ class _Run:
         result.check_space(self._path.stat().st_size)
         stamps = self._merge.write(result, self._kept.kinds, work.note_letters, note)
         store.put_all({"results": stamps, "merged": merged})
-
-
-def _raise(error: BaseException) -> None:
-    raise error

@@ -13,11 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import RunStopped
 from .engines import Outcome
 from .engines.threads import CallerEngine
-from .failures import error_text
-from .run.plan import spec_of
 from .run.stage import Stage
 from .run.verdicts import Row
 from .step import Step
@@ -43,7 +40,7 @@ class Predictor:
                 )
         self._step = replace(step, workers=1)
         self._outcomes: list[Outcome] = []
-        self._engine = CallerEngine(spec_of(0, self._step), self._outcomes.append)
+        self._engine = CallerEngine(self._step, self._outcomes.append)
         weakref.finalize(self, self._engine.close, 0.0)
         self._lock = threading.Lock()  # held while rows are computed
         self._engine.start()
@@ -89,11 +86,7 @@ class Predictor:
             results.update((row.number, row.result) for row in ended)
             results.update((row.number, error) for row, _, error in dead)
             stage.note_ended(ok=len(ended), failed=len(dead))
-            if verdicts.stopped is not None:
-                why, error = verdicts.stopped
-                raise RunStopped(
-                    f"step {self._step.name!r} {why}; the last error: {error_text(error).error}"
-                ) from error
+            stage.check()
             if not (outcomes or dead):
                 time.sleep(max(0.0, min(1.0, verdicts.next_moment() - time.perf_counter())))
         return [results[number] for number in range(len(rows))]

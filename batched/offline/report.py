@@ -112,33 +112,18 @@ class Pace:
     """Time until the step's last row ends (s), if the number of rows and the rate are known."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """Outcome of a run."""
+@dataclass(frozen=True, kw_only=True)
+class Report(Snapshot):
+    """Outcome of a run: its last snapshot, and its files.
 
-    ok: int
-    """Rows that got through all steps in this run."""
-    failed: int
-    """Rows that became dead letters in this run. A row whose value the result cannot hold counts
-    here and in `ok`: its value is committed.
+    A row with a value that the result cannot hold counts in `ok` and in `failed`, because the value
+    is committed.
     """
-    skipped: int
-    """Rows that were committed before in all steps, and were not computed again."""
-    recomputed: int
-    """Rows of `ok` and `failed` that were committed before, from an input that has changed."""
-    seconds: float
-    """Time of the run (s)."""
+
     output: str
     """Path of the result."""
     progress: str
     """Path of the progress file."""
-    steps: tuple[StepCounts, ...]
-    errors: Mapping[str, int]
-    """Dead letters of this run by type of error."""
-    stopped: str = ""
-    """Reason for an early end; empty if all rows have ended."""
-    filtered: int = 0
-    """Rows that a predicate `where` has ended in this run."""
 
     @property
     def rows_per_s(self) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from math import isfinite
 
 from .._services.errors import is_service_error, retry_after
+from .checks import check_amount, check_whole
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,13 @@ class Retry:
     """Longest random part of a wait (s), so that workers do not return all at once."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):
-            raise TypeError(f"attempts must be a whole number, got {self.attempts!r}")
-        if self.attempts < 1:
-            raise ValueError(f"attempts must be at least 1, got {self.attempts}")
+        check_whole("Retry: attempts", self.attempts)
         if not isinstance(self.on, tuple) or not all(
             isinstance(each, type) and issubclass(each, BaseException) for each in self.on
         ):
             raise TypeError(f"on must be a tuple of exception classes, got {self.on!r}")
         for name in ("wait_initial", "wait_max", "wait_jitter"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name} must be a number of seconds, got {value!r}")
-            if not (isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be at least 0 seconds, got {value!r}")
+            check_amount(f"Retry: {name}", getattr(self, name))
 
     def is_due(self, error: BaseException) -> bool:
         """Return whether an error is a fault of the service: the same call may succeed later."""

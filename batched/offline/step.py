@@ -11,7 +11,6 @@ from .._function.batched import _BatchedBase, parts_of
 from .._function.batcher import BatchFunction, Options, Parts
 from .._function.method import BatchedMethod
 from .checks import check_amount, check_whole
-from .engines.spec import is_awaited, unwrap
 from .retry import Retry
 
 
@@ -166,7 +165,8 @@ class Step:
     @property
     def is_coroutine(self) -> bool:
         """Whether calls of the function are awaited."""
-        return is_awaited(self.fn)
+        func = unwrap(self.fn)
+        return any(map(inspect.iscoroutinefunction, (func, func.__call__)))
 
     @property
     def own_workers(self) -> int:
@@ -246,6 +246,11 @@ class Step:
                     f"step {self.name!r}: the type of column {name!r} must be a pyarrow.DataType, "
                     f"got {kind!r}"
                 )
+
+
+def unwrap(func: Callable[..., Any]) -> Any:
+    """Return the function below a decorator of this package, or `func`."""
+    return func.__wrapped__ if isinstance(func, _BatchedBase) else func
 
 
 def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:

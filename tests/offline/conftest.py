@@ -1,5 +1,5 @@
-"""Coverage is measured in the tests of types and of identity only; the other tests of offline runs
-take half the time without it.
+"""Coverage is measured in the tests of some packages only; the other tests of offline runs take half
+the time without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-MEASURED: Final = ("types", "identity")
+MEASURED: Final = ("types", "identity", "run", "watch")
 """Folders of tests that reach every branch of their package."""
 
 

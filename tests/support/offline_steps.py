@@ -17,9 +17,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from batched._collate.arguments import Arguments, Binder
-from batched._collate.items import ItemCollator
 from batched._core.request import Batch, Request
-from batched.offline.engines import Engine, Outcome, Spec, engine_for
+from batched.offline import Step
+from batched.offline.engines import Engine, Outcome, engine_for
+from batched.offline.engines.cluster import Ray
 
 NO_ARGUMENTS = Arguments((), {})
 BINDER = Binder(lambda items, key: items, "fn", leading=1)
@@ -82,9 +83,8 @@ def raise_unpicklable(items: list[Any]) -> list[Any]:
     raise Unpicklable("one", "two")
 
 
-def spec(func: Callable[..., Any], **settings: Any) -> Spec:
-    name = getattr(func, "__name__", "fn")
-    return Spec(0, name, func, ItemCollator(name), **settings)
+def step_of(func: Callable[..., Any], **settings: Any) -> Step:
+    return Step(func, **{"input": "n", "output": "m", **settings})
 
 
 def batch_of(rows: list[Any], arguments: Arguments = NO_ARGUMENTS) -> Batch:
@@ -105,11 +105,11 @@ def close(engine: Engine, seconds: float = SOON) -> None:
 
 @contextmanager
 def running(
-    func: Callable[..., Any], **settings: Any
+    func: Callable[..., Any], ray: Ray | None = None, **settings: Any
 ) -> Iterator[tuple[Engine, SimpleQueue[Outcome]]]:
     """Start an engine, and yield it with the queue of its outcomes."""
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(spec(func, **settings), outcomes.put)
+    engine = engine_for(step_of(func, **settings), outcomes.put, ray)
     engine.start()
     try:
         yield engine, outcomes

@@ -27,9 +27,9 @@ from time import perf_counter
 from typing import Any, Final
 
 from ...errors import RemoteError, WorkerDied
-from .base import Worker, WorkerClosed, time_limit_exceeded
+from ..step import Step
+from .engine import Worker, WorkerClosed, time_limit_exceeded
 from .serving import Buffers, pickled, receive, send
-from .spec import Spec
 
 _ALIVE_INTERVAL: Final = 1.0
 """Time between two looks whether the process lives (s). Usually the end of the process closes the
@@ -52,9 +52,9 @@ class ProcessWorker(Worker):
 
     _connection: Connection[Any, Any]
 
-    def __init__(self, spec: Spec, payload: bytes) -> None:
-        super().__init__(spec)
-        self._payload = payload  # a pickled `Spec`
+    def __init__(self, step: Step, payload: bytes) -> None:
+        super().__init__(step)
+        self._payload = payload  # a pickled `Step`
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
 
@@ -72,7 +72,7 @@ class ProcessWorker(Worker):
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        reply = self._ask((args, kwargs), self.spec.timeout_s)
+        reply = self._ask((args, kwargs), self.step.timeout_s)
         if isinstance(reply, RemoteError):
             raise reply
         return reply[0]
@@ -88,7 +88,7 @@ class ProcessWorker(Worker):
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        failed: RemoteError | None = self._ask((self.spec.name, self._payload), None)
+        failed: RemoteError | None = self._ask((self.step.name, self._payload), None)
         return failed
 
     def kill(self) -> bool:
@@ -116,7 +116,7 @@ class ProcessWorker(Worker):
                     raise EOFError
                 if perf_counter() >= deadline:
                     self._end(process)
-                    raise time_limit_exceeded(self.spec)
+                    raise time_limit_exceeded(self.step)
             reply, large = receive(connection)
         except (EOFError, OSError):  # the end of the process is near
             raise self._death(self._end(process, _EXIT_TIME)) from None
@@ -137,7 +137,7 @@ class ProcessWorker(Worker):
         """Return the error of a process that ended with `code`."""
         if self._killed:
             return WorkerClosed()
-        process = f"the process of {self.spec.name}"
+        process = f"the process of {self.step.name}"
         if code is None:
             return WorkerDied(f"{process} closed its pipe")
         if code == -signal.SIGKILL:

@@ -27,17 +27,18 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 from typing import Any, ClassVar, Final
 
 from ...errors import RemoteError, TimeLimitExceeded, WorkerDied
-from ..checks import check_amount, check_whole
-from .base import Worker, WorkerClosed, note_loss, time_limit_exceeded
+from ..step import Step
+from .cluster import Ray, import_ray
+from .engine import Worker, WorkerClosed, note_loss, time_limit_exceeded
+from .function import pickle_step
 from .processes import BUILDS, WorkerKilled
 from .serving import Server, pickled
-from .spec import Spec
 
 _logger = logging.getLogger("batched")
 
@@ -51,92 +52,29 @@ _PATIENCE: Final = 10.0
 """Time without an actor after which the wait is logged (s)."""
 
 
-@dataclass(frozen=True)
-class Ray:
-    """Setting of `run`: functions compute in actors of a Ray cluster, `workers` of them a step.
+_env_of_jobs: Final[dict[str, Mapping[str, Any] | None]] = {}
+"""Runtime environments of the jobs that `join` has started."""
 
-    Coroutine functions stay in the driver, on its loop. Needs the extra `ray`, and the same
-    versions of Python, Ray and this library on all nodes. The driver joins the cluster at
-    `address`, or the cluster that it runs in; without either it starts a cluster on this machine.
+
+def join(settings: Ray) -> None:
+    """Connect this process to the cluster, unless it is connected.
 
     Raises:
-        TypeError, ValueError: a setting is of the wrong type or out of its range.
-        ImportError: the extra is missing.
+        ConnectionError: there is no cluster at the address.
     """
-
-    address: str | None = None
-    """Address of the cluster, as `ray.init` takes it."""
-    num_cpus: float = 1
-    """CPUs of each actor, of steps without their own `num_cpus`; may be a part of one."""
-    num_gpus: float = 0
-    """GPUs of each actor, of steps without their own `num_gpus`."""
-    resources: Mapping[str, float] = field(default_factory=dict)
-    """Custom resources of each actor, by name."""
-    runtime_env: Mapping[str, Any] | None = None
-    """Runtime environment of the actors, as Ray takes it: packages, files, variables."""
-    startup_timeout_s: float = 300
-    """Longest time in which a step has no actor (s)."""
-    max_in_flight: int = 2
-    """Batches sent to an actor and not yet answered; at least 1."""
-
-    _env_of_jobs: ClassVar[dict[str, Mapping[str, Any] | None]] = {}
-    """Runtime environments of the jobs that `join` has started."""
-
-    def __post_init__(self) -> None:
-        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
-        for name, value in {**amounts, "startup_timeout_s": self.startup_timeout_s}.items():
-            check_amount(f"Ray: {name}", value)
-        check_whole("Ray: max_in_flight", self.max_in_flight)
-        _import_ray()
-
-    def join(self) -> None:
-        """Connect this process to the cluster, unless it is connected.
-
-        Raises:
-            ConnectionError: there is no cluster at the address.
-        """
-        ray = _import_ray()
-        if ray.is_initialized():
-            return
-        # Ray itself would wait for many minutes, without a look at Ctrl-C
-        host, mark, port = (self.address or "").removeprefix("ray://").rpartition(":")
-        if mark and port.isdecimal():
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
-            except OSError as error:
-                raise ConnectionError(f"no Ray answers at {self.address} ({error})") from error
-        env = deepcopy(self.runtime_env)  # which Ray changes
-        ray.init(address=self.address, runtime_env=env, logging_level=logging.WARNING)
-        self._env_of_jobs[ray.get_runtime_context().get_job_id()] = self.runtime_env
-
-    @property
-    def needs(self) -> dict[str, float]:
-        """Resources of an actor, by Ray's names."""
-        needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
-        return {name: value for name, value in needs.items() if value}
-
-    def new_actor(self, name: str, payload: Any) -> Any:
-        """Ask the cluster for an actor with the pickled function of step `name`."""
-        ray = _import_ray()
-        given = self._env_of_jobs.get(ray.get_runtime_context().get_job_id())
-        kind: Any = ray.remote(Server)
-        return kind.options(
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus,
-            resources=dict(self.resources),
-            runtime_env=None if self.runtime_env == given else deepcopy(self.runtime_env),
-            max_restarts=0,  # the driver replaces actors
-        ).remote(name, payload, sys.path)  # where the driver finds modules
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError(
-            "offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
-        ) from error
-    return ray
+    ray, address = import_ray(), settings.address
+    if ray.is_initialized():
+        return
+    # Ray itself would wait for many minutes, and not notice Ctrl-C
+    host, mark, port = (address or "").removeprefix("ray://").rpartition(":")
+    if mark and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+        except OSError as error:
+            raise ConnectionError(f"no Ray answers at {address} ({error})") from error
+    env = deepcopy(settings.runtime_env)  # which Ray changes
+    ray.init(address=address, runtime_env=env, logging_level=logging.WARNING)
+    _env_of_jobs[ray.get_runtime_context().get_job_id()] = settings.runtime_env
 
 
 class NoRoomError(TimeoutError):
@@ -165,25 +103,30 @@ class ActorPool(Worker):
     _steps: ClassVar[set[ActorPool]] = set()
     """Steps that have asked for room."""
 
-    def __init__(self, spec: Spec, settings: Ray) -> None:
-        super().__init__(spec)
-        self.keys = deque(maxlen=spec.models * spec.workers)
-        self._settings = settings
-        self._payload: Any = spec.pickled()
+    def __init__(self, step: Step, settings: Ray) -> None:
+        super().__init__(step)
+        workers = step.workers or 1
+        self.keys = deque(maxlen=step.models * workers)
+        self._settings = replace(
+            settings,
+            num_cpus=settings.num_cpus if step.num_cpus is None else step.num_cpus,
+            num_gpus=settings.num_gpus if step.num_gpus is None else step.num_gpus,
+        )
+        self._payload: Any = pickle_step(step)
         self._warned = False  # the wait for room has been logged
         self._changed = threading.Condition(self.building)  # guards the attributes below
         self._actors: list[_Actor] = []
-        self._count = spec.workers  # actors, once there is room
+        self._count = workers  # actors, once there is room
         self._deaths = 0  # actors in a row that were lost before they were built
         self._since = inf  # moment from which no actor has been present (s)
 
     def reserve(self) -> None:
         with self._changed:
             if not self._actors:
-                self._settings.join()
+                join(self._settings)
                 if self not in self._steps:
                     self._steps.add(self)
-                    self._payload = _import_ray().put(self._payload)
+                    self._payload = import_ray().put(self._payload)
                 self._add()
 
     def start(self) -> bool:
@@ -198,9 +141,9 @@ class ActorPool(Worker):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         data: Any = pickled((args, kwargs))
-        key = args[1] if self.spec.models else None
+        key = args[1] if self.step.models else None
         if len(data) > _INLINE:
-            data = _import_ray().put(data)
+            data = import_ray().put(data)
         reply = self._ask(data, key)
         while reply is None:
             reply = self._ask(data, key, again=True)
@@ -230,7 +173,7 @@ class ActorPool(Worker):
             probe = actor.handle.__ray_ready__.remote() if again else None
             reference = actor.handle.reply.remote(data)
             actor.calls.append(reference)
-        limit, sent, wait = self.spec.timeout_s or inf, perf_counter(), _POLL
+        limit, sent, wait = self.step.timeout_s or inf, perf_counter(), _POLL
         at_fault = False
         try:
             if probe is not None:
@@ -241,7 +184,7 @@ class ActorPool(Worker):
                     wait = min(_POLL, max(sent, actor.freed) + limit - perf_counter())
                 if wait <= 0:
                     at_fault = True
-                    raise time_limit_exceeded(self.spec)
+                    raise time_limit_exceeded(self.step)
             return pickle.loads(self._get(reference))
         except (WorkerDied, TimeLimitExceeded):
             self._drop(actor)
@@ -271,8 +214,17 @@ class ActorPool(Worker):
         return actor
 
     def _add(self) -> None:
-        handle = self._settings.new_actor(self.spec.name, self._payload)
-        self._actors.append(_Actor(handle, self.spec.models))
+        ray, settings = import_ray(), self._settings
+        known = _env_of_jobs.get(ray.get_runtime_context().get_job_id())
+        kind: Any = ray.remote(Server)
+        handle = kind.options(
+            num_cpus=settings.num_cpus,
+            num_gpus=settings.num_gpus,
+            resources=dict(settings.resources),
+            runtime_env=None if settings.runtime_env == known else deepcopy(settings.runtime_env),
+            max_restarts=0,  # the driver replaces actors
+        ).remote(self.step.name, self._payload, sys.path)  # where the driver finds modules
+        self._actors.append(_Actor(handle, self.step.models))
 
     def _drop(self, actor: _Actor) -> None:
         """End `actor`. Ray ends an actor that waits for room once no reference to it is left."""
@@ -282,9 +234,9 @@ class ActorPool(Worker):
                 self.ready = any(each.ready for each in self._actors)
                 actor.ready = False
                 # without Ray, the program ends, and has no actors
-                if _import_ray().is_initialized() and _is_answered(actor.present, 0):
+                if import_ray().is_initialized() and _is_answered(actor.present, 0):
                     with suppress(Exception):  # of a cluster that is gone
-                        _import_ray().kill(actor.handle)
+                        import_ray().kill(actor.handle)
                 self._changed.notify_all()
 
     def _is_settled(self) -> bool:
@@ -303,7 +255,7 @@ class ActorPool(Worker):
         coming = [each for each in self._actors if not each.ready]
         if coming:
             references = [each.built for each in coming]
-            _import_ray().wait(references, timeout=seconds, fetch_local=False)
+            import_ray().wait(references, timeout=seconds, fetch_local=False)
         for actor in coming:
             if _is_answered(actor.built, 0):
                 self._note_built(actor)
@@ -329,7 +281,7 @@ class ActorPool(Worker):
         if not self._actors:
             raise failed
         self._count -= 1
-        note_loss(self.spec, failed)
+        note_loss(self.step, failed)
 
     def _get(self, reference: Any) -> Any:
         """Return an answer that is there.
@@ -340,12 +292,12 @@ class ActorPool(Worker):
         from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
 
         try:
-            return _import_ray().get(reference)
+            return import_ray().get(reference)
         except (RayActorError, OutOfMemoryError, ObjectLostError) as error:
             kind = WorkerKilled if isinstance(error, OutOfMemoryError) else WorkerDied
             # an error of the actor's constructor stands below its traceback
             line = str(error).splitlines()[-1 if getattr(error, "actor_init_failed", False) else 0]
-            raise kind(f"the actor of {self.spec.name} was lost: {line}") from None
+            raise kind(f"the actor of {self.step.name} was lost: {line}") from None
 
     def _check_room(self) -> None:
         """Raise a NoRoomError if the step has waited too long for an actor."""
@@ -359,13 +311,15 @@ class ActorPool(Worker):
             _logger.warning("%s; waiting for room", self._no_room(waited))
 
     def _no_room(self, seconds: float) -> str:
-        ray, needs = _import_ray(), self._settings.needs
+        ray, settings = import_ray(), self._settings
+        needs = {"CPU": settings.num_cpus, "GPU": settings.num_gpus, **settings.resources}
+        names = [name for name, amount in needs.items() if amount]
 
         def text(resources: Mapping[str, float]) -> str:
-            return ", ".join(f"{name}={resources.get(name, 0):g}" for name in needs) or "nothing"
+            return ", ".join(f"{name}={resources.get(name, 0):g}" for name in names) or "nothing"
 
         return (
-            f"step {self.spec.name!r} has no actor after {seconds:.0f} s: each needs {text(needs)}"
+            f"step {self.step.name!r} has no actor after {seconds:.0f} s: each needs {text(needs)}"
             f"; the cluster has {text(ray.cluster_resources())}, of which "
             f"{text(ray.available_resources())} is free"
         )
@@ -373,4 +327,4 @@ class ActorPool(Worker):
 
 def _is_answered(reference: Any, seconds: float) -> bool:
     """Wait for an answer, or an error in its place, for so long. The answer stays on its node."""
-    return bool(_import_ray().wait([reference], timeout=seconds, fetch_local=False)[0])
+    return bool(import_ray().wait([reference], timeout=seconds, fetch_local=False)[0])

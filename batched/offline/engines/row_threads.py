@@ -14,7 +14,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from .base import join
+from .engine import join
 
 ROW_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """Default number of row threads, as in `concurrent.futures`."""

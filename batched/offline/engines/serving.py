@@ -23,7 +23,8 @@ import cloudpickle
 from ..._execution.memory import drop_locals, free_cache
 from ...errors import RemoteError
 from ..failures import RemoteMemoryError, to_remote
-from .spec import Spec
+from ..step import Step
+from .function import build
 
 _LARGE: Final = 1 << 16
 """Bytes from which a buffer is sent after the pickle: the capacity of a pipe of Linux."""
@@ -45,7 +46,7 @@ class Server:
     def __init__(self, name: str, payload: bytes, path: Sequence[str] = ()) -> None:
         sys.path += [each for each in path if each not in sys.path]
         self._name = name
-        self._payload = payload  # a pickled `Spec`
+        self._payload = payload  # a pickled `Step`
         self._call: Callable[..., Any]
         self._on: tuple[type[BaseException], ...] = ()
 
@@ -55,7 +56,7 @@ class Server:
     def build(self) -> RemoteError | None:
         """Build the function. Return the error if that fails."""
         try:
-            spec: Spec = pickle.loads(self._payload)
+            step: Step = pickle.loads(self._payload)
         except Exception as error:
             return to_remote(
                 TypeError(
@@ -64,9 +65,9 @@ class Server:
                 )
             )
         del self._payload
-        self._on = spec.retry.on
+        self._on = step.retry.on
         try:
-            self._call = spec.build()
+            self._call = build(step)
         except BaseException as error:
             return to_remote(error, self._on)
         return None

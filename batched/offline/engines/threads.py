@@ -8,15 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from .base import BatchRun, Engine, Task, Worker, WorkerClosed
-from .spec import Outcome, Spec
+from ..step import Step
+from .engine import BatchRun, Engine, Outcome, Task, Worker, WorkerClosed
+from .function import build
 
 
 class LocalWorker(Worker):
     """The function in the thread that calls it."""
 
     def start(self) -> bool:
-        self._func = self.spec.build()
+        self._func = build(self.step)
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -32,11 +33,12 @@ class LoopEngine(Engine):
     The tasks share one worker, with as many instances of a routed class as all workers may have.
     """
 
-    def __init__(self, spec: Spec, report: Callable[[Outcome], None]) -> None:
-        spec = replace(spec, models=spec.models * spec.workers)
-        super().__init__(report, [LocalWorker(spec)])
-        self.slots = spec.workers
-        self._free = spec.workers  # batches that may begin
+    def __init__(self, step: Step, report: Callable[[Outcome], None]) -> None:
+        workers = step.workers or 1
+        step = replace(step, max_models=step.max_models * workers)
+        super().__init__(report, [LocalWorker(step)])
+        self.slots = workers
+        self._free = workers  # batches that may begin
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: asyncio.TaskGroup
         self._ended = asyncio.Event()
@@ -91,9 +93,9 @@ class CallerEngine(Engine):
     `start` and `submit` raise the error of a class that cannot be built, and KeyboardInterrupt.
     """
 
-    def __init__(self, spec: Spec, report: Callable[[Outcome], None]) -> None:
-        super().__init__(report, [LocalWorker(spec)])
-        self._runner = asyncio.Runner() if spec.is_coroutine else None
+    def __init__(self, step: Step, report: Callable[[Outcome], None]) -> None:
+        super().__init__(report, [LocalWorker(step)])
+        self._runner = asyncio.Runner() if step.is_coroutine else None
 
     def start(self) -> None:
         self._workers[0].make_ready()

@@ -18,18 +18,21 @@ from typing import Any, Final
 import orjson
 
 from ..._core.request import Request
-from ...errors import RemoteError
-from ..engines import Outcome
+from ...errors import RemoteError, RunStopped
+from ..engines import Outcome, engine_for
+from ..engines.cluster import Ray
 from ..engines.row_threads import RowThreads
 from ..failures import error_text, letter_text
 from ..progress.commit import Commit, Letter
 from ..progress.committer import Committer
+from ..progress.store import Progress
 from ..report import DeadLetter, Snapshot
+from ..sources.base import Source
 from .interrupts import interrupts
 from .plan import Plan
-from .reader import WINDOW, Reader, Reading
+from .reader import WINDOW, Kept, Reader, Reading
 from .stage import Stage
-from .tally import Stopped, Tally
+from .tally import Tally
 from .transform import FILTERED, Dead
 from .verdicts import Row
 
@@ -53,17 +56,28 @@ class Coordinator:
     def __init__(
         self,
         plan: Plan,
-        stages: Sequence[Stage],
-        reader: Reader,
-        inbox: queue.SimpleQueue[Callable[[], object]],
+        source: Source,
+        progress: Progress,
+        kept: Kept,
+        ray: Ray | None,
         max_failed: float | None,
         row_threads: int,
         watch: Callable[[Snapshot], None],
     ) -> None:
         self._plan = plan
-        self._stages = stages
-        self._reader = reader
-        self._inbox = inbox
+        self._source = source
+        self._progress = progress
+        self._inbox = queue.SimpleQueue[Callable[[], object]]()
+        self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_in))
+        self._stages = stages = [
+            Stage(
+                number,
+                step,
+                engine_for(step, partial(self._post, self._end, number), ray),
+                self._reserve,
+            )
+            for number, step in enumerate(plan.steps)
+        ]
         self._watch = watch
         self._limit = sum([stage.limit for stage in stages])  # rows under way
         self._asked = False  # whether a window is being read
@@ -77,15 +91,16 @@ class Coordinator:
         needed = any(each.transform.prepares or each.transform.finishes for each in stages)
         self._row_threads = RowThreads(row_threads if needed else 0, "batched-rows")
 
-    def execute(self, committer: Committer) -> None:
+    def execute(self) -> None:
         """Run all rows through all steps.
 
         Raises:
-            Stopped: the budget is spent, or nothing succeeds any more.
+            RunStopped: the budget is spent, or nothing succeeds any more.
             Exception: of the source, of a class that cannot be built, or of the progress file.
         """
-        self._committer = committer
+        self._committer = Committer(self._progress, partial(self._post, _raise))
         with ExitStack() as ends:  # all of them run, even if Ctrl-C interrupts one
+            ends.callback(self._committer.close)
             ends.callback(self._save_rest)
             ends.callback(self._close)
             ends.enter_context(interrupts(self._inbox.put, GRACE))
@@ -96,17 +111,8 @@ class Coordinator:
         """Count rows that cannot be read, or that the result cannot hold."""
         self.unreadable += len(letters)
         for letter in letters:
-            told = orjson.loads(letter.error)
-            self.tally.note(
-                DeadLetter(
-                    key=letter.key,
-                    step="",
-                    phase=told["phase"],
-                    error=told["error"],
-                    attempts=0,
-                    traceback="",
-                )
-            )
+            dead: Any = {"key": letter.key, "step": "", "attempts": 0, **orjson.loads(letter.error)}
+            self.tally.note(dead)
         self._check_budget()
 
     def check_results(self) -> None:
@@ -115,7 +121,7 @@ class Coordinator:
         filtered = sum([stage.filtered for stage in self._stages])
         if self.tally.failed and not (self.skipped or last.ok or filtered):
             why = f"none of the {self.read:,} rows has a result: {self.tally}"
-            raise Stopped(why, self.tally.last_error)
+            raise RunStopped(why) from self.tally.last_error
 
     def snapshot(self) -> Snapshot:
         """Return the state of now."""
@@ -135,7 +141,7 @@ class Coordinator:
 
     def _total(self) -> tuple[int | None, bool]:
         """Return the number of rows of the source, if known, and whether it is an estimate."""
-        source = self._reader.source
+        source = self._source
         if not self._reading or source.rows is not None:
             return (source.rows if self._reading else self.read), False
         return source.about(), True
@@ -157,13 +163,13 @@ class Coordinator:
                 self._watched = now
                 self._watch(self.snapshot())
 
-    def post(self, method: Callable[..., object], *arguments: Any) -> None:
+    def _post(self, method: Callable[..., object], *arguments: Any) -> None:
         """Have the coordinator's thread call `method`."""
         self._inbox.put(partial(method, *arguments))
 
     # into a step
 
-    def take_in(self, reading: Reading) -> None:
+    def _take_in(self, reading: Reading) -> None:
         """Let the rows of a window enter the steps that they lack."""
         self._asked = False
         if reading.error is not None:
@@ -185,6 +191,11 @@ class Coordinator:
         for number, rows in enumerate(reading.rows):
             if rows:
                 self._enter(self._stages[number], rows)
+
+    def _reserve(self) -> None:
+        """Reserve room for all engines, before one of them takes all of a cluster."""
+        for stage in self._stages:
+            stage.engine.reserve()
 
     def _enter(self, stage: Stage, rows: Sequence[Row]) -> None:
         if not self._ended:
@@ -209,10 +220,7 @@ class Coordinator:
             if dead := stage.take_dead():
                 self._bury(stage, dead)
                 wait = 0.0  # no row may be left
-            if (stopped := stage.verdicts.stopped) is not None:
-                why, error = stopped
-                text = error_text(error).error
-                raise Stopped(f"step {stage.name!r} {why}; the last error: {text}", error)
+            stage.check()
             wait = min(wait, stage.verdicts.next_moment() - now)
             if stage.done:
                 left = stage.committed + COMMIT_S - now
@@ -224,9 +232,9 @@ class Coordinator:
 
     # out of a step
 
-    def end(self, outcome: Outcome) -> None:
-        """Take the outcome of a batch."""
-        stage = self._stages[outcome.step]
+    def _end(self, number: int, outcome: Outcome) -> None:
+        """Take the outcome of a batch of a step."""
+        stage = self._stages[number]
         if (fatal := outcome.fatal) is not None:
             fatal.add_note(f"in step {stage.name!r}")
             if isinstance(fatal, RemoteError):
@@ -244,7 +252,7 @@ class Coordinator:
         self, then: Callable[..., object], stage: Stage, work: Callable[[Any], Any], rows: Any
     ) -> None:
         """Do `work` on rows on another thread, and post its outcome."""
-        self.post(then, stage, work(rows))
+        self._post(then, stage, work(rows))
 
     def _keep(self, stage: Stage, finished: tuple[list[Row], list[Dead]]) -> None:
         """Let rows with results wait for the next commit. Rows that failed are dead letters."""
@@ -317,11 +325,10 @@ class Coordinator:
             return
         self._check_budget()
         if outside and stage.is_useless:
-            raise Stopped(
+            raise RunStopped(
                 f"step {stage.name!r}: none of the last rows has a result, the last one failed "
-                f"with {text}",
-                cause,
-            )
+                f"with {text}"
+            ) from cause
 
     def _submit(self, commit: Commit) -> None:
         commit.notes = self._notes
@@ -357,3 +364,7 @@ class Coordinator:
             self._bury(stage, stage.take_dead())
             if stage.done:
                 self._commit(stage)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,12 +1,9 @@
-"""Plan of a run: the columns that steps read, and the settings of their engines."""
+"""Plan of a run: the columns that steps read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ..engines.ray import Ray
-from ..engines.spec import Spec
 from ..step import Step
 
 
@@ -42,29 +39,3 @@ class Plan:
         """Columns to be read from the source."""
         key = [self.key] if self.key is not None and self.key not in self.source else []
         return [*key, *self.source]
-
-
-def spec_of(number: int, step: Step, ray: Ray | None = None) -> Spec:
-    """Return the settings of a step for its engine. `ray`: a cluster, if it computes there."""
-    if ray is not None:
-        ray = replace(
-            ray,
-            num_cpus=ray.num_cpus if step.num_cpus is None else step.num_cpus,
-            num_gpus=ray.num_gpus if step.num_gpus is None else step.num_gpus,
-        )
-    return Spec(
-        step=number,
-        name=step.name,
-        func=step.fn,
-        collator=step.parts.execution.collator,
-        args=step.args,
-        kwargs=dict(step.kwargs),
-        workers=step.workers or 1,
-        processes=step.processes,
-        ray=ray,
-        timeout_s=step.timeout_s,
-        retry=step.call_retry,
-        isolate_errors=step.isolate_errors,
-        models=step.models,
-        outputs=step.outputs,
-    )

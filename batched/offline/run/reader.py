@@ -84,7 +84,7 @@ class Reader:
         kept: Kept,
         tell: Callable[[Reading], None],
     ) -> None:
-        self.source = source
+        self._source = source
         self._plan = plan
         self._progress = progress
         self._kept = kept
@@ -123,9 +123,9 @@ class Reader:
         plan, kept = self._plan, self._kept
         # Arrow sources know the types of columns that nobody reads
         columns: list[str] | None = plan.columns
-        if self.source.schema is None:
+        if self._source.schema is None:
             columns = None if kept.names is None else [*plan.columns, *kept.names]
-        windows = self.source.windows(columns, WINDOW, required=plan.columns)
+        windows = self._source.windows(columns, WINDOW, required=plan.columns)
         while True:
             self._asked.acquire()
             window = None if self._closed else next(windows, None)
@@ -143,7 +143,7 @@ class Reader:
         keys = keys_of(window, plan.key)
         columns = [window.values(name) for name in plan.source]
         hashes = {names: hash_inputs(window, names) for names in set(plan.depends)}
-        if self.source.schema is None:
+        if self._source.schema is None:
             self._kept.check(window)
         faults = window.faults
         usable = [None if place in faults else key for place, key in enumerate(keys)]

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from ..._core.scheduler import Batch, Request, Scheduler
 from ..._runtime.observer import Observer
-from ..engines.base import Engine
-from ..engines.spec import Outcome
-from ..failures import has_error
+from ...errors import RunStopped
+from ..engines.engine import Engine, Outcome
+from ..failures import error_text, has_error
 from ..report import StepCounts
 from ..step import Auto, Step
 from ..types.columns import Columns, Values
@@ -306,6 +306,13 @@ class Stage:
         """Return the rows that have failed for good since the last call."""
         dead, self._dead = self._dead, []
         return dead + [(each.row, "inference", each.error) for each in self.verdicts.take_dead()]
+
+    def check(self) -> None:
+        """Raise RunStopped if the step counts as broken."""
+        if self.verdicts.stopped is not None:
+            why, error = self.verdicts.stopped
+            text = error_text(error).error
+            raise RunStopped(f"step {self.name!r} {why}; the last error: {text}") from error
 
     def note_ended(
         self, *, ok: int = 0, filtered: int = 0, failed: int = 0, outside: int = 0

@@ -12,14 +12,6 @@ FEW: Final = 10
 """Failed rows that a share of all must allow before it is judged, while rows are still read."""
 
 
-class Stopped(RunStopped):
-    """The end of a run before all is done, because of an error, if there is one."""
-
-    def __init__(self, why: str, error: BaseException | None = None) -> None:
-        super().__init__(why)
-        self.error = error
-
-
 class Tally:
     """Dead letters of one run by type of error, and the number that is allowed."""
 
@@ -50,7 +42,7 @@ class Tally:
             allowed = allowed * total if total is not None else max(allowed * read, FEW)
         if self.failed > allowed:
             rows = "row has" if self.failed == 1 else "rows have"
-            raise Stopped(f"{self.failed:,} {rows} failed, and max_failed is {self._most:g}")
+            raise RunStopped(f"{self.failed:,} {rows} failed, and max_failed is {self._most:g}")
 
     def __str__(self) -> str:
         types = ", ".join(f"{count:,} x {name}" for name, count in self.errors.items())

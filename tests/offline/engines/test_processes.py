@@ -27,7 +27,7 @@ from batched._core.request import Batch
 from batched._execution.memory import is_out_of_memory
 from batched._function.batched import parts_of
 from batched.errors import BatchSizeMismatch, RemoteError, TimeLimitExceeded, WorkerDied
-from batched.offline.engines import Outcome, Spec, engine_for
+from batched.offline.engines import Outcome, engine_for
 from batched.offline.engines.processes import WorkerKilled
 from batched.offline.engines.serving import receive
 from batched.offline.failures import error_text
@@ -47,7 +47,7 @@ from offline_steps import (
     results,
     running,
     spawned_by,
-    spec,
+    step_of,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -96,7 +96,7 @@ def test_what_cannot_travel_is_refused_in_one_sentence_before_anything_runs() ->
             return items
 
     with pytest.raises(TypeError) as raised:
-        engine_for(spec(fn, processes=True), SimpleQueue[Outcome]().put)
+        engine_for(step_of(fn, processes=True), SimpleQueue[Outcome]().put)
     assert str(raised.value).startswith(
         "fn, or what its args= and kwargs= hold, cannot be sent to another process (TypeError: "
     )
@@ -358,7 +358,7 @@ def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
 
 def test_closing_before_a_process_has_started_starts_none() -> None:
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(spec(double, processes=True, workers=2), outcomes.put)
+    engine = engine_for(step_of(double, processes=True, workers=2), outcomes.put)
     close(engine, 0)
     engine.start()
     close(engine)
@@ -374,9 +374,8 @@ def test_features_run_in_processes_as_they_do_online() -> None:
     rows = [{"ids": numpy.arange(size)[None]} for size in (2, 4)]
     requests = [parts.requests.parse(row, (), {}, None, None, True) for row in rows]
     batch = Batch([(each, 0, 1) for each in requests], 2, "full", 0.0)
-    step = Spec(0, "fn", fn, parts.execution.collator, processes=True)
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(step, outcomes.put)
+    engine = engine_for(step_of(fn, processes=True), outcomes.put)
     engine.start()
     engine.submit(batch)
     done = outcomes.get(timeout=SOON)
@@ -457,11 +456,11 @@ def test_a_driver_that_ends_without_closing_leaves_no_process(tmp_path: Path) ->
         tmp_path,
         """
         from queue import SimpleQueue
-        from offline_steps import Process, batch_of, results, spec
+        from offline_steps import Process, batch_of, results, step_of
         from batched.offline.engines import engine_for
 
         outcomes = SimpleQueue()
-        engine = engine_for(spec(Process, processes=True, workers=2), outcomes.put)
+        engine = engine_for(step_of(Process, processes=True, workers=2), outcomes.put)
         engine.start()
         engine.submit(batch_of([1]))
         print(results(outcomes.get(timeout=30)), flush=True)
@@ -482,12 +481,12 @@ def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path, fault: str) -
         f"""
         import threading
         from queue import SimpleQueue
-        from offline_steps import Process, batch_of, spec, spawned_by, results
+        from offline_steps import Process, batch_of, step_of, spawned_by, results
         from batched.offline.engines import engine_for
         import os
 
         outcomes = SimpleQueue()
-        engine = engine_for(spec(Process, processes=True, workers=2), outcomes.put)
+        engine = engine_for(step_of(Process, processes=True, workers=2), outcomes.put)
         engine.start()
         engine.submit(batch_of([1]))
         outcomes.get(timeout=30)

@@ -27,8 +27,9 @@ import ray_steps
 
 from batched import offline
 from batched.offline.engines import Engine, Outcome, engine_for
+from batched.offline.engines.ray import join
 from batched.offline.progress.store import Progress
-from offline_steps import SOON, batch_of, close, results, routed, spec
+from offline_steps import SOON, batch_of, close, results, routed, step_of
 
 pytestmark = [
     pytest.mark.once,
@@ -154,7 +155,7 @@ def test_a_killed_actor_costs_nothing_but_the_calls_on_their_way(
 def actors(func: Callable[..., Any], **settings: Any) -> Iterator[tuple[Engine, Any]]:
     """Start an engine of actors, and yield it with the queue of its outcomes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    engine = engine_for(spec(func, **{"ray": offline.Ray(), **settings}), outcomes.put)
+    engine = engine_for(step_of(func, **settings), outcomes.put, offline.Ray())
     engine.start()
     try:
         yield engine, outcomes
@@ -198,7 +199,7 @@ def test_a_row_that_kills_its_actor_costs_no_row_beside_it(cluster: Any) -> None
 
 def test_a_batch_goes_to_the_actor_that_has_its_model(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
-    settings = {"workers": CPUS, "models": 1, "args": (str(log),)}
+    settings = {"workers": CPUS, "route": str, "args": (str(log),)}
     with actors(ray_steps.Keyed, **settings) as (engine, outcomes):
         built, before = 0, -1
         while built > before:  # until both actors are there, each key drops the model of another
@@ -343,7 +344,7 @@ def test_an_address_where_nobody_answers_is_told_at_once(
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ConnectionError, match=f"no Ray answers at {address} "):
-        offline.Ray(address=address).join()
+        join(offline.Ray(address=address))
 
 
 WITH_FOLDER = """

@@ -37,7 +37,7 @@ from offline_steps import (
     results,
     routed,
     running,
-    spec,
+    step_of,
 )
 
 AT_ONCE = Retry(wait_initial=0, wait_jitter=0)
@@ -135,7 +135,7 @@ def test_a_dict_of_columns_becomes_a_dict_for_each_row(kind: Any) -> None:
     def classify(items: list[int]) -> dict[str, Any]:
         return {"label": [str(item) for item in items], "score": (1, 2), "unused": None}
 
-    done = outcome(kind(classify), [7, 8], outputs=("label", "score"))
+    done = outcome(kind(classify), [7, 8], output=("label", "score"))
     assert results(done) == [{"label": "7", "score": 1}, {"label": "8", "score": 2}]
 
 
@@ -144,7 +144,7 @@ def test_a_dict_of_columns_becomes_a_dict_for_each_row(kind: Any) -> None:
     [{"label": ["a", "b"]}, {"label": ["a", "b"], "score": [1]}, {"label": 1, "score": 2}],
 )
 def test_a_dict_of_columns_of_different_lengths_is_refused(columns: dict[str, Any]) -> None:
-    done = outcome(lambda items: columns, [7, 8], outputs=("label", "score"))
+    done = outcome(lambda items: columns, [7, 8], output=("label", "score"))
     assert {type(each) for each in done.results} == {BatchFunctionError}
     assert str(done.results[0]).endswith(
         " returned a dict; it must have a list for each of the columns label, score, all of one "
@@ -153,7 +153,7 @@ def test_a_dict_of_columns_of_different_lengths_is_refused(columns: dict[str, An
 
 
 def test_a_dict_of_columns_shorter_than_the_batch_is_refused() -> None:
-    done = outcome(lambda items: {"a": [1], "b": [2]}, [7, 8], outputs=("a", "b"))
+    done = outcome(lambda items: {"a": [1], "b": [2]}, [7, 8], output=("a", "b"))
     assert results(done) == [{"a": 1, "b": 2}] * 2, "each row alone has its result"
 
 
@@ -529,7 +529,7 @@ def _no_models() -> None:
 
 @pytest.mark.usefixtures("_no_models")
 def test_one_model_at_most_is_held_even_while_the_next_one_is_built() -> None:
-    with running(Model, models=1) as (engine, outcomes):
+    with running(Model, max_models=1, route=str) as (engine, outcomes):
         for key in "abab":
             engine.submit(routed(key, [1]))
             assert results(outcomes.get(timeout=SOON)) == [key]
@@ -540,7 +540,7 @@ def test_one_model_at_most_is_held_even_while_the_next_one_is_built() -> None:
 @pytest.mark.usefixtures("_no_models")
 def test_a_worker_takes_the_batches_of_its_model_first() -> None:
     begin = threading.Barrier(2)
-    with running(Model, models=1) as (engine, outcomes):
+    with running(Model, max_models=1, route=str) as (engine, outcomes):
         engine.submit(routed("a", [begin]))
         for key in "bcabcabca":
             engine.submit(routed(key, [1]))
@@ -553,7 +553,7 @@ def test_a_worker_takes_the_batches_of_its_model_first() -> None:
 @pytest.mark.usefixtures("_no_models")
 def test_a_worker_takes_a_key_that_no_worker_holds_before_an_older_one() -> None:
     busy = {key: threading.Barrier(2) for key in "ax"}
-    with running(Model, models=1, workers=2) as (engine, outcomes):
+    with running(Model, max_models=1, route=str, workers=2) as (engine, outcomes):
         for key, barrier in busy.items():
             engine.submit(routed(key, [barrier, barrier]))
         for barrier in busy.values():
@@ -568,7 +568,7 @@ def test_a_worker_takes_a_key_that_no_worker_holds_before_an_older_one() -> None
 
 @pytest.mark.usefixtures("_no_models")
 def test_a_key_that_cannot_be_built_is_built_once_and_fails_alone() -> None:
-    with running(Model, models=2) as (engine, outcomes):
+    with running(Model, max_models=2, route=str) as (engine, outcomes):
         for thorough in (False, True):
             engine.submit(routed("broken", list(range(256))), thorough=thorough)
             done = outcomes.get(timeout=SOON)
@@ -591,7 +591,7 @@ def test_a_key_that_a_service_refuses_is_built_again() -> None:
         def __call__(self, items: list[Any]) -> list[Any]:
             return items
 
-    with running(Client, models=1) as (engine, outcomes):
+    with running(Client, max_models=1, route=str) as (engine, outcomes):
         found = []
         for _ in range(2):
             engine.submit(routed("a", [1]))
@@ -609,7 +609,7 @@ def test_coroutine_functions_keep_a_model_for_each_key() -> None:
         async def __call__(self, items: list[int]) -> list[int]:
             return items
 
-    with running(Client, models=1, workers=2) as (engine, outcomes):
+    with running(Client, max_models=1, route=str, workers=2) as (engine, outcomes):
         for key in "abab":
             engine.submit(routed(key, [1]))
         for _ in range(4):
@@ -668,7 +668,7 @@ def test_one_deadline_holds_for_all_engines_and_a_thread_that_hangs_is_left() ->
         return items
 
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engines = [engine_for(spec(hanging), outcomes.put) for _ in range(3)]
+    engines = [engine_for(step_of(hanging), outcomes.put) for _ in range(3)]
     for engine in engines:
         engine.start()
         engine.submit(batch_of([1]))
@@ -714,7 +714,7 @@ def test_a_cancellation_that_the_function_raises_itself_is_an_error_of_the_batch
 
 def test_engines_may_be_closed_twice_and_before_they_start(kind: Any) -> None:
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(spec(kind(double)), outcomes.put)
+    engine = engine_for(step_of(kind(double)), outcomes.put)
     close(engine, 0)
     engine.start()
     close(engine)
@@ -734,7 +734,7 @@ def test_the_engine_of_a_caller_computes_in_its_thread(kind: Any) -> None:
         return double(items)
 
     outcomes: list[Outcome] = []
-    engine = CallerEngine(spec(kind(fn)), outcomes.append)
+    engine = CallerEngine(step_of(kind(fn)), outcomes.append)
     engine.start()
     assert engine.slots == 1
     for _ in range(2):
@@ -749,7 +749,7 @@ def test_a_caller_gets_the_error_of_a_class_that_cannot_be_built(kind: Any) -> N
         raise FileNotFoundError("no model.bin")
 
     outcomes: list[Outcome] = []
-    engine = CallerEngine(spec(class_of(init, kind)), outcomes.append)
+    engine = CallerEngine(step_of(class_of(init, kind)), outcomes.append)
     with pytest.raises(FileNotFoundError, match="no model"):
         engine.start()
     close(engine)
@@ -760,7 +760,7 @@ def test_an_interrupt_is_the_callers_and_not_the_answer_of_a_row() -> None:
         raise KeyboardInterrupt
 
     outcomes: list[Outcome] = []
-    engine = CallerEngine(spec(interrupted), outcomes.append)
+    engine = CallerEngine(step_of(interrupted), outcomes.append)
     engine.start()
     with pytest.raises(KeyboardInterrupt):
         engine.submit(batch_of([1, 2]))

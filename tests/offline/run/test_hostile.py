@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from batched import offline
 from batched.errors import RunStopped, SourceError
-from batched.offline.engines import base as _base
-from batched.offline.engines.base import Engine
+from batched.offline.engines import engine as _engine
+from batched.offline.engines.engine import Engine
 from batched.offline.engines.processes import ProcessWorker
 from batched.offline.progress.store import Progress
 from batched.offline.run import coordinator as _run
@@ -102,7 +102,7 @@ def test_an_item_that_is_never_made_does_not_hold_up_the_end(
     assert isinstance(error, Crash)
 
 
-@pytest.mark.parametrize("moment", ["end", "_keep", "_commit"])
+@pytest.mark.parametrize("moment", ["_end", "_keep", "_commit"])
 def test_an_interrupt_loses_no_result_wherever_it_comes(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,7 +461,7 @@ def test_a_second_interrupt_leaves_no_process(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ProcessWorker, "kill", note)
-    monkeypatch.setattr(_base, "join", interrupted)
+    monkeypatch.setattr(_engine, "join", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(same, rows_of(10), tmp_path / "out.parquet", processes=True, workers=2)
     assert len(killed) == 2

@@ -356,18 +356,9 @@ def test_a_notebook_shows_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_report_names_all_outcomes_of_rows() -> None:
-    report = Report(
-        ok=1990,
-        failed=3,
-        filtered=7,
-        skipped=0,
-        recomputed=0,
-        seconds=2.0,
-        output="x.parquet",
-        progress="x.parquet.progress",
-        steps=(),
-        errors={"ValueError": 3},
-    )
+    step = StepCounts("embed", 1990, 3, 0, 20, 1.0, filtered=7)
+    seen = Snapshot(2000, 2000, 0, 0, 2.0, (step,), {"ValueError": 3}, {})
+    report = Report(**vars(seen), output="x.parquet", progress="x.parquet.progress")
     assert str(report) == (
         "1,990 ok, 3 failed, 7 filtered in 2.0 s (996.5 rows/s)\nfailed: 3 x ValueError\nx.parquet"
     )

@@ -27,11 +27,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
 from ..._collate.items import ItemCollator
-from ..._core.request import Batch
+from ..._core.request import Batch, Slice
 from ..._execution.attempts import Outcomes
 from ..._execution.exceptions import trim_traceback
 from ..._execution.execution import Execution
@@ -39,7 +40,7 @@ from ..._execution.memory import drop_locals, is_out_of_memory
 from ..._runtime.async_backend import ends_current_task
 from ...errors import BatchFunctionError, BatchSizeMismatch, TimeLimitExceeded
 from ..failures import error_text, is_memory_error
-from .spec import Outcome, Spec
+from ..step import Step
 
 _logger = logging.getLogger("batched")
 
@@ -53,6 +54,25 @@ Task = tuple[Batch, bool]
 """A batch, and whether the batch is thorough."""
 
 
+@dataclass
+class Outcome:
+    """Outcome of a batch, or the end of all workers."""
+
+    batch: Batch | None
+    """None if the outcome is `fatal`."""
+    slices: list[Slice] = field(default_factory=list)
+    results: Sequence[Any] = ()
+    """For each slice its result, or the exception in its place."""
+    tried: list[int] = field(default_factory=list)
+    """For each slice the number of calls that included the slice."""
+    seconds: float = 0.0
+    """Time from the first call to the end of the last one (s)."""
+    timed_out: bool = False
+    """Whether the whole batch took longer than `timeout_s`, and all its parts succeeded."""
+    fatal: BaseException | None = None
+    """Error of the last worker, which could not be built."""
+
+
 class WorkerClosed(Exception):
     """The engine was closed before or during a call."""
 
@@ -60,13 +80,15 @@ class WorkerClosed(Exception):
 class Worker(ABC):
     """Place where the function computes, for one thread of the engine or several."""
 
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.collator = step.parts.execution.collator
         self.closing = threading.Event()  # no call begins any more
         self.building = threading.RLock()  # held while the function is built
         self.ready = False  # the function is built
         self.failed: BaseException | None = None  # reason why the function cannot be built
-        self.keys = deque[Hashable](maxlen=spec.models)  # routing keys of its instances
+        self.keys = deque[Hashable](maxlen=step.models)  # routing keys of its instances
+        self.warned = False  # a wrong number of results has been logged
 
     def make_ready(self) -> None:
         """Build the function, if it is not built; again after errors of a service.
@@ -75,7 +97,7 @@ class Worker(ABC):
             WorkerClosed: the engine is closed.
             Exception: the function cannot be built.
         """
-        retry, attempt = self.spec.retry, 0
+        attempt = 0
         while not self.ready or self.closing.is_set():
             with self.building:
                 if self.closing.is_set():
@@ -86,6 +108,7 @@ class Worker(ABC):
                     self.ready = self.ready or self.start()
                 except BaseException as error:
                     attempt += 1
+                    retry = self.step.call_retry
                     if attempt >= retry.attempts or not retry.is_due(error):
                         self.failed = error
                     else:
@@ -120,7 +143,7 @@ class BatchRun:
 
     def __init__(self, worker: Worker, task: Task) -> None:
         self._worker = worker
-        self._spec = worker.spec
+        self._step = worker.step
         self._batch, self._thorough = task
         self._start = perf_counter()
         self._calls = 0  # calls of the function that have begun
@@ -146,7 +169,7 @@ class BatchRun:
     def _execution(self, call: Callable[..., Any]) -> Execution:
         return Execution(
             call,
-            self._spec.collator,
+            self._worker.collator,
             splits=self._splits,
             isolates=self._isolates,
             ends_task=ends_current_task,
@@ -158,7 +181,6 @@ class BatchRun:
             raise self._stopped
         failed = any(issubclass(type(each), BaseException) for each in results)
         return Outcome(
-            self._spec.step,
             self._batch,
             slices,
             results,
@@ -198,14 +220,14 @@ class BatchRun:
 
     async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
         self._begin()
-        limit = asyncio.timeout(self._spec.timeout_s)
+        limit = asyncio.timeout(self._step.timeout_s)
         try:
             async with limit:
                 output = await self._worker.call(*args, **kwargs)
             return self._rows(output)
         except BaseException as error:
             if limit.expired() and isinstance(error, TimeoutError):
-                raise time_limit_exceeded(self._spec) from error
+                raise time_limit_exceeded(self._step) from error
             if is_memory_error(error):  # later, frames that cannot be cleared are above the user's
                 drop_locals(trim_traceback(error))
             raise
@@ -218,16 +240,16 @@ class BatchRun:
 
     def _isolates(self, error: BaseException) -> bool:
         """Return whether the halves of a failed part are tried."""
-        spec = self._spec
-        if self._over is not None or not spec.isolate_errors:
+        step = self._step
+        if self._over is not None or not step.isolate_errors:
             return False
         self._failures += 1
         if self._calls == 1:
             self._timed_out = isinstance(error, TimeLimitExceeded)
-        if isinstance(error, BatchSizeMismatch) and not spec.warned:
-            spec.warned = True
+        if isinstance(error, BatchSizeMismatch) and not self._worker.warned:
+            self._worker.warned = True
             _logger.warning("%s; it is called with fewer items, down to one", error)
-        if self._thorough or spec.retry.is_due(error):
+        if self._thorough or step.call_retry.is_due(error):
             return self._thorough
         # no call has succeeded
         if self._failures >= _FAILURES and self._calls <= self._failures + self._too_big:
@@ -240,7 +262,7 @@ class BatchRun:
         Raises:
             BatchFunctionError: the columns are no lists of one length.
         """
-        names, are_items = self._spec.outputs, isinstance(self._spec.collator, ItemCollator)
+        names, are_items = self._step.outputs, isinstance(self._worker.collator, ItemCollator)
         if len(names) < 2 or not are_items or not isinstance(output, Mapping):
             return output
         try:
@@ -248,7 +270,7 @@ class BatchRun:
             return [dict(zip(names, row, strict=True)) for row in rows]
         except (KeyError, TypeError, ValueError):
             raise BatchFunctionError(
-                f"{self._spec.name} returned a dict; it must have a list for each of the columns "
+                f"{self._step.name} returned a dict; it must have a list for each of the columns "
                 f"{', '.join(names)}, all of one length"
             ) from None
 
@@ -270,10 +292,10 @@ class Engine:
         self._report = report
         self._workers = [*workers]
         self._threads_each = threads_each
-        self._spec = workers[0].spec
+        self._step = workers[0].step
         self._threads = [
             threading.Thread(
-                target=self._work, args=(worker,), name=f"batched-{self._spec.name}", daemon=True
+                target=self._work, args=(worker,), name=f"batched-{self._step.name}", daemon=True
             )
             for worker in workers
             for _ in range(threads_each)
@@ -339,9 +361,9 @@ class Engine:
             self._workers.remove(worker)
         worker.close()
         if self._workers:
-            note_loss(self._spec, error)
+            note_loss(self._step, error)
         else:
-            self._report(Outcome(self._spec.step, None, fatal=error))
+            self._report(Outcome(None, fatal=error))
 
     def _serve(self, worker: Worker) -> None:
         """Run batches until `stop`. Raise the error of a worker that must leave."""
@@ -366,7 +388,7 @@ class Engine:
                 self._changed.wait()
             if self._stopped or not self._tasks:
                 return None
-            place = self._place_for(worker) if self._spec.models else 0
+            place = self._place_for(worker) if self._step.models else 0
             task = self._tasks[place]
             del self._tasks[place]
             return task
@@ -385,19 +407,19 @@ class Engine:
         return place
 
 
-def note_loss(spec: Spec, error: BaseException) -> None:
+def note_loss(step: Step, error: BaseException) -> None:
     """Log that a worker of a step could not be built, and others go on."""
     _logger.warning(
         "step %r goes on with a worker less, which could not be built: %s",
-        spec.name,
+        step.name,
         error_text(error).error,
     )
 
 
-def time_limit_exceeded(spec: Spec) -> TimeLimitExceeded:
+def time_limit_exceeded(step: Step) -> TimeLimitExceeded:
     """Return the error of a call that was ended."""
     return TimeLimitExceeded(
-        f"{spec.name} took longer than timeout_s={spec.timeout_s:g}, and was ended"
+        f"{step.name} took longer than timeout_s={step.timeout_s:g}, and was ended"
     )
 
 

@@ -1,0 +1,56 @@
+"""Ray: setting of a run, for a cluster on which functions compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checks import check_amount, check_whole
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Setting of `run`: functions compute in actors of a Ray cluster, `workers` of them a step.
+
+    Coroutine functions stay in the driver, on its loop. Needs the extra `ray`, and the same
+    versions of Python, Ray and this library on all nodes. The driver joins the cluster at
+    `address`, or the cluster that it runs in; without either it starts a cluster on this machine.
+
+    Raises:
+        TypeError, ValueError: a setting is of the wrong type or out of its range.
+        ImportError: the extra is missing.
+    """
+
+    address: str | None = None
+    """Address of the cluster, as `ray.init` takes it."""
+    num_cpus: float = 1
+    """CPUs of each actor, of steps without their own `num_cpus`; may be a part of one."""
+    num_gpus: float = 0
+    """GPUs of each actor, of steps without their own `num_gpus`."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom resources of each actor, by name."""
+    runtime_env: Mapping[str, Any] | None = None
+    """Runtime environment of the actors, as Ray takes it: packages, files, variables."""
+    startup_timeout_s: float = 300
+    """Longest time in which a step has no actor (s)."""
+    max_in_flight: int = 2
+    """Batches sent to an actor and not yet answered; at least 1."""
+
+    def __post_init__(self) -> None:
+        amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
+        for name, value in {**amounts, "startup_timeout_s": self.startup_timeout_s}.items():
+            check_amount(f"Ray: {name}", value)
+        check_whole("Ray: max_in_flight", self.max_in_flight)
+        import_ray()
+
+
+def import_ray() -> Any:
+    """Return the module `ray`."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            "offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
+        ) from error
+    return ray

@@ -1,0 +1,77 @@
+"""Function of a step: how a worker builds the function, and how it travels to another process."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from ...errors import RemoteError
+from ..failures import error_text
+from ..step import Step, unwrap
+
+
+def build(step: Step) -> Callable[..., Any]:
+    """Return the function with its extra arguments, or a new instance of the class."""
+    func, args, kwargs = unwrap(step.fn), step.args, step.kwargs
+    if inspect.isclass(func):
+        built: Any = _Models(step) if step.models else func(*args, **kwargs)
+        return built  # type: ignore[no-any-return]  # `Step` has checked that it is callable
+    return lambda *items, **features: func(*items, *args, **features, **kwargs)
+
+
+def pickle_step(step: Step) -> bytes:
+    """Return the step for another process, which builds its function.
+
+    Raises:
+        TypeError: the function cannot be sent.
+    """
+    remote = replace(  # without the functions of single rows, which the driver calls
+        step,
+        output=step.outputs,
+        length=None,
+        preprocess=None,
+        postprocess=None,
+        where=None,
+        route=None if step.route is None else str,
+    )
+    try:
+        data: bytes = cloudpickle.dumps(remote)
+    except Exception as error:
+        raise TypeError(
+            f"{step.name}, or what its args= and kwargs= hold, cannot be sent to another "
+            f"process ({type(error).__name__}: {error}); define it in a module that can be "
+            "imported, and load what it needs in the __init__ of a class"
+        ) from error
+    return data
+
+
+class _Models:
+    """Instances of a class, one for each routing key; the least recently used one is dropped."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._models: dict[str, Callable[..., Any]] = {}  # least recently used first
+        self._failed: dict[str, RemoteError] = {}  # keys without an instance, which cannot be built
+
+    def __call__(self, items: list[Any], key: str) -> Any:
+        models, failed, step = self._models, self._failed, self._step
+        if key not in models and key not in failed:
+            if len(models) == step.models:
+                del models[next(iter(models))]
+                gc.collect()  # a model may be part of a circle; its memory is needed now
+            try:
+                models[key] = unwrap(step.fn)(key, *step.args, **step.kwargs)
+            except Exception as error:
+                if step.call_retry.is_due(error):
+                    raise
+                # not as a memory error, for which the size of the batch is no reason
+                failed[key] = RemoteError(*error_text(error))
+        if key in failed:
+            raise failed[key].with_traceback(None)
+        models[key] = model = models.pop(key)
+        return model(items)
