@@ -1,5 +1,5 @@
-"""Coverage is measured in the tests of some packages only; the other tests of offline runs take half
-the time without it.
+"""Coverage is measured in the tests of some packages only; the other tests of offline runs take
+half the time without it.
 """
 
 from __future__ import annotations
