@@ -18,7 +18,7 @@ import pytest
 import batched
 from batched._collate.features.settings import FeatureSettings
 from batched._core.policy import BatchPolicy
-from batched._function.batcher import Options
+from batched._function.settings import Options
 from chat_server import Asked, Reply, answer, chat_server
 
 pytestmark = pytest.mark.once

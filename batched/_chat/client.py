@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 from .._function.batched import Batched
-from .._function.batcher import BatchFunction, Options
+from .._function.function import BatchFunction
+from .._function.settings import Options
 from .._services.prompts import Prompt
 from .endpoint import Endpoint
 from .questions import ChatPreparation, Question

@@ -26,11 +26,13 @@ from .._runtime.settling import answer_of
 from .._runtime.shift import within_run
 from .._runtime.wakers import Future, Lock, blocking_waker, waker_here
 from ..stats import Stats
-from .batcher import Batcher, BatchFunction, Parts, Settings
+from .batcher import Batcher
+from .function import BatchFunction, Parts
 from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
 from .requests import MISSING
+from .settings import Settings
 
 if TYPE_CHECKING:
     from typing import Self, Unpack

@@ -21,10 +21,11 @@ from typing import (
 from .._collate.features.settings import FeatureSettings
 from .._core.policy import BatchPolicy
 from .batched import AsyncBatched, Batched
-from .batcher import BatchFunction, InferenceSettings, Options, Settings
+from .function import BatchFunction
 from .inference import AsyncBatchedInference, BatchedInference
 from .method import BatchedMethod
 from .requests import MISSING
+from .settings import InferenceSettings, Options, Settings
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from .._runtime.wakers import Future
-    from .batcher import InferenceSettings
+    from .settings import InferenceSettings
 
 U = TypeVar("U")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MappingView
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from .._collate.arguments import Binder
@@ -24,22 +25,20 @@ MISSING: Final[Any] = _Missing()
 SINGLE: Final = frozenset({str, bytes, int, float, bool, dict, tuple, type(None)})
 """Types of most items."""
 
-CHECKED_TYPES: Final = 64
-"""Limit of further types of items that a parser remembers as accepted."""
-
 ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range)
 """Classes of instances that are more likely many items than one."""
 
 TABLES: Final = {
-    ("numpy", "ndarray"),
-    ("pandas", "DataFrame"),
-    ("pandas", "Index"),
-    ("pandas", "Series"),
-    ("polars", "DataFrame"),
-    ("polars", "Series"),
+    "numpy.ndarray",
+    "pandas.DataFrame",
+    "pandas.Index",
+    "pandas.Series",
+    "polars.DataFrame",
+    "polars.Series",
 }
-"""More of these classes, by package and name. A tensor is not among them: there are no tensors of
-texts, and a tensor is a usual item.
+"""More of these classes, by package and name.
+
+A tensor is not among them: there are no tensors of texts, and a tensor is a usual item.
 """
 
 
@@ -75,7 +74,6 @@ class ItemRequestParser:
         short = name.rpartition(".")[2]
         binder.hint = f"; many items are passed as one list, {short}([...])"
         self._length = length
-        self._single = set(SINGLE)  # types of which an instance is one item
 
     def parse(
         self,
@@ -102,7 +100,7 @@ class ItemRequestParser:
             else self._binder.bind(args, kwargs)
         )
         lengths: list[int] | None = None
-        if not single and type(item) not in self._single:
+        if not single and type(item) not in SINGLE:
             if isinstance(item, list):
                 items, order = list(item), None
                 if self._length is not None:
@@ -111,25 +109,17 @@ class ItemRequestParser:
                     items = list(map(items.__getitem__, order))
                     lengths = list(map(lengths.__getitem__, order))
                 return Request(items, len(items), group, waker, True, owner, lengths, order)
-            self._refuse_many(item)
+            kind: Any = type(item)
+            if _is_many(kind, self._binder.items_annotation):
+                self._refuse_many(item)
         if self._length is not None:
             lengths = validate_lengths(self._name, [self._length(item)])
         return Request(item, 1, group, waker, False, owner, lengths)
 
     def _refuse_many(self, item: Any) -> None:
-        """Remember the type of `item` if its instances are items.
-
-        Raises:
-            TypeError: `item` is more likely many items, and the annotation of the function does not
-                say otherwise.
-        """
+        """Raise a TypeError, unless `item` is an array without axes."""
         kind = type(item)
-        many = _is_collection(kind)
-        if many and getattr(item, "ndim", 1) == 0:
-            return
-        if not many or _is_named(kind, self._binder.items_annotation):
-            if len(self._single) < CHECKED_TYPES + len(SINGLE):
-                self._single.add(kind)
+        if getattr(item, "ndim", 1) == 0:
             return
         name, short = self._name, self._name.rpartition(".")[2]
         entries = 'xs["column"]' if kind.__name__.endswith("DataFrame") else "xs"
@@ -213,13 +203,11 @@ class FeatureRequestParser:
         _: bool,
         /,
     ) -> Request:
+        by_keyword = False
         if item is MISSING:
             name = self._binder.items_name or ""
-            item, kwargs = (
-                (kwargs.pop(name), kwargs)
-                if isinstance(kwargs.get(name), Mapping)
-                else (_Keywords(kwargs), {})
-            )
+            by_keyword = not isinstance(kwargs.get(name), Mapping)
+            item, kwargs = (kwargs, {}) if by_keyword else (kwargs.pop(name), kwargs)
         elif not isinstance(item, Mapping):
             raise CollationError(
                 f"{self._name} takes a mapping of features, or features by "
@@ -227,19 +215,16 @@ class FeatureRequestParser:
             )
         try:
             features = self._parser.parse(item)
-            arguments = self._binder.bind(
-                args, kwargs, tuple([spec.name for spec in features.specs]) if self._spread else ()
-            )
+            names = tuple([spec.name for spec in features.specs]) if self._spread else ()
+            arguments = self._binder.bind(args, kwargs, names)
         except CollationError as error:
-            if isinstance(item, _Keywords) and item:
-                raise CollationError(
-                    f"{error} (keywords are features; other arguments go next to "
-                    "a mapping of features)"
-                ) from None
-            raise
+            if not by_keyword or not item:
+                raise
+            raise CollationError(
+                f"{error} (keywords are features; other arguments go next to a mapping of features)"
+            ) from None
         except TypeError as error:
-            missing = str(error).partition("missing a required ")[2]
-            if self._spread or not any(repr(name) in missing for name in item):
+            if self._spread or not any(repr(name) in str(error) for name in item):
                 raise
             raise TypeError(
                 f"{error}; it gets one dict of features, or, with spread_kwargs=True, each by name"
@@ -252,24 +237,23 @@ class FeatureRequestParser:
             waker,
             False,
             owner,
-            lengths=lengths,
+            lengths,
         )
 
 
-class _Keywords(dict[str, Any]):
-    """Features passed by keyword."""
+@lru_cache
+def _is_many(kind: type, annotation: str) -> bool:
+    """Return whether an instance of `kind` is more likely many items than one.
 
-
-def _is_collection(kind: type) -> bool:
-    """Return whether an instance of `kind` is more likely many items than one."""
+    It is one item if `annotation`, of the parameter for the items, is a list of these.
+    """
     if issubclass(kind, ITERABLES):
-        return not hasattr(kind, "read")  # a file is one item
-    names = {(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__}
-    return not names.isdisjoint(TABLES)
-
-
-def _is_named(kind: type, annotation: str) -> bool:
-    """Return whether `annotation`, of a list of items, names the class `kind` for an item."""
-    names = {each.__name__ for each in kind.__mro__} - {"object"}
-    names |= {"NDArray", "Iterator", "Generator"}  # other names of arrays, and of iterators
-    return any(name in annotation.partition("[")[2] for name in names)
+        if hasattr(kind, "read"):  # a file
+            return False
+    elif TABLES.isdisjoint(
+        f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in kind.__mro__
+    ):
+        return False
+    # further names of arrays, and of iterators
+    names = {"NDArray", "Iterator", "Generator", *(each.__name__ for each in kind.__mro__)}
+    return not any(name in annotation.partition("[")[2] for name in names - {"object"})

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from .._core.policy import BatchPolicy
 from .._function.batched import Batched
-from .._function.batcher import BatchFunction, Options, Settings
+from .._function.function import BatchFunction
 from .._function.requests import MISSING
+from .._function.settings import Options, Settings
 from .._runtime.shift import within_run
 from .._services.prompts import Prompt, is_prompt
 from .row import FinishReason, PreparedPrompt, Row, text_of

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._function.batched import _BatchedBase, parts_of
-from .._function.batcher import BatchFunction, Options, Parts
+from .._function.function import BatchFunction, Parts
 from .._function.method import BatchedMethod
+from .._function.settings import Options
 from .checks import check_amount, check_whole
 from .retry import Retry
 

@@ -20,7 +20,7 @@ import pytest
 
 import batched
 from batched._collate.features.settings import FeatureSettings
-from batched._function.batcher import InferenceSettings, Settings
+from batched._function.settings import InferenceSettings, Settings
 
 
 @batched.dynamically
@@ -96,10 +96,6 @@ def of_one_text(text: str) -> int:
     return len(text)
 
 
-def of_perhaps_a_number(number: float | None, scale: float = 1.0) -> float:
-    return (number or 0.0) * scale
-
-
 def of_one_row(row: dict[str, Any]) -> int:
     return len(row)
 
@@ -135,7 +131,6 @@ class OfOne:
     ("func", "takes"),
     [
         (of_one_text, "text: str"),
-        (of_perhaps_a_number, "number: float | None"),
         (of_one_row, "row: dict[str, Any]"),
         (of_an_evaluated_one, "text: str"),
         (of_one_awaited, "key: bytes"),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import batched
-from batched._function import requests
 
 if TYPE_CHECKING:
     import nowhere  # type: ignore[import-not-found]
@@ -191,11 +190,3 @@ def test_a_single_value_of_numpy_is_one_item(item: Any) -> None:
 def test_a_tensor_is_one_item() -> None:
     torch = pytest.importorskip("torch")
     assert embed(torch.zeros(2, 3)) == "Tensor"
-
-
-def test_items_of_ever_other_types_leave_no_more_than_some_of_those_behind() -> None:
-    kinds = requests.CHECKED_TYPES
-    fn: Any = batched.dynamically(lambda items: items)
-    for number in range(3 * kinds):
-        fn(type(f"Kind{number}", (), {})())
-    assert len(fn._batcher.requests._single) <= kinds + len(requests.SINGLE)

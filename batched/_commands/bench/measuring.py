@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..._function.batched import parts_of
-from ..._function.batcher import BatchFunction
+from ..._function.function import BatchFunction
 from ..load import Calls, measure_calls
 from .advice import BatchTime
 from .target import AnyBatched, Target

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ... import AsyncBatched, Batched, BatchedError, BatchedInference, BatchedMethod
-from ..._function.batcher import BatchFunction, Options
+from ..._function.function import BatchFunction
 from ..._function.inference import AsyncBatchedInference
+from ..._function.settings import Options
 from ..reference import argument_error, describe, first_line, import_attribute
 
 AnyBatched = Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]

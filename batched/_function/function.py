@@ -1,0 +1,209 @@
+"""A batch function, and the parts that run batches of it."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Final, Literal, NamedTuple
+
+from .._collate.arguments import Binder
+from .._collate.collator import Collator
+from .._collate.features.collate import FeatureCollator
+from .._collate.features.parse import FeatureParser
+from .._collate.items import ItemCollator
+from .._execution.execution import Execution, is_failure, never
+from .._execution.memory import is_out_of_memory
+from .._runtime.async_backend import ends_current_task, is_notebook
+from .requests import (
+    FeatureRequestParser,
+    ItemRequestParser,
+    Preparation,
+    PreparedRequestParser,
+    RequestParser,
+)
+from .settings import Options
+
+ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str"}
+"""Names of types, as in annotations, that are no lists."""
+
+Kind = Literal["function", "method", "static", "class"]
+"""Object that attribute access binds: the instance, nothing ("static"), or the class.
+
+Called unbound, as by a decorator above it, a "method" takes its first argument as the instance, and
+a "function" as the items.
+"""
+
+
+@dataclass(frozen=True)
+class BatchFunction:
+    """The function that the user wrote, and its settings."""
+
+    func: Callable[..., Any]
+    kind: Kind
+    coroutine: bool
+    options: Options
+    warned: set[str] = field(default_factory=set, compare=False)
+    """Warnings already issued, once per decorated function."""
+    preparation: Preparation | None = None
+    """Preparation of its items; None: callers pass them as they are."""
+
+    @classmethod
+    def of(cls, func: object, options: Options, *, coroutines: bool) -> BatchFunction:
+        """Return the batch function made of `func`; `coroutines` tells whether it may be one.
+
+        Raises:
+            TypeError: `func` cannot be batched.
+        """
+        declared: Kind | None = None
+        if isinstance(func, (staticmethod, classmethod)):
+            declared = "static" if isinstance(func, staticmethod) else "class"
+            func = func.__func__
+        if inspect.isclass(func) or not callable(func):
+            what = "a list" if options.features is None else "a dict of features"
+            raise TypeError(
+                f"only a function that takes {what} can be batched, got {func!r}; "
+                "settings are passed by keyword"
+            )
+        name = options.name or getattr(func, "__qualname__", None) or type(func).__qualname__
+        if _is(inspect.isgeneratorfunction, func) or _is(inspect.isasyncgenfunction, func):
+            raise TypeError(
+                f"{name} is a generator function; a batch function returns all its results at once"
+            )
+        parameters = _parameters(func)
+        kind = declared or _kind_of(func, parameters)
+        if options.features is None and parameters:
+            bound = kind in ("method", "class")
+            _refuse_function_of_one(name, parameters[1:] if bound else parameters)
+        coroutine = _is(inspect.iscoroutinefunction, func)
+        if coroutine and not coroutines:
+            where = "batched.aio" if options.features is None else "batched.aio.inference"
+            raise TypeError(f"{name} is a coroutine function; decorate it with {where}.dynamically")
+        return cls(func, kind, coroutine, replace(options, name=name))
+
+    def __post_init__(self) -> None:
+        if self.coroutine and self.options.policy.prefetch:
+            raise TypeError(
+                f"{self.name} is a coroutine function, whose batches are collated on the loop that "
+                "runs it; prefetch needs a plain one"
+            )
+
+    @property
+    def name(self) -> str:
+        assert self.options.name is not None
+        return self.options.name
+
+    def warn_of_blocking(self) -> None:
+        """Warn the first caller that blocks an event loop, except in a notebook.
+
+        The loop of a notebook has nothing else to do.
+        """
+        if "blocking" not in self.warned and not is_notebook():
+            self.warned.add("blocking")
+            warnings.warn(
+                f"waiting for {self.name} blocks the event loop of this thread, so that no other "
+                "call from there can join its batch; "
+                f"use `await {self.name}.acall(...)`",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    @cached_property
+    def _unbound(self) -> Binder:
+        return Binder(self.func, self.name, leading=0 if self._spreads else 1)
+
+    @cached_property
+    def _bound(self) -> Binder:
+        return Binder(self.func, self.name, leading=1 if self._spreads else 2)
+
+    @property
+    def _spreads(self) -> bool:
+        return self.options.features is not None and self.options.features.spread_kwargs
+
+    def parts(self, *, bound: bool) -> Parts:
+        """Return new parts, for calls with (`bound`) or without an owner before the items."""
+        options, name = self.options, self.name
+        binder = self._bound if bound else self._unbound
+        requests: RequestParser
+        collator: Collator
+        if options.features is None:
+            requests = (
+                ItemRequestParser(name, binder, options.item_length)
+                if self.preparation is None
+                else PreparedRequestParser(name, binder, options.item_length, self.preparation)
+            )
+            collator = ItemCollator(name)
+        else:
+            collator = FeatureCollator(name, options.features, self.warned)
+            parser = FeatureParser(
+                name, options.features, options.length, collator.devices, self.warned
+            )
+            spread = options.features.spread_kwargs
+            requests = FeatureRequestParser(name, binder, parser, spread=spread)
+        execution = Execution(
+            self.func,
+            collator,
+            splits=is_out_of_memory if options.on_oom == "split" else never,
+            isolates=is_failure if options.isolate_errors else never,
+            ends_task=ends_current_task,
+        )
+        return Parts(self, None, requests, execution)
+
+
+class Parts(NamedTuple):
+    """Parts that run batches of a function; a `Batcher` adds queue, workers and statistics."""
+
+    function: BatchFunction
+    owner: object
+    """Instance, or class, of a bound method; None otherwise, and in the parts of a batcher."""
+    requests: RequestParser
+    execution: Execution
+    """The function, and the collator."""
+
+
+def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(func).parameters.values())
+    except Exception:  # builtins need not have a signature; late annotations may not be there yet
+        return None
+
+
+def _refuse_function_of_one(name: str, parameters: Sequence[inspect.Parameter]) -> None:
+    """Raise a TypeError if the annotation of the first parameter is a type of one item."""
+    for first in parameters[:1]:
+        annotation = inspect.formatannotation(first.annotation).strip("'")
+        if annotation.partition("[")[0] in ONE_ITEM:
+            raise TypeError(
+                f"{name} takes one item ({first.name}: {annotation}); a batch function takes a "
+                f"list, `{first.name}: list[{annotation}]`, and returns one result per item"
+            )
+
+
+def _kind_of(func: object, parameters: Sequence[inspect.Parameter] | None) -> Kind:
+    """Return the object that attribute access binds.
+
+    A function of the items alone is no method: it may be the default of a dataclass.
+    """
+    if isinstance(func, types.MethodType) or not hasattr(type(func), "__get__"):
+        return "static"
+    if parameters is None:
+        return "function"
+    if len(parameters) > 1 and parameters[0].name in ("self", "cls"):
+        return "method"
+    needed = [
+        each
+        for each in parameters
+        if each.kind <= each.VAR_POSITIONAL and each.default is each.empty
+    ]
+    several = len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
+    return "function" if several else "static"
+
+
+def _is(check: Callable[[object], bool], func: object) -> bool:
+    """Return the answer of `check` for `func` or, if `func` is an object, for its `__call__`."""
+    while isinstance(func, partial):
+        func = func.func
+    return check(func) or check(type(func).__call__)

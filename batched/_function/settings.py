@@ -1,0 +1,136 @@
+"""Settings of a decorator, and their checks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
+
+from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
+from .._core.policy import BatchPolicy, Flush, OnFull
+from ..stats import BatchRecord
+
+Part = TypeVar("Part", BatchPolicy, FeatureSettings)
+OnOom = Literal["split", "raise"]
+
+OTHER_SETTINGS: Final = ("length", "on_oom", "isolate_errors", "on_batch", "name")
+"""Settings that are neither the scheduler's nor the collator's."""
+
+
+class Settings(TypedDict, total=False):
+    """The settings of a decorator; each is explained in `BatchPolicy` or `Options`."""
+
+    batch_size: int
+    timeout_ms: float
+    small_batch_threshold: int
+    flush: Flush
+    max_batch_tokens: int | None
+    max_queue_size: int | None
+    on_full: OnFull
+    queue_timeout_ms: float | None
+    max_concurrent_batches: int
+    prefetch: int
+    isolate_errors: bool
+    on_batch: Callable[[BatchRecord], object] | None
+    length: Callable[[Any], float] | None
+    on_oom: OnOom
+    name: str
+
+
+class InferenceSettings(Settings, total=False):
+    """Settings of the tensor variant; `FeatureSettings` explains the additions.
+
+    `spread_kwargs` is absent, since it changes types.
+    """
+
+    pad_token: Mapping[str, Any]
+    pad_tokens: Mapping[str, Any]
+    padding_side: PaddingSide
+    pad_to_multiple_of: int
+    unpad: Unpad
+    device: Device | None
+    output_device: Device | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """Valid settings of a decorator."""
+
+    policy: BatchPolicy = field(default_factory=BatchPolicy)
+    features: FeatureSettings | None = None
+    """Settings of the tensor variant; None in the plain one."""
+    length: Callable[[Any], float] | None = None
+    """Function that returns the length of an item, so that items of like length run together.
+
+    None: the length of its rows (tensor variant), or unknown.
+    """
+    on_oom: OnOom = "raise"
+    """Second attempts, in halves, at a batch that runs out of memory; "raise": none."""
+    isolate_errors: bool = False
+    """Second attempts at the halves of a batch that failed, to find the items that fail alone."""
+    on_batch: Callable[[BatchRecord], object] | None = None
+    """An observer, called with a record of each batch after its callers have been answered."""
+    name: str | None = None
+    """For messages and thread names; the function's qualified name if not given."""
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not isinstance(self.name, str):
+            raise TypeError(f"name must be a string, got {self.name!r}")
+        if self.length is not None and not callable(self.length):
+            raise TypeError(
+                f"length must be a function of an item that returns its length, got {self.length!r}"
+            )
+        if self.on_oom not in get_args(OnOom):
+            raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
+        if not isinstance(self.isolate_errors, bool):
+            raise TypeError(f"isolate_errors must be True or False, got {self.isolate_errors!r}")
+        observer: Any = self.on_batch
+        if observer is not None and (
+            not callable(observer)
+            or any(map(inspect.iscoroutinefunction, (observer, observer.__call__)))
+        ):
+            raise TypeError(f"on_batch must be a plain function of a BatchRecord, got {observer!r}")
+
+    @property
+    def item_length(self) -> Callable[[Any], float] | None:
+        """`length` of the plain variant; a budget of tokens needs one."""
+        return (
+            len if self.length is None and self.policy.max_batch_tokens is not None else self.length
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return every setting of the decorator by name."""
+        features = {} if self.features is None else vars(self.features)
+        own = {name: getattr(self, name) for name in OTHER_SETTINGS}
+        return vars(self.policy) | features | own
+
+    def updated(self, settings: Mapping[str, Any]) -> Options:
+        """Return these options with other `settings`.
+
+        Raises:
+            TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
+        """
+        changes = dict(settings)
+        if self.features is not None and "pad_tokens" in changes:
+            if "pad_token" in changes:
+                raise TypeError("pad_token and pad_tokens are the same setting; give one of them")
+            changes["pad_token"] = changes.pop("pad_tokens")
+        policy = replace_known(self.policy, changes)
+        features = None if self.features is None else replace_known(self.features, changes)
+        own = {name: changes.pop(name) for name in OTHER_SETTINGS if name in changes}
+        if changes:
+            from difflib import get_close_matches
+
+            unknown, known = next(iter(changes)), list(self.settings())
+            alike = get_close_matches(unknown, known, 1)
+            names = f"the settings are {', '.join(known)}"
+            hint = f"did you mean {alike[0]!r}?" if alike else names
+            raise TypeError(f"there is no setting {unknown!r}; {hint}")
+        return replace(self, policy=policy, features=features, **own)
+
+
+def replace_known(part: Part, changes: dict[str, Any]) -> Part:
+    """Return `part` with its settings among `changes` replaced, and remove them from `changes`."""
+    known = [setting.name for setting in fields(part)]
+    return replace(part, **{name: changes.pop(name) for name in known if name in changes})
