@@ -1,120 +1,61 @@
-"""Edits of user code between two processes: some must be noticed, and some must not."""
+"""Edits of user code between two runs: some must be noticed, and some must not."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import importlib
+import inspect
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
+from steps_of_users import Load, load, step, step_in
+
+import batched
 import batched.offline.identity
 from batched.offline.identity.code import difference, fingerprint
+from batched.offline.identity.syntax import find_tree
 
-PROGRAM = """
-import json, sys
-from types import SimpleNamespace
-sys.path.append({library!r})  # identity alone, which other Pythons can import without extras
-from identity.code import fingerprint
-
-def show(steps):
-    print(json.dumps(fingerprint(SimpleNamespace(
-        fn=steps.fn, name=getattr(steps, "name", "embed"), version=None,
-        args=getattr(steps, "args", ()), kwargs=getattr(steps, "kwargs", {{}}), input=["text"],
-        output=["vector"], preprocess=None, postprocess=None, route=None))))
-"""
-RUN = "import steps\nshow(steps)\n"
+__all__ = ["load"]
 
 
-def fingerprints(
-    folder: Path,
-    files: Mapping[str, str],
-    program: str = RUN,
-    python: str = sys.executable,
-    seed: str = "0",
-) -> list[dict[str, Any]]:
-    """Return the fingerprints that a new process shows of modules with these sources."""
-    folder.mkdir(exist_ok=True)
-    for name, source in files.items():
-        (folder / f"{name}.py").write_text(source)
-    done = subprocess.run(
-        [python, "-c", PROGRAM.format(library=str(LIBRARY)) + program],
-        cwd=folder,
-        env={"PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-LIBRARY = Path(batched.offline.identity.__file__).parents[1]
-
-
-@dataclasses.dataclass
-class Edit:
+class Edit(NamedTuple):
     """One word of a module that is edited."""
 
     source: str
     """Source of the module `steps`; {} stands for the word."""
     before: str
     after: str
-    message: str
+    message: str = "its code differs"
     """The difference, after the name of the step."""
     module: str | None = None
     """Source of another module, `settings`; the word is there instead."""
 
 
+CLASS = "class Model:\n def __call__(self, items): return items\n"
 NOTICED = {
-    "a module constant": Edit(
-        "DEVICE = '{}'\ndef fn(items): return [(x, DEVICE) for x in items]",
-        *("cpu", "cuda", "the global DEVICE was 'cpu' and is 'cuda'"),
-    ),
-    "a helper in the same module": Edit(
-        "def fn(items): return [*map(clean, items)]\ndef clean(text): return text.{}()",
-        *("upper", "lower", "its helper clean() differs"),
-    ),
-    "a constant of a helper's helper": Edit(
-        "N = {}\ndef fn(x): return f(x)\ndef f(x): return (lambda: g(x))()\ndef g(x): return N",
-        *("1", "2", "the global N was 1 and is 2"),
-    ),
-    "an instance": Edit(
-        (
-            "class Scale:\n"
-            " def __init__(self, by): self.by, self.calls = by, 0\n"
-            " def __call__(self, items): self.calls += 1; return [x * self.by for x in items]\n"
-            "fn = Scale({})"
-        ),
-        *("2", "3", "the attribute by of Scale differs"),
-    ),
-    "a bound method": Edit(
-        (
-            "class Model:\n"
-            " def __init__(self, words): self.words = words\n"
-            " def embed(self, items): return [x in self.words for x in items]\n"
-            "fn = Model({}).embed"
-        ),
-        *("['a']", "['b']", "the attribute words of Model differs"),
-    ),
-    "a partial": Edit(
-        "import functools\ndef f(items, by): return items * by\nfn = functools.partial(f, by={})",
-        *("2", "3", "its code differs"),
-    ),
-    "an argument object": Edit(
-        (
-            "class Config:\n def __init__(self, **settings): self.__dict__ = settings\n"
-            "def fn(items, config): return items\nargs = Config(layers=[1, {}]),"
-        ),
-        *("2", "3", "the attribute layers of Config differs"),
+    "an operator": Edit("def fn(a): return {}", "a", "-a"),
+    "a coroutine": Edit("{}def fn(a): return a", "", "async "),
+    "an asynchronous loop": Edit("async def fn(a): return [x {}for x in a]", "async ", ""),
+    "a float": Edit("def fn(a): return {}", "1", "1.0"),
+    "a bool": Edit("def fn(a): return {}", "1", "True"),
+    "bytes": Edit("def fn(a): return {}", "'x'", "b'x'"),
+    "a conversion": Edit("def fn(a): return f'{{a!{}:>{{9}}}}'", "r", "s"),
+    "a pattern": Edit("def fn(a):\n match a:\n  case {}: return 1", "None", "False"),
+    "a lambda": Edit("fn = lambda a: {}", "a", "not a"),
+    "a lambda on the same line": Edit("fn = [lambda a: 1, lambda a: 2][{}]", "0", "1"),
+    "a lambda within a lambda": Edit("f = lambda: lambda: 3\nfn = {}", "f", "f()"),
+    "a closure": Edit(
+        "def f(n):\n def g(a): return n\n return g\nfn = f({})",
+        *("lambda x: 1", "lambda x: 2", "the variable n of f.<locals>.g() differs"),
     ),
     "a list in a closure": Edit(
         (
@@ -128,55 +69,30 @@ NOTICED = {
         ),
         *("b", "c", "the variable words of make.<locals>.embed() differs"),
     ),
-    "a base class elsewhere": Edit(
-        (
-            "import settings\nclass Model(settings.Base):\n"
-            " def __call__(self, items): return self.clean(items)\nfn = Model"
-        ),
-        *("upper", "lower", "its base class Base differs"),
-        module="class Base:\n def clean(self, items): return [x.{}() for x in items]",
+    "a default argument": Edit(
+        "SIZE = {}\ndef fn(items, *, size=SIZE): return items[:size]",
+        *("1", "2", "the variable size of fn() differs"),
     ),
-    "a constant imported inside": Edit(
-        "def fn(items):\n from settings import LIMIT\n return items[:LIMIT]",
-        *("10", "20", "the module settings differs"),
-        module="LIMIT = {}",
+    "a module constant": Edit(
+        "DEVICE = '{}'\ndef fn(items): return [(x, DEVICE) for x in items]",
+        *("cpu", "cuda", "the global DEVICE was 'cpu' and is 'cuda'"),
+    ),
+    "a constant of a helper's helper": Edit(
+        "N = {}\ndef fn(x): return f(x)\ndef f(x): return (lambda: g(x))()\ndef g(x): return N",
+        *("1", "2", "the global N was 1 and is 2"),
     ),
     "a constant of an imported module": Edit(
         "import settings\ndef fn(items): return items[:settings.LIMIT]",
         *("10", "20", "the global settings.LIMIT was 10 and is 20"),
         module="LIMIT = {}",
     ),
-    "an Enum argument": Edit(
-        (
-            "import enum\nclass Mode(enum.Enum):\n FAST = 1\n SLOW = 2\n"
-            "def fn(items, mode): return items\nkwargs = dict(mode=Mode.{})"
-        ),
-        *("FAST", "SLOW", "its argument 'mode' differs"),
+    "a global that becomes a function": Edit(
+        "{}\ndef fn(items): return CLEAN",
+        *("CLEAN = 1", "def CLEAN(): pass", "the global CLEAN was 1 and is code"),
     ),
-    "the value of an Enum member": Edit(
-        (
-            "import enum\nclass Mode(enum.Enum):\n FAST = {}\n"
-            "def fn(items): return [(x, Mode.FAST) for x in items]"
-        ),
-        *("1", "2", "the attribute FAST of Mode differs"),
-    ),
-    "a function of a package in a class": Edit(
-        (
-            "import json\nclass Model:\n parse = staticmethod(json.{})\n"
-            " def __call__(self, items): return [*map(self.parse, items)]\nfn = Model"
-        ),
-        *("loads", "dumps", "its code differs"),
-    ),
-    "the class of a global": Edit(
-        (
-            "class Model:\n def embed(self, x): return x.{}()\nmodel = Model()\n"
-            "def fn(items): return [*map(model.embed, items)]"
-        ),
-        *("upper", "lower", "the global model differs"),
-    ),
-    "a default argument": Edit(
-        "SIZE = {}\ndef fn(items, size=SIZE): return items[:size]",
-        *("1", "2", "the variable size of fn() differs"),
+    "a helper in the same module": Edit(
+        "def fn(items): return [*map(clean, items)]\ndef clean(text): return text.{}()",
+        *("upper", "lower", "its helper clean() differs"),
     ),
     "a decorator's setting": Edit(
         (
@@ -192,41 +108,107 @@ NOTICED = {
         ),
         *("2", "3", "the variable times of fn() differs"),
     ),
-    "a global that becomes a function": Edit(
-        "{}\ndef fn(items): return CLEAN",
-        *("CLEAN = 1", "def CLEAN(): pass", "the global CLEAN was 1 and is code"),
+    "a partial": Edit(
+        "import functools\ndef f(items, by): return items * by\nfn = functools.partial(f, by={})",
+        *("2", "3"),
+    ),
+    "a partial of a builtin": Edit(
+        "import functools\nfn = functools.partial(print, sep={})", "['a']", "['b']"
+    ),
+    "a builtin": Edit("fn = {}", "len", "sum"),
+    "a method of a builtin": Edit("fn = str.{}", "upper", "lower"),
+    "a method": Edit("class fn:\n def __call__(self, a): return {}", "a", "-a"),
+    "a property": Edit("class fn:\n {}\n def f(self): pass", "pass", "@property"),
+    "an attribute of a class": Edit(
+        "class fn:\n size = {}\n def f(self): pass",
+        *("1", "2", "the attribute size of fn differs"),
+    ),
+    "a base class": Edit("class B: pass\nclass C: pass\nclass fn({}): pass", "B", "C"),
+    "a base class elsewhere": Edit(
+        (
+            "import settings\nclass Model(settings.Base):\n"
+            " def __call__(self, items): return self.clean(items)\nfn = Model"
+        ),
+        *("upper", "lower", "its base class Base differs"),
+        module="class Base:\n def clean(self, items): return [x.{}() for x in items]",
+    ),
+    "a function of a package in a class": Edit(
+        (
+            "import json\nclass Model:\n parse = staticmethod(json.{})\n"
+            " def __call__(self, items): return [*map(self.parse, items)]\nfn = Model"
+        ),
+        *("loads", "dumps"),
+    ),
+    "an instance": Edit(
+        (
+            "class Scale:\n"
+            " def __init__(self, by): self.by, self.calls = by, 0\n"
+            " def __call__(self, items): self.calls += 1; return [x * self.by for x in items]\n"
+            "fn = Scale({})"
+        ),
+        *("2", "3", "the attribute by of Scale differs"),
+    ),
+    "an instance with slots": Edit(
+        "class Scale:\n __slots__ = 'by'\n"
+        " def __init__(self, by): self.by = by\n def __call__(self, items): return items\n"
+        "fn = Scale({})",
+        *("2", "3"),
+    ),
+    "a frozen dataclass": Edit(
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass C:\n n: int\n"
+        " def __call__(self, a): return a\nfn = C({})",
+        *("1", "2", "the attribute n of C differs"),
+    ),
+    "a bound method": Edit(
+        (
+            "class Model:\n"
+            " def __init__(self, words): self.words = words\n"
+            " def embed(self, items): return [x in self.words for x in items]\n"
+            "fn = Model({}).embed"
+        ),
+        *("['a']", "['b']", "the attribute words of Model differs"),
+    ),
+    "an argument object": Edit(
+        (
+            "class Config:\n def __init__(self, **settings): self.__dict__ = settings\n"
+            "def fn(items, config): return items\nargs = Config(layers=[1, {}]),"
+        ),
+        *("2", "3", "the attribute layers of Config differs"),
+    ),
+    "an Enum argument": Edit(
+        (
+            "import enum\nclass Mode(enum.Enum):\n FAST = 1\n SLOW = 2\n"
+            "def fn(items, mode): return items\nkwargs = dict(mode=Mode.{})"
+        ),
+        *("FAST", "SLOW", "its argument 'mode' differs"),
+    ),
+    "the value of an Enum member": Edit(
+        (
+            "import enum\nclass Mode(enum.Enum):\n FAST = {}\n"
+            "def fn(items): return [(x, Mode.FAST) for x in items]"
+        ),
+        *("1", "2", "the attribute FAST of Mode differs"),
+    ),
+    "the class of a global": Edit(
+        (
+            "class Model:\n def embed(self, x): return x.{}()\nmodel = Model()\n"
+            "def fn(items): return [*map(model.embed, items)]"
+        ),
+        *("upper", "lower", "the global model differs"),
     ),
 }
 
 
 @pytest.mark.parametrize("name", NOTICED)
-def test_an_edit_of_the_meaning_is_noticed_and_named(name: str, tmp_path: Path) -> None:
+def test_an_edit_of_the_meaning_is_noticed_and_named(name: str, load: Load) -> None:
     edit = NOTICED[name]
     shown = []
-    for word in (edit.before, edit.after):
-        files = {"steps": edit.source, "settings": (edit.module or "").format(word)}
-        if not edit.module:
-            files["steps"] = edit.source.format(word)
-        shown += fingerprints(tmp_path, files)
-    assert difference(shown[0], shown[0]) is None
-    assert difference(*shown) == f"step 'embed': {edit.message}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("[1.0, 2.0]", "[1.0, 3.0]"), "its argument 0 differs"),
-        (("[1.0], dtype=torch.float16", "[1.0], dtype=torch.bfloat16"), "its argument 0 differs"),
-        (("1.0", "[1.0]"), "its argument 0 differs"),
-    ],
-)
-def test_edits_of_tensors_are_noticed(arguments: tuple[str, str], message: str) -> None:
-    torch = pytest.importorskip("torch")
-    scope = {"torch": torch}
-    tensors = [eval(f"torch.tensor({each})", scope) for each in arguments for _ in range(2)]
-    shown = [fingerprint(step(args=(each,))) for each in tensors]
+    for word, place in ((edit.before, ""), (edit.before, "\n# moved\n"), (edit.after, "")):
+        source = edit.source if edit.module else edit.source.format(word)
+        module = (edit.module or "").format(word)
+        shown.append(load({"settings": module, "steps": place + source}))
     assert difference(*shown[:2]) is None
-    assert difference(*shown[1:3]) == f"step 'embed': {message}"
+    assert difference(*shown[1:]) == f"step 'embed': {edit.message}"
 
 
 def test_the_weights_of_a_model_in_a_global_count() -> None:
@@ -241,17 +223,25 @@ def test_the_weights_of_a_model_in_a_global_count() -> None:
     )
 
 
-def step(**settings: Any) -> SimpleNamespace:
-    plain = {"fn": len, "name": "embed", "version": None, "args": (), "kwargs": {}}
-    columns = {"input": ("text",), "output": ("vector",)}
-    return SimpleNamespace(
-        **{**plain, **columns, "preprocess": None, "postprocess": None, "route": None, **settings}
+def test_settings_of_the_library_s_decorators_and_caches_do_not_count(load: Load) -> None:
+    source = "import batched, functools\n{}\ndef fn(items): return items"
+    plain, *decorated = (
+        load({"steps": source.format(decorator)})
+        for decorator in (
+            "",
+            "@batched.dynamically(batch_size=8)",
+            "@batched.dynamically(batch_size=64)",
+            "@functools.lru_cache",
+        )
     )
+    assert decorated == [plain] * 3
 
 
 STEPS = '''\
 import enum
 import functools
+import re
+import threading
 from dataclasses import dataclass
 import settings
 
@@ -280,83 +270,99 @@ class Model(settings.Base):
 def clean(text):
     global COUNT
     COUNT += 1
-    CACHE[text] = text.strip()
+    CACHE[text] = re.sub(" ", "", text)
     return CACHE[text][:LIMIT]
 
 known = None
 
-def load():
+def start():
     global known
     known = known or ["a", "b"]
 
 def make(model, seen):
+    calls = 0
     @functools.lru_cache
-    def embed(items, *, limit=2, **more):
+    def embed(items, *, limit=2, more={}):
         """Embed."""
-        load()
+        nonlocal calls
+        calls += 1
+        more[calls] = start()
         seen.append(len(items) + len(known))
-        from settings import EXTRA
-        return [f"{x!r:>{limit}} {EXTRA = }" for x in map(clean, items) if model([x])]
+        match items:
+            case [1, *_, None] | {"a": True}: return -1
+        return [f"{x!r:>{limit}} {calls = }" for x in map(clean, items) if model([x])]
     return embed
 
 model = Model()
 fn = make(model, [])
-args = (model, {"a", "b", "c"}, functools.partial(clean, text={"a": 1}), lambda x: x)
+args = (model, {"a", "b", "c"}, functools.partial(clean, text={"a": 1}), lambda x: x, 0.1)
+args += (object(), threading.Lock(), re.compile("a"), Mode.FAST, Mode, len, [Model()], settings)
 '''
 SETTINGS = """\
-EXTRA = "x"
 class Base:
     kinds = {"a": 1}
     def clean(self, text): return text
 """
 FILES = {"steps": STEPS, "settings": SETTINGS}
+CLEAN = STEPS[STEPS.index("def clean") : STEPS.index("def make")]
 
 
 def edited(old: str, new: str) -> dict[str, str]:
     assert old in STEPS
-    return {**FILES, "steps": STEPS.replace(old, new)}
+    return {"steps": STEPS.replace(old, new)}
 
 
-CLEAN = STEPS[STEPS.index("def clean") : STEPS.index("def make")]
-UNCHANGED: dict[str, Mapping[str, Any]] = {
-    "formatting": {
-        "files": edited("x in map(clean, items)", "x in map(\n  clean,\n  (items),\n )")
-    },
-    "comments": {"files": edited("    seen: int = 0\n", "    seen: int = 0  # rows\n\n # more\n")},
-    "docstrings": {"files": edited('"""Embed."""', "'''Embed all items.'''")},
+UNCHANGED: dict[str, Mapping[str, str]] = {
+    "formatting": edited("x in map(clean, items)", "x in map(\n  clean,\n  (items),\n )"),
+    "comments": edited("    seen: int = 0\n", "    seen: int = 0  # rows\n\n # more\n"),
+    "docstrings": edited('"""Embed."""', "'''Embed all items.'''"),
     "the order of functions": {
-        "files": edited(CLEAN, "")
-        | {"steps": STEPS.replace(CLEAN, "").replace("model = Model()", CLEAN + "model = Model()")}
+        "steps": STEPS.replace(CLEAN, "").replace("model = Model()", CLEAN + "model = Model()")
     },
-    "another process": {"seed": "1"},
-    "a renamed step": {"files": {**FILES, "steps": STEPS + "name = 'other'\n"}},
-    "an unused global": {"files": edited("unused = 1", "unused = 2")},
-    "a filled cache": {"program": "import steps\nsteps.fn(('a', 'b'))\nshow(steps)\n"},
-    "a reloaded module": {
-        "program": "import importlib, settings, steps\nimportlib.reload(steps)\nshow(steps)\n"
-    },
-    "a module that is imported before": {"program": "import settings\n" + RUN},
-    "a script": {
-        "program": "import runpy\nfrom types import SimpleNamespace\n"
-        "sys.modules['__main__'].__dict__.update(found := runpy.run_path('steps.py', None, "
-        "'__main__'))\nshow(SimpleNamespace(**found))\n"
-    },
+    "a renamed step": {"steps": STEPS + "name = 'other'\n"},
+    "an unused global": edited("unused = 1", "unused = 2"),
 }
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    [shown] = fingerprints(tmp_path_factory.mktemp("before"), FILES)
-    return shown
-
-
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_an_edit_that_changes_nothing_is_not_noticed(
-    name: str, before: dict[str, Any], tmp_path: Path
-) -> None:
-    [shown] = fingerprints(tmp_path, **{"files": FILES, **UNCHANGED[name]})
-    assert difference(before, shown) is None
-    assert difference(shown, before) is None
+def test_an_edit_that_changes_nothing_is_not_noticed(name: str, load: Load) -> None:
+    before, after = load(FILES), load({**FILES, **UNCHANGED[name]})
+    assert difference(before, after) is None
+    assert difference(after, before) is None
+
+
+def test_state_that_the_code_changes_does_not_count(load: Load) -> None:
+    before = load(FILES)
+    module: Any = importlib.import_module("steps")
+    module.fn(("a", "b"))
+    assert (module.COUNT, module.model.seen, module.known) == (2, 2, ["a", "b"])
+    assert fingerprint(step_in(module)) == before
+
+
+PROGRAM = f"""
+import json, sys
+sys.path.append({str(Path(batched.offline.identity.__file__).parents[1])!r})
+from types import SimpleNamespace
+from identity.code import fingerprint  # alone, which other Pythons can import without extras
+{inspect.getsource(step)}
+{inspect.getsource(step_in)}
+"""
+SHOW = "print(json.dumps(fingerprint(step_in(steps))))\n"
+
+
+def in_a_process(folder: Path, program: str, python: str = sys.executable) -> dict[str, Any]:
+    """Return the fingerprint that a new process shows of the modules in a folder."""
+    done = subprocess.run(
+        [python, "-c", "from __future__ import annotations" + PROGRAM + program + SHOW],
+        cwd=folder,
+        env={"PYTHONHASHSEED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
 
 
 def other_pythons() -> Iterator[str]:
@@ -367,50 +373,69 @@ def other_pythons() -> Iterator[str]:
             yield str(path)
 
 
-@pytest.mark.parametrize("python", [*other_pythons()])
-def test_another_python_is_not_noticed(python: str, before: dict[str, Any], tmp_path: Path) -> None:
-    [shown] = fingerprints(tmp_path, FILES, python=python)
-    assert shown == before
-
-
-RELOAD = """
-import importlib, pathlib, steps
-old = "import settings\\n"
-show(steps) if {first} else None
-path = pathlib.Path("steps.py")
-path.write_text(path.read_text().replace("1", "222"))
-show(steps)
-importlib.reload(steps)
-show(steps)
+SCRIPT = """
+import runpy
+sys.modules['__main__'].__dict__.update(runpy.run_path('steps.py', None, '__main__'))
+steps = sys.modules['__main__']
 """
 
 
-def test_the_loaded_code_counts_and_not_the_saved_one(tmp_path: Path) -> None:
-    source = "def fn(items): return 1\n"
-    known, loaded, reloaded = fingerprints(tmp_path, {"steps": source}, RELOAD.format(first=True))
-    assert loaded == known
-    assert difference(loaded, reloaded) == "step 'embed': its code differs"
-    loaded, reloaded = fingerprints(tmp_path, {"steps": source}, RELOAD.format(first=False))
-    assert difference(loaded, reloaded) == "step 'embed': its code differs"
+@pytest.mark.parametrize("python", [sys.executable, *other_pythons()])
+def test_another_process_or_python_is_not_noticed(python: str, load: Load, tmp_path: Path) -> None:
+    shown = json.loads(json.dumps(load(FILES)))
+    assert in_a_process(tmp_path, "import steps\n", python) == shown
 
 
-def test_a_function_that_moved_in_its_saved_file_is_not_noticed(tmp_path: Path) -> None:
-    program = (
-        "import pathlib, steps\n"
-        "path = pathlib.Path('steps.py')\n"
-        "path.write_text('# moved\\n' * 9 + path.read_text())\n"
-        "show(steps)\n"
-    )
-    files = {"steps": "fn = (lambda x: x + 1), (lambda x: x + 2)\nfn = fn[1]\n"}
-    [first] = fingerprints(tmp_path, files)
-    [moved] = fingerprints(tmp_path, files, program)
-    assert first == moved
+def test_a_script_is_the_same_as_a_module(load: Load, tmp_path: Path) -> None:
+    shown = load(FILES)
+    assert difference(shown, in_a_process(tmp_path, SCRIPT)) is None
 
 
-def test_short_globals_are_shown_unless_they_may_be_secret(tmp_path: Path) -> None:
+def test_the_loaded_code_counts_and_not_the_saved_one(load: Load, tmp_path: Path) -> None:
+    file = tmp_path / "steps.py"
+    known = load({"steps": "def fn(items): return 1\n"})
+    module = importlib.import_module("steps")
+    file.write_text("def fn(items): return 222\n")
+    assert fingerprint(step_in(module)) == known
+    importlib.reload(module)
+    reloaded = fingerprint(step_in(module))
+    assert difference(known, reloaded) == "step 'embed': its code differs"
+    for saved in ("def fn(items): return 3\n", "{% if it %}"):  # other code, or no Python
+        find_tree.cache_clear()  # as in a process that never saw the loaded code in the file
+        file.write_text(saved)
+        shown = fingerprint(step_in(module))
+        assert difference(reloaded, shown) == "step 'embed': its code differs"
+
+
+def test_a_function_that_moved_in_its_saved_file_is_not_noticed(load: Load, tmp_path: Path) -> None:
+    source = "fn = [lambda x: x + 1, lambda x: x + 2][1]\n"
+    first = load({"steps": source})
+    (tmp_path / "steps.py").write_text("# moved\n" * 9 + source)
+    find_tree.cache_clear()
+    assert fingerprint(step_in(importlib.import_module("steps"))) == first
+
+
+def test_a_function_without_source_counts_by_its_bytecode() -> None:
+    def shown(source: str) -> Any:
+        namespace: dict[str, Any] = {"__name__": "made", "functools": functools}
+        exec(source, namespace)
+        return fingerprint(step(fn=namespace["f"]))["parts"]
+
+    constants = "def f(x, y=[]): return x in {'a', 'b', 'c'}, lambda: x"
+    assert shown(constants) == shown("\n\n" + constants)
+    for source, before, after in (
+        ("def f(x): return x + {}", "1", "2"),
+        ("def f(x): return x.{}", "a", "b"),
+        ("def f(x, y={}): return x", "1", "2"),
+        ("class f:\n def g(self): return {}", "1", "2"),
+    ):
+        assert shown(source.format(before)) != shown(source.format(after))
+
+
+def test_short_globals_are_shown_unless_they_may_be_secret(load: Load) -> None:
     source = "API_KEY = {!r}\nTEXT = {!r}\ndef fn(items): return API_KEY, TEXT\n"
     shown = [
-        fingerprints(tmp_path, {"steps": source.format(*values)})[0]
+        load({"steps": source.format(*values)})
         for values in (("sk-1", "a" * 99), ("sk-2", "a" * 99), ("sk-2", "b" * 99))
     ]
     assert "sk-" not in json.dumps(shown)
