@@ -6,8 +6,8 @@
    are equal. Moments count with their offset from UTC.
 3. Lists, tuples and arrays of equal numbers are equal; the width of the numbers does not count.
    So are mappings with the same entries in any order, and scalars of numpy and of Python.
-4. A value of any other type is a fault of its row: no rule says that it hashes alike in another
-   process.
+4. A value of another type counts by its canonical form (`types.values`): a path by its text, a
+   model of pydantic as a dict. A value without this form is a fault of its row.
 5. A value becomes a letter for its type and a payload. Parts of a payload are preceded by their
    lengths, so two different values have different bytes. A text alone has a seed for its letter.
 """
@@ -17,9 +17,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import math
-import os
 import struct
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -28,6 +26,7 @@ import numpy as np
 from xxhash import xxh3_64_digest
 
 from ..sources.base import Window
+from ..types.values import Unfit, read
 
 __all__ = ["hash_inputs"]
 
@@ -68,21 +67,14 @@ def _hash_value(value: Any, window: Window, place: int, name: str) -> bytes:
 
 
 def _encode(value: Any) -> bytes:
-    kind = type(value)
-    for base in kind.__mro__:
+    for base in type(value).__mro__:
         if base in _ENCODERS:
             return _ENCODERS[base](value)
-    if isinstance(value, Mapping):
-        return _encode_mapping(value)
-    if isinstance(value, os.PathLike):
-        return b"p" + os.fsencode(value)
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # a scalar of numpy, or a tensor
-        plain = value.tolist()
-        if type(plain) is int and getattr(value.dtype, "kind", "") in "mM":
-            return b"N" + str(value).encode()  # nanoseconds, which come as a bare number
-        if type(plain) in _ENCODERS:
-            return _encode(plain)
-    raise TypeError(f"{kind.__module__}.{kind.__qualname__}")
+    try:
+        plain, _ = read(value)
+    except Unfit:
+        raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}") from None
+    return _encode(plain)
 
 
 def _encode_integer(value: int) -> bytes:
@@ -133,11 +125,10 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     type(None): lambda _: b"0",
     **dict.fromkeys((list, tuple), _encode_sequence),
     **dict.fromkeys((bytes, bytearray, memoryview), lambda value: b"b" + bytes(value)),
-    **dict.fromkeys((set, frozenset), lambda value: _join(b"S", sorted(map(_encode, value)))),
     **dict.fromkeys((dt.datetime, dt.date, dt.time), lambda at: b"T" + at.isoformat().encode()),
     np.ndarray: _encode_array,
     dict: _encode_mapping,
     dt.timedelta: lambda value: b"P" + _encode_integer(value // dt.timedelta(microseconds=1)),
     Decimal: lambda value: b"m" + str(value).encode(),
-    uuid.UUID: lambda value: b"u" + value.bytes,
+    **dict.fromkeys((np.datetime64, np.timedelta64), lambda value: b"N" + str(value).encode()),
 }
