@@ -1,8 +1,8 @@
 """Parquet, Arrow IPC, and every `pyarrow.dataset.Dataset` as sources.
 
-- Parquet is read in small batches, even from one huge row group, and only the columns asked for:
-  the scanner of `pyarrow.dataset` would decode a row group as a whole. The scanner reads all else,
-  and Parquet with a filter.
+- Parquet files are read in small batches, even from one huge row group, and only the columns asked
+  for: the scanner of `pyarrow.dataset` would decode a row group as a whole. The scanner reads IPC
+  files, and all objects of `pyarrow.dataset`.
 - Folders named `column=value` (Hive), below the folder given or the first wildcard, are columns.
 - Files that paths name have the same columns; a column of nulls joins a column of any type. Files
   of a `Dataset` object are read as its schema says.
@@ -32,7 +32,7 @@ _OPENERS: Final = 16
 
 
 def _scan(name: str, files: Files | None, dataset: Any) -> ArrowSource:
-    """Open a dataset that the scanner of `pyarrow.dataset` reads."""
+    """Open a dataset that its own scanner reads, in the order of its files."""
     read = partial(
         dataset.to_batches,
         batch_size=WINDOW_ROWS,
@@ -43,10 +43,8 @@ def _scan(name: str, files: Files | None, dataset: Any) -> ArrowSource:
     return ArrowSource(name, dataset.schema, read, files=files)
 
 
-def _read_parquet(
-    fragments: list[Any], schema: Any, by_groups: bool, columns: list[str]
-) -> Iterator[Any]:
-    """Read fragments, each a Parquet file, or with `by_groups` some of its row groups."""
+def _read_parquet(fragments: list[Any], schema: Any, columns: list[str]) -> Iterator[Any]:
+    """Read fragments, each a Parquet file."""
     fields = [schema.field(name) for name in columns]
     for fragment in fragments:
         folders = ds.get_partition_keys(fragment.partition_expression)
@@ -56,8 +54,6 @@ def _read_parquet(
             widths = [group.total_byte_size / max(1, group.num_rows) for group in groups]
             for batch in reader.iter_batches(
                 max(1, min(WINDOW_ROWS, int(WINDOW_BYTES / max(1, *widths)))),
-                # the metadata of a fragment stays in memory
-                [group.id for group in fragment.row_groups] if by_groups else None,
                 columns=columns,
                 use_threads=False,  # each more that decodes keeps some memory
             ):
@@ -95,7 +91,7 @@ def open_tables(files: Files) -> ArrowSource:
     schema = pa.schema([*schema, *[each for each in folders if each.name not in schema.names]])
     if not is_parquet:
         return _scan(files.name, files, factory.finish(schema))
-    read = partial(_read_parquet, fragments, schema, False)
+    read = partial(_read_parquet, fragments, schema)
     return ArrowSource(files.name, schema, read, rows=sum(rows), files=files)
 
 
@@ -109,17 +105,11 @@ def _read_footer(fragment: Any) -> tuple[Any, int]:
 
 
 def open_dataset(dataset: Any, name: str) -> ArrowSource:
-    """Open a `pyarrow.dataset.Dataset`; its files are read in its order."""
+    """Open a `pyarrow.dataset.Dataset`."""
     files = None
     if paths := getattr(dataset, "files", None):
         filesystem = dataset.filesystem
         is_local = filesystem.type_name == "local"
         paths = [os.path.abspath(path) if is_local else path for path in paths]
         files = Files(filesystem, paths, "" if is_local else f"{filesystem.type_name}://")
-    # the filter of a dataset has no public name
-    fragments = [] if getattr(dataset, "_scan_options", None) else list(dataset.get_fragments())
-    if not fragments or not all(isinstance(each, ds.ParquetFileFragment) for each in fragments):
-        return _scan(name, files, dataset)
-    rows = sum(group.num_rows for each in fragments for group in each.row_groups)
-    read = partial(_read_parquet, fragments, dataset.schema, True)
-    return ArrowSource(name, dataset.schema, read, rows=rows, files=files)
+    return _scan(name, files, dataset)

@@ -246,15 +246,6 @@ def test_datasets_of_pyarrow_are_sources(kind: str, tmp_path: Path, opened: Open
             source.check_unchanged()
 
 
-def test_row_groups_that_a_dataset_leaves_out_are_not_read(tmp_path: Path, opened: Open) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"id": range(50)}), path, row_group_size=10)
-    fragment = next(ds.dataset(path).get_fragments()).subset(row_group_ids=[1, 4])
-    source = opened(ds.FileSystemDataset([fragment], fragment.physical_schema, fragment.format))
-    assert column(source) == [*range(10, 20), *range(40, 50)]
-    assert source.rows == 20
-
-
 def test_uris_of_this_machine_are_paths(tmp_path: Path, opened: Open) -> None:
     path = parquet(tmp_path / "a b.parquet", 1)
     source = opened(path.as_uri())
