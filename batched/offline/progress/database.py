@@ -3,7 +3,8 @@
 1. The connection locks the file for itself until it is closed. SQLite's lock ends with the process,
    however the process ends, and stays while the process is stopped.
 2. Threads share the connection, one at a time. Nothing else opens the file: a second descriptor of
-   this process, once closed, would take the locks along (POSIX).
+   this process, once closed, would take the locks along (POSIX). A small file next to it names the
+   owner, for the error of a second run. The lock may not hold on a disk of a network.
 3. A transaction is on disk once it is committed (`synchronous`).
 4. A file that is no progress file is read, and not written.
 5. No cursor is kept in a variable: a traceback that somebody keeps would keep it, and a connection
@@ -13,16 +14,17 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from ...errors import RunLocked, RunMismatch
-from .owner import describe_owner, note_owner, remove_owner
 
 APPLICATION: Final = 0x62617463
 """Mark of a progress file in its header: "batc"."""
@@ -63,6 +65,7 @@ class Database:
         another layout, `OSError` if it cannot be opened or written.
         """
         self.path = path
+        self._owner = path.with_name(f"{path.name}.owner")
         self._lock = threading.Lock()  # held by the thread that uses the connection
         try:
             self._conn = sqlite3.connect(
@@ -85,7 +88,7 @@ class Database:
             for setting in _SETTINGS:
                 conn.execute(f"pragma {setting}")
             conn.execute("begin immediate")
-            note_owner(self.path)
+            self._owner.write_text(f"the run of process {os.getpid()} on {socket.gethostname()}")
             if new:
                 for statement in tables.split(";"):
                     conn.execute(statement)
@@ -94,8 +97,11 @@ class Database:
             conn.execute("commit")
         except sqlite3.DatabaseError as error:
             if _code(error) == sqlite3.SQLITE_BUSY:
+                owner = ""
+                with suppress(FileNotFoundError):  # the file is just being opened, or closed
+                    owner = self._owner.read_text()
                 raise RunLocked(
-                    f"{self.path} is in use by {describe_owner(self.path)}; wait until that has "
+                    f"{self.path} is in use by {owner or 'another run'}; wait until that has "
                     "ended, or end it: its committed rows stay"
                 ) from None
             if _code(error) == sqlite3.SQLITE_NOTADB:
@@ -147,7 +153,8 @@ class Database:
     def close(self) -> None:
         """Give the file back."""
         with self._lock:
-            remove_owner(self.path)
+            with suppress(OSError):
+                self._owner.unlink()  # while the lock is held
             self._conn.close()
 
 
