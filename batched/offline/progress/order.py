@@ -4,8 +4,8 @@
    are sorted by key: each page of the index of keys is then written once.
 2. Rows of the table before the first note belong to this run. Later rows may belong to an earlier
    run, and do not make a key stand twice.
-3. No key is looked up as long as keys only grow. Else a key is looked up only if another key of
-   this run may have the same hash, in a table of fixed size.
+3. Row numbers as keys are never looked up. Any other key is looked up only if another key of this
+   run may have the same hash, in a table of fixed size.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
-from operator import itemgetter, lt
-from typing import Any, Final
+from operator import itemgetter
+from typing import Final
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class SourceOrder:
         self._database = database
         self._notes: list[Key | None] = []  # keys to be written, from row `_first` on
         self._first = 0
-        self._last: Any = ()  # the key noted last, as long as keys only grow; None: they do not
+        self._numbered = True  # all keys of this run are the numbers of their rows
         # by hash, whether this run had a key with it; takes memory only where it is written
         self._seen = np.zeros(SLOTS, bool)
 
@@ -46,10 +46,13 @@ class SourceOrder:
         without a key, as is a row that has none.
         """
         if not first:
-            self._notes, self._first, self._last = [], 0, ()
+            self._notes, self._first, self._numbered = [], 0, True
             self._seen = np.zeros(SLOTS, bool)
         twice: list[int] = []
-        if not self._grow(keys):
+        if self._numbered and keys != list(range(first, first + len(keys))):
+            self._numbered = False
+            self._seen[:first] = True  # the hash of a row number is that number
+        if not self._numbered:
             known = self._find(keys)
             keys = [*keys]
             for place, key in enumerate(keys):
@@ -61,19 +64,6 @@ class SourceOrder:
         if len(self._notes) >= NOTES:
             self.write()
         return twice
-
-    def _grow(self, keys: Sequence[Key | None]) -> bool:
-        """Return whether each key of this run is greater than the key before it."""
-        if self._last is not None:
-            row = [*self._last, *keys]
-            with suppress(TypeError):  # of integers, strings and None
-                if all(map(lt, row, row[1:])):
-                    self._last = row[-1:]
-                    return True
-            if self._last:  # the keys of earlier rows have no hash here
-                self._seen[:] = True
-            self._last = None
-        return False
 
     def _find(self, keys: Sequence[Key | None]) -> set[Key | None]:
         """Return the keys among these that were noted before."""
