@@ -4,7 +4,7 @@
 |---|---|
 | fixed_size_list or large_list of numbers | array of one dimension |
 | fixed_shape_tensor | array of that shape |
-| other lists; struct; map | list; dict; list of pairs |
+| other lists; struct | list; dict |
 | timestamp in UTC; in another zone | datetime in UTC; in that zone |
 | time, timestamp or duration in nanoseconds | in microseconds, if nothing is lost |
 | dictionary | its values |
@@ -32,11 +32,11 @@ def to_python(array: Any, *, vectors: bool = False) -> list[Any]:
     equal in Python is an error of pyarrow, a `ValueError` or an `OverflowError`.
     """
     convert = functools.partial(to_python, vectors=vectors)
+    kind = array.type
+    rows: list[Any]
     if array.null_count:
         present = iter(convert(array.drop_null()))
         return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
-    kind = array.type
-    rows: list[Any]
     if types.is_dictionary(kind):
         return convert(array.dictionary_decode())
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -48,13 +48,10 @@ def to_python(array: Any, *, vectors: bool = False) -> list[Any]:
         return [dict(zip(names, row, strict=True)) for row in zip(*children, strict=True)]
     if types.is_fixed_size_list(kind):
         return _cut(array.flatten(), np.arange(len(array) + 1) * kind.list_size, True, vectors)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+    if types.is_list(kind) or types.is_large_list(kind):
         ends = array.offsets.to_numpy()
         items = array.values[ends[0] : ends[-1]]
-        rows = _cut(items, ends - ends[0], vectors or types.is_large_list(kind), vectors)
-        return (
-            [[tuple(pair.values()) for pair in row] for row in rows] if types.is_map(kind) else rows
-        )
+        return _cut(items, ends - ends[0], vectors or types.is_large_list(kind), vectors)
     if _is_number(kind) or types.is_string(kind) or types.is_large_string(kind):
         rows = array.to_numpy(zero_copy_only=False).tolist()
         return rows

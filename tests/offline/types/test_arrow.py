@@ -87,7 +87,6 @@ def test_lists_of_numbers_are_vectors_if_asked() -> None:
         pa.duration("ns"),
         pa.list_(pa.time64("ns")),
         pa.struct([("t", pa.time64("ns"))]),
-        pa.map_(pa.string(), pa.time64("ns")),
     ],
     ids=str,
 )
@@ -95,7 +94,6 @@ def test_nanoseconds_are_refused_not_cut(kind: Any) -> None:
     value: Any = 1001
     if pa.types.is_nested(kind):
         value = {"t": 1001} if pa.types.is_struct(kind) else [1001]
-        value = [("t", 1001)] if pa.types.is_map(kind) else value
     with pytest.raises(pa.ArrowInvalid, match="would lose data"):
         to_python(pa.array([value], kind))
 
