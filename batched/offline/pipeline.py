@@ -345,6 +345,5 @@ class _Run:
             # one of these is there if the run ends now; nothing tells of which source
             store.put_all({"merged": None, "results": stamps})
 
-        result.check_space(self._path.stat().st_size)
         stamps = self._merge.write(result, self._kept.kinds, work.note_letters, note)
         store.put_all({"results": stamps, "merged": merged})

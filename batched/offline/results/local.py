@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -106,16 +105,6 @@ class Result:
         finally:
             if self.writing.is_file():
                 self.writing.unlink()
-
-    def check_space(self, needed: int) -> None:
-        """Raise `ResultError` if fewer than `needed` bytes are free where rows are written."""
-        folder = self.writing.parent
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise ResultError(
-                f"the result takes about {needed / 1e6:,.0f} MB, and {folder} has {free / 1e6:,.0f}"
-                " MB left; make room and run it again, no row is computed twice"
-            )
 
     def create(self, columns: Any) -> Parquet | Lines:
         """Return a writer of rows that are hidden until `publish`.

@@ -358,13 +358,6 @@ def test_foreign_files_in_the_hidden_folder_stay(dest: str) -> None:
     assert (way / "mine").exists()
 
 
-def test_a_lack_of_space_is_told_before_writing(dest: str) -> None:
-    result = open_result(dest)
-    result.check_space(1)
-    with pytest.raises(ResultError, match=r"takes about 1,000,000,000,000 MB, .* MB left"):
-        result.check_space(10**18)
-
-
 def test_a_full_disk_leaves_nothing_half(
     dest: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
