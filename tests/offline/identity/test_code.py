@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import numpy as np
-from steps_of_users import Load, load, step
 
 from batched import offline
 from batched.offline.identity.code import difference, fingerprint
+from steps_of_users import Load, load, step
 
 __all__ = ["load"]
 

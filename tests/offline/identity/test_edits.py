@@ -17,12 +17,11 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from steps_of_users import Load, load, step, step_in
-
 import batched
 import batched.offline.identity
 from batched.offline.identity.code import difference, fingerprint
 from batched.offline.identity.syntax import find_tree
+from steps_of_users import Load, load, step, step_in
 
 __all__ = ["load"]
 
