@@ -14,7 +14,6 @@ from batched._chat.limits import (
     FIRST_PAUSE,
     MOST_FAILURES,
     MOST_PAUSE,
-    SAMPLES,
     WINDOW,
     Budget,
     Limits,
@@ -85,26 +84,6 @@ def test_an_answer_that_does_not_come_in_time_lowers_the_limit() -> None:
     limits = limits_of(10)
     one(limits, 0.0, "time limit")
     assert limits.limit == 9
-
-
-def answered(limits: Limits, latency: float, count: int, start: float) -> float:
-    for number in range(count):
-        permit = limits.begin(start + number, 0)
-        limits.end(permit, start + number + latency, "answer")
-    return start + count
-
-
-def test_latency_that_has_doubled_lowers_the_limit_once_and_is_the_usual_one_then() -> None:
-    limits = limits_of(10)
-    now = answered(limits, 0.1, 3 * SAMPLES, 0.0)
-    assert limits.limit == 10
-    now = answered(limits, 0.19, SAMPLES, now)  # a little slower
-    assert limits.limit == 10
-    now = answered(limits, 0.9, SAMPLES, now)
-    lowered = limits.limit
-    assert lowered < 10
-    answered(limits, 0.9, 3 * SAMPLES, now)
-    assert limits.limit > lowered
 
 
 # ---------------------------------------------------------------- pauses
