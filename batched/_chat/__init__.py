@@ -1,1 +1,1 @@
-"""Requests to a chat service: what is asked, when, and what the answers are worth."""
+"""Requests to a chat service: their content, their moment, and the checks of the answers."""

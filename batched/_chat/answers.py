@@ -1,4 +1,4 @@
-"""Answers of a chat service: the text or the object in one, or why it has none."""
+"""Answers of a chat service: their text or object, or the reason why they have none."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 
 class Unusable(Exception):
-    """Answer that is no result."""
+    """An answer without a result."""
 
     def __init__(self, why: str, *, again: bool) -> None:
         super().__init__(why)
-        self.again = again  # another request may get a better one
+        self.again = again  # whether another request may have a result
 
 
 class Tokens(NamedTuple):
@@ -23,7 +23,7 @@ class Tokens(NamedTuple):
 
 
 def parse_body(content: bytes) -> Mapping[str, Any]:
-    """The object in the body of an answer.
+    """Return the object in the body of an answer.
 
     Raises:
         Unusable: there is none.
@@ -42,24 +42,24 @@ def parse_body(content: bytes) -> Mapping[str, Any]:
 
 
 def message_of(error: Any) -> str:
-    """Message of a service, in the object that stands for an error."""
-    said = error.get("message") if isinstance(error, Mapping) else None
-    return f"{said or error}"[:500]
+    """Return the message in the object by which a service describes an error."""
+    message = error.get("message") if isinstance(error, Mapping) else None
+    return f"{message or error}"[:500]
 
 
 def read_tokens(body: Mapping[str, Any]) -> Tokens | None:
-    """Tokens that the request took, if the service says so."""
+    """Return the tokens that the request took, None if the service does not count them."""
     usage = body.get("usage")
     if not isinstance(usage, Mapping):
         return None
-    prompt, completion = (usage.get(f"{kind}_tokens") for kind in ("prompt", "completion"))
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not isinstance(prompt, int):
         return None
     return Tokens(prompt, completion if isinstance(completion, int) else 0)
 
 
 def read_result(body: Mapping[str, Any], schema: Any) -> Any:
-    """The text in an answer or, with the pydantic class `schema`, an instance of it.
+    """Return the text in an answer or, with the pydantic class `schema`, an instance of it.
 
     Raises:
         Unusable: there is none.
@@ -75,11 +75,11 @@ def read_result(body: Mapping[str, Any], schema: Any) -> Any:
     if message.get("refusal"):
         raise Unusable(f"the model refused: {message['refusal']}"[:500], again=False)
     content = message.get("content")
-    cut = reason == "length"
+    was_cut = reason == "length"
     if not isinstance(content, str) or not content.strip():
         raise Unusable(
             f"its answer has no text (content is {content!r:.60}, finish_reason {reason!r})",
-            again=not cut,
+            again=not was_cut,
         )
     if schema is None:
         return content
@@ -88,7 +88,7 @@ def read_result(body: Mapping[str, Any], schema: Any) -> Any:
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
-        if cut:
+        if was_cut:
             raise Unusable(
                 "its JSON was cut off at the most tokens that it may have (finish_reason 'length')",
                 again=False,

@@ -1,4 +1,4 @@
-"""Endpoint: the batch function of a client, and the life of its session."""
+"""Endpoint: batch function of a client, and lifetime of the client's session."""
 
 from __future__ import annotations
 
@@ -6,95 +6,94 @@ import asyncio
 import os
 import threading
 import weakref
+from random import random
 from typing import Any
 
+from .limits import Limits
 from .questions import Question
-from .session import Counts, Service, Session
+from .session import Counts, Session
+from .settings import ChatSettings
 
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
 class Endpoint:
-    """Asks a service. Its session begins with the first call, and ends with this object or, once
-    that is closed, with the last call.
+    """Owner of the session with a service.
+
+    A session begins with the first call. The session ends with the endpoint. The session of a
+    closed endpoint ends with the last call.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, name: str, settings: ChatSettings) -> None:
+        self._name = name  # of the client
+        self._settings = settings
+        self._closed = False
         self._begin_anew()
         _endpoints.add(self)
 
     def _begin_anew(self) -> None:
-        self._lock = threading.RLock()  # guards what follows; a finalizer may break in on it
+        # guards the session and the calls; reentrant, because finalizers may close the client
+        self._lock = threading.RLock()
         self._session: Session | None = None
-        self._finalizer: weakref.finalize[..., Endpoint] | None = None
         self._calls = 0  # under way
-        self._closed = False
-        self.limits = self.service.limits()
+        settings = self._settings
+        self.limits = Limits(
+            settings.max_workers,
+            settings.requests_per_minute,
+            settings.tokens_per_minute,
+            random=random,
+        )
         self.counts = Counts()
 
     def ask(self, question: Question) -> Any:
-        """The result for `question`; blocks the calling thread meanwhile."""
+        """Return the result for `question`, and block the calling thread until then."""
         with self._lock:
-            session = self._running()
+            session = self._session
+            if session is None:
+                session = Session(self._name, self._settings, self.limits, self.counts)
+                self._session = session
             self._calls += 1
         try:
             return asyncio.run_coroutine_threadsafe(session.ask(question), session.loop).result()
         finally:
             with self._lock:
                 self._calls -= 1
-                ended = self._ended()
-            if ended is not None:
-                ended.stop()
+            self._stop_if_unused(wait=False)
 
     def open(self) -> None:
+        """Keep sessions between calls again."""
         with self._lock:
             self._closed = False
 
     def close(self, *, wait: bool) -> None:
-        """Ends the session with the last call or, if there is none, now; with `wait`, returns when
-        that is done.
+        """Stop the session now, or after the last call that is under way.
+
+        With `wait`, return when a session that stops now has ended.
         """
         with self._lock:
             self._closed = True
-            ended = self._ended()
-        if ended is not None:
-            ended.stop()
-            if wait:
-                ended.join()
+        self._stop_if_unused(wait=wait)
 
-    def _running(self) -> Session:
-        if self._session is None:
-            session = Session(self.service, self.limits, self.counts)
-            session.start()
-            self._session = session
-            self._finalizer = weakref.finalize(self, session.stop)
-            self._finalizer.atexit = False  # calls that were accepted are finished after that
-        return self._session
+    def _stop_if_unused(self, *, wait: bool) -> None:
+        with self._lock:
+            session = self._session
+            if session is None or self._calls or not self._closed:
+                return
+            self._session = None
+        session.stop()
+        if wait:
+            session.join()
 
-    def _ended(self) -> Session | None:
-        """The session, if it is to end now."""
-        if not self._closed or self._calls or self._session is None:
-            return None
-        session, self._session = self._session, None
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        return session
-
-    def after_fork(self) -> None:
-        """Forgets, in the child, what runs in the parent only. The thread that it had there keeps
-        the session, so that nothing of it is closed here.
-        """
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        closed = self._closed
-        self._begin_anew()
-        self._closed = closed
+    def __del__(self) -> None:
+        if self._session is not None:
+            self._session.stop()
 
 
 def _after_fork() -> None:
+    """Give each endpoint a new lock, and no session: its thread runs in the parent only."""
     for endpoint in list(_endpoints):
-        endpoint.after_fork()
+        # the stack of the lost thread still refers to the session, so no connection is closed here
+        endpoint._begin_anew()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

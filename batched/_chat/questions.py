@@ -1,4 +1,4 @@
-"""Questions: what is sent for one prompt, made and checked in the thread of whoever asks."""
+"""Questions: the content of requests, prepared and checked in the thread of each caller."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .._services.prompts import check_chat, is_id, is_prompt
+from .settings import ChatSettings
 
 CHARACTERS: Final = 4
 """Characters of a token, as a rule of thumb for English."""
+ROLE: Final = 4
+"""Tokens around the content of a message, for its role."""
 IMAGE: Final = 1000
-"""Tokens of a part of a message that is no text, as an image of middling size."""
+"""Tokens of a part of a message without text, for example of an image of medium size."""
 
-NOT_TO_BE_SET: Final = {
+RESERVED: Final = {
     "messages": "they are made of the prompt",
     "model": "it is the client's own",
     "n": "a call has one answer",
@@ -23,56 +26,55 @@ NOT_TO_BE_SET: Final = {
     "stream_options": "an answer is returned once it is whole",
     "timeout": "the client has timeout_s",
 }
-"""Parameters of chat completions that are not the caller's, and why."""
+"""Parameters of chat completions that callers cannot set, and the reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Messages and parameters that are sent for one prompt."""
+    """Messages and parameters of the requests for one prompt."""
 
     messages: list[Mapping[str, Any]]
     parameters: Mapping[str, Any]
     prompt_tokens: int
-    """As estimated."""
+    """Estimated tokens of the messages."""
     most_tokens: int | None
-    """Tokens that the answer may have; None: unlimited."""
+    """Limit of the tokens of the answer; None: unlimited."""
 
 
 class ChatPreparation:
-    """Maker of questions."""
+    """Preparation of questions from prompts and parameters."""
 
     def __init__(
         self,
         name: str,
-        system: str | None,
+        settings: ChatSettings,
         parameters: Mapping[str, Any],
-        *,
-        schema: bool,
-        settings: Collection[str],
+        known: Collection[str],
     ) -> None:
+        """Check `parameters`, which hold for all questions; `known` are settings of the client."""
         from openai.resources.chat.completions import AsyncCompletions
 
         self._name = name  # of the client, for messages
-        self._system = system
-        self._known = set(inspect.signature(AsyncCompletions.create).parameters) - {"self"}
-        self._refused = dict(NOT_TO_BE_SET)
-        if schema:
-            self._refused["response_format"] = "it is made of schema"
-        self._check(parameters, settings)
-        self._parameters = dict(parameters)  # of every question
+        self._system = settings.system
+        self._known = {*inspect.signature(AsyncCompletions.create).parameters} - {"self"}
+        self._reserved = dict(RESERVED)
+        if settings.schema is not None:
+            self._reserved["response_format"] = "it is made of schema"
+        self._check(parameters, known)
+        self._parameters = dict(parameters)
+        if settings.schema is not None:
+            self._parameters["response_format"] = _response_format(settings.schema)
 
-    def is_one(self, given: Any, /) -> bool:
-        return is_prompt(given)
+    is_one = staticmethod(is_prompt)
 
     def prepare(self, given: Any, settings: Mapping[str, Any], /) -> Question:
-        """The question that a text or a chat is.
+        """Return the question for a text or a chat.
 
         Raises:
-            TypeError, ValueError: it is none, or a setting is unknown.
+            TypeError, ValueError: the prompt is neither, or a parameter is unknown.
         """
         name = self._name
-        if settings:
-            self._check(settings)
+        self._check(settings)
         if isinstance(given, str):
             if not given.strip():
                 raise ValueError(f"{name} got an empty prompt")
@@ -98,31 +100,50 @@ class ChatPreparation:
             most if isinstance(most, int) else None,
         )
 
-    def _check(self, parameters: Mapping[str, Any], settings: Collection[str] = ()) -> None:
-        known = {*settings, *self._known} - {*self._refused}
+    def _check(self, parameters: Mapping[str, Any], known: Collection[str] = ()) -> None:
+        """Raise a TypeError for the first parameter that is reserved or unknown."""
         for parameter in parameters:
-            if parameter in self._refused:
+            if parameter in self._reserved:
                 raise TypeError(
-                    f"{self._name}: {parameter} cannot be set; {self._refused[parameter]}"
+                    f"{self._name}: {parameter} cannot be set; {self._reserved[parameter]}"
                 )
-            if parameter not in known:
-                alike = difflib.get_close_matches(parameter, known, 1)
-                hint = (
-                    f"did you mean {alike[0]!r}?"
-                    if alike
-                    else "what only this service knows goes into extra_body={...}"
-                )
-                raise TypeError(
-                    f"{self._name}: chat completions have no parameter {parameter!r}; {hint}"
-                )
+            if parameter in self._known or parameter in known:
+                continue
+            alike = difflib.get_close_matches(
+                parameter, {*self._known, *known} - {*self._reserved}, 1
+            )
+            hint = (
+                f"did you mean {alike[0]!r}?"
+                if alike
+                else "parameters of this service alone go into extra_body={...}"
+            )
+            raise TypeError(
+                f"{self._name}: chat completions have no parameter {parameter!r}; {hint}"
+            )
+
+
+def _response_format(schema: Any) -> dict[str, Any]:
+    """Return the description of a pydantic class by which a service is asked for JSON."""
+    import openai
+
+    # the schema as OpenAI wants it: all fields required, no additional properties
+    function = openai.pydantic_function_tool(schema)["function"]
+    return {
+        "type": "json_schema",
+        "json_schema": {
+            "name": schema.__name__,
+            "schema": function.get("parameters", {}),
+            "strict": True,
+        },
+    }
 
 
 def _tokens(content: Any) -> int:
-    """Estimate of the tokens of a message."""
+    """Estimate the tokens of a message."""
     if isinstance(content, str):
-        return len(content) // CHARACTERS + 4  # and those around it, for its role
+        return len(content) // CHARACTERS + ROLE
     if not isinstance(content, list | tuple):
-        return 4
+        return ROLE
     return sum(
         _tokens(part["text"]) if isinstance(part, Mapping) and "text" in part else IMAGE
         for part in content

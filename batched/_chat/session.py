@@ -1,14 +1,14 @@
-"""The requests of one client: an event loop in a thread of its own, on which every call waits for
-its turn, asks, and asks again where that is worth it.
+"""Session: an event loop in a thread of its own that sends the requests of one client.
 
-1. Calls are let through in the order in which they come, as `Limits` allow. One timer is set, for
-   the first moment at which another may go, or gives up.
-2. A refusal costs a call none of its attempts. Neither does a failure while the breaker is open,
-   unless it may be the prompt's: HTTP 500, or a time limit that passes. What bounds the others is
-   `max_wait_s`: since the call was first refused and, of a service that answers nobody, since its
-   first fault.
-3. Whatever else may be better the next time, failures and unusable answers, is one attempt each,
-   after a pause of the call's own.
+1. Calls get permits in the order of their arrival, as `Limits` allow. One timer is set: for the
+   next moment at which a call may get a permit, or must fail.
+2. A refusal costs no attempt. A failure while the breaker is open costs none either, unless the
+   prompt may be its cause: HTTP 500, or a time limit.
+3. `max_wait_s` bounds the wait of refused calls, from their first refusal. While the service
+   answers no request at all, `max_wait_s` bounds the wait of every call, from its arrival or from
+   the first fault, whichever is later.
+4. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
+   a pause of that call alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import random
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 from typing import Any, Final
@@ -28,57 +28,29 @@ from ..errors import ChatError
 from .answers import Unusable, message_of, parse_body, read_result, read_tokens
 from .limits import Limits, Outcome, Permit
 from .questions import Question
+from .settings import ChatSettings
 
 REFUSALS: Final = (429, 503)
 """HTTP statuses that mean "not now": too many requests, service unavailable."""
 OWN_FAULT: Final = 500
-"""HTTP status of a service that is there, and breaks on the prompt; most others come from what
-stands before one that is not.
+"""HTTP status of a service that is up and fails on the prompt. Most other statuses from 501 on come
+from a proxy in front of a service that is down.
 """
 NO_CREDIT: Final = "insufficient_quota"
-"""Code of a 429 that no wait mends."""
+"""Code of a 429 that no wait resolves."""
 FIRST_BACKOFF: Final = 0.5
-"""Longest pause before the second attempt (s); twice as long before each further one."""
+"""Longest pause before the second attempt (s). The bound doubles with each attempt."""
 MOST_BACKOFF: Final = 30.0
-"""Longest of these (s)."""
+"""Longest pause between attempts (s)."""
 USUAL_ANSWER: Final = 256
-"""Tokens that an answer is expected to have before any was seen."""
+"""Expected length of an answer before the first one (tokens)."""
 WEIGHT: Final = 0.05
 """Weight of a new answer in the expected length."""
 
 
-@dataclass(frozen=True)
-class Service:
-    """Settings of a client, as its requests need to know them."""
-
-    name: str
-    """Of the client, for messages and threads."""
-    base_url: str
-    model: str
-    api_key: str | None
-    schema: Any
-    """Pydantic class of the results; None: they are texts."""
-    response_format: Any
-    """Description of it for the service."""
-    max_workers: int
-    timeout_s: float
-    attempts: int
-    max_wait_s: float
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-
-    def limits(self) -> Limits:
-        return Limits(
-            self.max_workers,
-            self.requests_per_minute,
-            self.tokens_per_minute,
-            random=random.random,
-        )
-
-
 @dataclass
 class Counts:
-    """Counts of what was asked and answered so far; written on the loop alone."""
+    """Counts of requests and tokens so far, changed by the thread of the loop only."""
 
     requests: int = 0
     retries: int = 0
@@ -88,63 +60,67 @@ class Counts:
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A call that waits for its turn."""
+    """A call that waits for a permit."""
 
     permit: asyncio.Future[Permit]
     tokens: int
     since: float
-    """When it came, or was first refused (s)."""
+    """Moment of its arrival, or of its first refusal (s)."""
 
 
 @dataclass(slots=True)
 class _Reply:
-    """End of one request."""
+    """The end of one request."""
 
     outcome: Outcome
     result: Any = None
     error: BaseException | None = None
-    """Why there is no result."""
+    """Reason why there is no result."""
     why: str = ""
-    """The same for people."""
+    """Description of `error` for messages."""
     again: bool = False
-    """True if another request may have one."""
+    """Whether another request may have a result."""
     request_id: str | None = None
     status: int | None = None
+    pause: float | None = None
+    """Pause that the service asks for (s)."""
+    tokens: int | None = None
+    """Tokens that the request took; None: unknown."""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the service is at fault."""
+        return self.outcome in ("refusal", "failure", "time limit")
 
 
-@dataclass(eq=False)
 class Session:
-    """A loop and its thread, from the first call to `stop`."""
+    """An event loop and its thread, from the first call to `stop`."""
 
-    service: Service
-    limits: Limits
-    counts: Counts
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, settings: ChatSettings, limits: Limits, counts: Counts) -> None:
+        """Start the thread."""
+        self._name = name  # of the client, for messages
+        self._settings = settings
+        self._limits = limits
+        self._counts = counts
+        self._http = _http_client(settings)
         self._waiting: deque[_Turn] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._last_fault = ""  # of the service
         self._usual_answer = float(USUAL_ANSWER)  # tokens
         self._stopped = asyncio.Event()
-        self._thread = daemon_thread(f"{self.service.name}-loop", self._run)
-
-    def start(self) -> None:
-        try:
-            self._http = _http_client(self.service)
-            self._thread.start()
-        except BaseException:
-            self.loop.close()
-            raise
+        self.loop = asyncio.new_event_loop()
+        self._thread = daemon_thread(f"{name}-loop", self._run)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the loop, its thread and the connections, from any thread and any finalizer."""
+        """End the loop, its thread and the connections. Any thread or finalizer may call this."""
         try:
             self.loop.call_soon_threadsafe(self._stopped.set)
-        except RuntimeError:  # closed already
+        except RuntimeError:  # the loop is closed
             pass
 
     def join(self) -> None:
+        """Wait until the thread has ended, unless this is that thread."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -157,60 +133,60 @@ class Session:
             await self._stopped.wait()
 
     async def ask(self, question: Question) -> Any:
-        """The result for `question`.
+        """Return the result for `question`, after as many requests as needed.
 
         Raises:
-            ChatError: there is none.
-            Exception: it cannot be sent.
+            ChatError: there is no result.
+            Exception: the question cannot be sent.
         """
-        service, limits = self.service, self.limits
+        settings, limits = self._settings, self._limits
         attempts = requests = 0
-        since: float | None = None  # when it was first refused
+        since: float | None = None  # moment of the first refusal (s)
         while True:
             tokens = 0
-            if service.tokens_per_minute is not None:
+            if settings.tokens_per_minute is not None:
                 tokens = question.prompt_tokens + (question.most_tokens or int(self._usual_answer))
             permit = await self._turn(tokens, perf_counter() if since is None else since)
             requests += 1
             reply = await self._request(question, permit)
             if reply.error is None:
                 return reply.result
-            now = perf_counter()
-            costs_nothing = reply.outcome == "refusal" or (
-                limits.open_until is not None
-                and reply.outcome == "failure"
-                and reply.status != OWN_FAULT
-            )
-            if costs_nothing:
-                since = now if since is None else since
-                gives_up = now - since >= service.max_wait_s
-            else:
-                attempts += 1
-                gives_up = attempts >= service.attempts
             if reply.outcome == "nothing":
                 raise reply.error
-            if gives_up or not reply.again:
+            is_free = reply.outcome == "refusal" or (
+                reply.outcome == "failure"
+                and reply.status != OWN_FAULT
+                and limits.open_until is not None
+            )
+            if is_free:
+                now = perf_counter()
+                since = now if since is None else since
+                is_last = now - since >= settings.max_wait_s
+            else:
+                attempts += 1
+                is_last = attempts >= settings.attempts
+            if is_last or not reply.again:
                 raise self._error(reply, requests) from reply.error
-            if not costs_nothing:
+            if not is_free:
                 longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 60))
                 await asyncio.sleep(longest * (1 + random.random()) / 2)
-            self.counts.retries += 1
+            self._counts.retries += 1
 
     def _error(self, reply: _Reply, requests: int) -> ChatError:
         tried = f" ({requests} requests)" if requests > 1 else ""
         request = f" [request {reply.request_id}]" if reply.request_id else ""
-        error = ChatError(f"{self.service.name}: {reply.why}{tried}{request}")
+        error = ChatError(f"{self._name}: {reply.why}{tried}{request}")
         error.request_id, error.status_code = reply.request_id, reply.status
-        error.is_service = reply.outcome in ("refusal", "failure", "time limit")
+        error.is_service = reply.is_fault
         return error
 
-    # turns
+    # permits
 
     async def _turn(self, tokens: int, since: float) -> Permit:
-        """Permit for one request, once it is this call's turn.
+        """Return a permit for one request, once it is this call's turn.
 
         Raises:
-            ChatError: the service answers nobody, and will not do so in time.
+            ChatError: the service answers no request, and `max_wait_s` is too short for its end.
         """
         turn = _Turn(self.loop.create_future(), tokens, since)
         self._waiting.append(turn)
@@ -218,8 +194,8 @@ class Session:
         return await turn.permit
 
     def _admit(self) -> None:
-        """Gives permits to those whose turn it is, and sets the timer for the next one."""
-        limits, waiting = self.limits, self._waiting
+        """Give permits to the calls whose turn has come, and set the timer for the next one."""
+        limits, waiting = self._limits, self._waiting
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -233,13 +209,14 @@ class Session:
             self._timer = self.loop.call_later(max(0.0, when - now), self._admit)
 
     def _give_up(self, now: float, silent_since: float) -> float:
-        """Ends calls that have waited too long for a service that answers nobody; the moment at
-        which the next one will have.
+        """Fail the calls that have waited too long for a silent service.
+
+        Return the moment at which the next call will have waited too long.
         """
-        first = inf
+        first, held = inf, self._limits.held_until
+        most = self._settings.max_wait_s
         for turn in list(self._waiting):
-            deadline = max(turn.since, silent_since) + self.service.max_wait_s
-            held = self.limits.held_until
+            deadline = max(turn.since, silent_since) + most
             if now < deadline and held <= deadline:
                 first = min(first, deadline)
                 continue
@@ -249,97 +226,94 @@ class Session:
                 if held > deadline
                 else f"has answered nothing for {now - silent_since:.0f} s"
             )
-            why = f"the service {how} (max_wait_s={self.service.max_wait_s:g}); {self._last_fault}"
+            why = f"the service {how} (max_wait_s={most:g}); {self._last_fault}"
             turn.permit.set_exception(self._error(_Reply("failure", why=why), 0))
         return first
 
-    # one request
+    # requests
 
     async def _request(self, question: Question, permit: Permit) -> _Reply:
-        """Outcome of one request; the limits know of it, too."""
-        asked = spent = None
+        """Send one request, and tell the limits how it ended."""
         reply = _Reply("nothing")
-        self.counts.requests += 1
+        self._counts.requests += 1
         try:
-            reply, spent = await self._send(question)
-            if reply.outcome == "refusal" and reply.error is not None:
-                asked, spent = retry_after(reply.error), 0
+            reply = await self._send(question)
         finally:
-            self.limits.end(permit, perf_counter(), reply.outcome, asked=asked, tokens=spent)
-            if reply.outcome in ("refusal", "failure", "time limit"):
+            self._limits.end(
+                permit, perf_counter(), reply.outcome, asked=reply.pause, tokens=reply.tokens
+            )
+            if reply.is_fault:
                 self._last_fault = reply.why
             self._admit()
         return reply
 
-    async def _send(self, question: Question) -> tuple[_Reply, int | None]:
-        """Outcome of one request, and the tokens that it took, if that is known."""
-        service, parameters = self.service, dict(question.parameters)
-        if service.response_format is not None:
-            parameters["response_format"] = service.response_format
-        # of all of it, also of an answer that comes byte by byte
-        limit = asyncio.timeout(service.timeout_s)
+    async def _send(self, question: Question) -> _Reply:
+        """Send one request, and read its answer."""
+        settings = self._settings
+        # a limit for the whole answer, even if it arrives byte by byte
+        limit = asyncio.timeout(settings.timeout_s)
         try:
             async with limit:
                 raw = await self._http.chat.completions.with_raw_response.create(
-                    model=service.model, messages=question.messages, **parameters
+                    model=settings.model, messages=question.messages, **question.parameters
                 )
         except Exception as error:
             if not (isinstance(error, TimeoutError) and limit.expired()):
-                return _failure(error), None
-            why = f"no whole answer came within {service.timeout_s:g} s (timeout_s)"
-            return _Reply("time limit", error=error, why=why, again=True), None
+                return _failure(error)
+            why = f"no whole answer came within {settings.timeout_s:g} s (timeout_s)"
+            return _Reply("time limit", error=error, why=why, again=True)
         reply = _Reply("rejection", request_id=raw.headers.get("x-request-id"))
-        tokens = None
         try:
             body = parse_body(raw.http_response.content)
-            tokens = read_tokens(body)
-            reply.result = read_result(body, service.schema)
+            if (tokens := read_tokens(body)) is not None:
+                reply.tokens = sum(tokens)
+                self._counts.prompt_tokens += tokens.prompt
+                self._counts.completion_tokens += tokens.completion
+                self._usual_answer += WEIGHT * (tokens.completion - self._usual_answer)
+            reply.result = read_result(body, settings.schema)
             reply.outcome = "answer"
         except Unusable as error:
             reply.error, reply.why, reply.again = error, str(error), error.again
-        if tokens is None:
-            return reply, None
-        self.counts.prompt_tokens += tokens.prompt
-        self.counts.completion_tokens += tokens.completion
-        self._usual_answer += WEIGHT * (tokens.completion - self._usual_answer)
-        return reply, sum(tokens)
+        return reply
 
 
 def _failure(error: Exception) -> _Reply:
-    """Meaning of an exception of the HTTP client."""
+    """Classify an exception of the HTTP client."""
     status = getattr(error, "status_code", None)
-    if isinstance(status, int):
-        body = getattr(error, "body", None)
-        reply = _Reply(
-            "rejection",
-            error=error,
-            why=f"the service answered {status}: {message_of(body or str(error))}",
-            request_id=getattr(error, "request_id", None),
-            status=status,
-        )
-        if status in REFUSALS:
-            reply.outcome, reply.again = "refusal", getattr(error, "code", None) != NO_CREDIT
-        elif is_service_error(error):
-            reply.outcome, reply.again = "failure", True
-        return reply
-    if is_service_error(error):
+    if not isinstance(status, int):
+        if not is_service_error(error):
+            return _Reply("nothing", error=error)
         cause = error.__cause__
         detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
-        return _Reply("failure", error=error, why=f"no answer came: {error}{detail}", again=True)
-    return _Reply("nothing", error=error)
+        why = f"no answer came: {error}{detail}"
+        return _Reply("failure", error=error, why=why, again=True)
+    reply = _Reply(
+        "rejection",
+        error=error,
+        why=f"the service answered {status}: "
+        f"{message_of(getattr(error, 'body', None) or str(error))}",
+        request_id=getattr(error, "request_id", None),
+        status=status,
+    )
+    if status in REFUSALS:
+        reply.outcome, reply.again = "refusal", getattr(error, "code", None) != NO_CREDIT
+        reply.pause, reply.tokens = retry_after(error), 0
+    elif is_service_error(error):
+        reply.outcome, reply.again = "failure", True
+    return reply
 
 
-def _http_client(service: Service) -> Any:
-    """The official client, without retries or time limits of its own."""
+def _http_client(settings: ChatSettings) -> Any:
+    """Return the official client, without retries and time limits of its own."""
     import openai
 
-    count = service.max_workers
+    count = settings.max_workers
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
         max_connections=count, max_keepalive_connections=count
     )
     return openai.AsyncOpenAI(
-        base_url=service.base_url,
-        api_key=service.api_key,
+        base_url=settings.base_url,
+        api_key=settings.api_key,
         max_retries=0,
         timeout=None,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=None),
