@@ -1,19 +1,19 @@
-"""Errors of a service told from those of what it was asked: is the service at fault, or a row?
+"""Errors of a service, and errors of the rows or prompts that it was asked about.
 
-An error of the service says nothing about the rows: the same call may succeed a moment later. It is
-tried again after a wait, and never narrowed down. Any other error is taken for one of the rows. The
-rules, by the first that applies:
+An error of the service says nothing about the rows: the same call may succeed a moment later. So
+the call is retried after a wait, and never narrowed down. Any other error counts as an error of a
+row. The first rule that applies decides:
 
-1. What the caller names, as `retry=` of a step does, is the service's.
-2. What has an attribute `is_service`, as errors of this library have, says so itself.
-3. An HTTP status decides: 408, 429 and from 500 on are the service's, all others are not. So are
-   401 and 403 not: a function that fetches an address per row gets them for single rows, and where
-   they come for every row, a batch that is given up after a few calls costs less than waiting.
-4. So does a gRPC status, and the code of an AWS error that means throttling.
-5. What is called as libraries call failures of the connection and timeouts is the service's.
-6. What was raised explicitly `from` such an error is, too, and a group of nothing but such errors.
+1. Classes that the caller names, as `retry=` of a step does, are errors of the service.
+2. An attribute `is_service`, which errors of this library have, decides.
+3. An HTTP status decides: 408, 429 and all from 500 on mean the service. 401 and 403 mean the row:
+   a function that fetches one address per row gets them for single rows. If every row gets them,
+   giving up after a few calls costs less than waiting.
+4. A gRPC status decides, and so does a code of AWS that means throttling.
+5. Names that libraries give to failures of the connection and to timeouts mean the service.
+6. An error raised `from` an error of the service is one, too. A group is one if all its parts are.
 
-Classes are known by their names, so no library is imported.
+Classes are recognised by their names, so no library is imported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from math import isfinite
+from math import inf
 from typing import Any, Final
 
 from ..errors import TimeLimitExceeded, WorkerDied
 
 _TRANSIENT_STATUS: Final = {408, 429}
-"""HTTP statuses below 500 that another try may mend: request timeout, too many requests."""
+"""HTTP statuses below 500 after which a retry may succeed: request timeout, too many requests."""
 
 _TRANSIENT_GRPC: Final = {"ABORTED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 
@@ -51,47 +51,46 @@ _TRANSIENT_NAMES: Final = {
 
 
 def is_service_error(error: BaseException, more: tuple[type[BaseException], ...] = ()) -> bool:
-    """Test of an error: the service that the function calls is at fault, not a row. So it is for
-    connections, timeouts, HTTP 408, 429 and from 500 on, and `more` classes of errors.
+    """Return whether the service that the function calls is at fault, not a row.
+
+    `more` are further classes of errors that mean the service.
     """
     try:
         return _is_service_error(error, more, set())
-    except Exception:  # of a class that has code of its own
+    except Exception:  # raised by the code of the error's class
         return False
 
 
 def retry_after(error: BaseException, now: datetime | None = None) -> float | None:
-    """Seconds that the service asks to wait, from the headers of its answer: `Retry-After`, in
-    seconds or as a date, or `retry-after-ms`. None if it does not say.
+    """Return the seconds that the service asks to wait, None if it names no time.
+
+    The headers of the answer are `retry-after-ms` and `Retry-After`, which has seconds or a date.
     """
     try:
-        direct = _read(error, "retry_after")
+        if (direct := _seconds(_read(error, "retry_after"))) is not None:
+            return direct
         headers = {str(name).lower(): value for name, value in _headers(error).items()}
-        if _is_seconds(direct):
-            return float(direct)
-        milliseconds = _seconds(headers.get("retry-after-ms"))
-        if milliseconds is not None:
+        if (milliseconds := _seconds(headers.get("retry-after-ms"))) is not None:
             return milliseconds / 1000
         asked = headers.get("retry-after")
-        seconds = _seconds(asked)
-        if seconds is not None or asked is None:
+        if (seconds := _seconds(asked)) is not None or asked is None:
             return seconds
         moment = parsedate_to_datetime(str(asked))
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
         return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
-    except Exception:  # of the error's class, or no date
+    except Exception:  # raised by the code of the error's class, or by a wrong date
         return None
 
 
 def _is_service_error(
     error: BaseException, more: tuple[type[BaseException], ...], seen: set[int]
 ) -> bool:
-    kind = type(error)  # `isinstance` would ask it for its `__class__`
+    kind = type(error)  # `isinstance` would run code of the class
     seen.add(id(error))
     if issubclass(kind, more):
         return True
-    if isinstance(said := _read(error, "is_service"), bool):
-        return said
+    if isinstance(is_service := _read(error, "is_service"), bool):
+        return is_service
     if not issubclass(kind, Exception) or issubclass(kind, TimeLimitExceeded | WorkerDied):
         return False
     if issubclass(kind, ExceptionGroup):
@@ -108,7 +107,7 @@ def _is_service_error(
         )
     if names & _TRANSIENT_NAMES:
         return True
-    # of urllib's URLError, the reason says what happened
+    # URLError of urllib has its cause as `reason`
     causes = [error.__cause__, _read(error, "reason")]
     return any(
         _is_service_error(each, more, seen)
@@ -118,55 +117,49 @@ def _is_service_error(
 
 
 def _status(error: BaseException) -> int | None:
-    """HTTP status of the answer that `error` tells of."""
+    """Return the HTTP status of the answer that raised `error`."""
     response = _read(error, "response")
-    metadata = response.get("ResponseMetadata") if isinstance(response, Mapping) else None
     found = [
         *(_read(error, name) for name in ("status_code", "status", "code")),
         *(_read(response, name) for name in ("status_code", "status")),
-        metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None,
+        _part(_part(response, "ResponseMetadata"), "HTTPStatusCode"),
     ]
     return next((int(each) for each in found if isinstance(each, int) and 100 <= each <= 599), None)
 
 
 def _aws_code(error: BaseException) -> str:
-    response = _read(error, "response")
-    said = response.get("Error") if isinstance(response, Mapping) else None
-    return str(said.get("Code")) if isinstance(said, Mapping) else ""
+    """Return the code of an error of AWS."""
+    return str(_part(_part(_read(error, "response"), "Error"), "Code"))
 
 
 def _headers(error: BaseException) -> Mapping[Any, Any]:
+    """Return the headers of the answer that raised `error`."""
     response = _read(error, "response")
-    metadata = response.get("ResponseMetadata") if isinstance(response, Mapping) else None
     found = [
         _read(response, "headers"),
         _read(error, "headers"),
-        metadata.get("HTTPHeaders") if isinstance(metadata, Mapping) else None,
+        _part(_part(response, "ResponseMetadata"), "HTTPHeaders"),
     ]
     return next((each for each in found if hasattr(each, "items")), {})
 
 
 def _read(thing: Any, name: str) -> Any:
-    """Attribute of `thing`; None if there is none, or if it cannot be had."""
+    """Return an attribute, None if there is none or reading it fails."""
     try:
         return getattr(thing, name, None)
     except Exception:
         return None
 
 
-def _seconds(text: Any) -> float | None:
-    """Number in the value of a header, unless that is another kind of text."""
+def _part(mapping: Any, name: str) -> Any:
+    """Return a value of a mapping, None if there is none."""
+    return mapping.get(name) if isinstance(mapping, Mapping) else None
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a number, or the number in a text, unless it is no time to wait."""
     try:
-        number = float(text)
+        number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if _is_seconds(number) else None
-
-
-def _is_seconds(value: Any) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and isfinite(value)
-        and value >= 0
-    )
+    return number if 0 <= number < inf else None

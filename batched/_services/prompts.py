@@ -1,4 +1,4 @@
-"""Prompts: a text, a chat, or ids of tokens; told apart, and from lists of them."""
+"""Prompts: recognition of texts, chats and ids of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any, Final, TypeAlias
 
 Message: TypeAlias = Mapping[str, Any]
-"""One message of a chat: its `role`, and its `content`."""
+"""Message of a chat: its `role`, and its `content`."""
 
 Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
 """A text, a list of messages, or a list of ids."""
@@ -17,22 +17,22 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def is_prompt(given: Sequence[Any]) -> bool:
-    """Test of a list: it is one prompt, a chat or ids. Any other is a list of prompts."""
+    """Return whether a list is one prompt, a chat or ids, rather than a list of prompts."""
     first = given[0]
     return (isinstance(first, Mapping) and "role" in first) or is_id(first)
 
 
 def is_id(value: object) -> bool:
-    """Test of a value: it can be the id of a token; numpy's integers can, too."""
+    """Return whether a value can be the id of a token. Integers of numpy can, too."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_chat(name: str, messages: Sequence[Any]) -> None:
-    """Raises an error that names the first message that is none.
+    """Raise an error that names the first wrong message of a chat.
 
     Raises:
         TypeError: a message is no mapping.
-        ValueError: there is no message, or one has no role or an unknown one.
+        ValueError: there is no message, or the role of a message is missing or unknown.
     """
     if not messages:
         raise ValueError(f"{name} got an empty chat; it needs at least one message")
