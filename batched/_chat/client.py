@@ -53,7 +53,7 @@ class ChatUsage:
     prompt_tokens: int
     """Tokens of prompts, as the service counted them."""
     completion_tokens: int
-    """Tokens of answers, unusable ones included, as the service counted them."""
+    """Tokens of all answers, usable or not, as the service counted them."""
     cost: float | None
     """Cost of these tokens by `prices`; None without `prices`."""
     limit: int

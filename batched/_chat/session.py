@@ -194,7 +194,7 @@ class Session:
         return await turn.permit
 
     def _admit(self) -> None:
-        """Give permits to the calls whose turn has come, and set the timer for the next one."""
+        """Give permits to the calls whose turn has come, and set the timer for the next call."""
         limits, waiting = self._limits, self._waiting
         if self._timer is not None:
             self._timer.cancel()

@@ -1,3 +1,4 @@
-"""Text generation: prompts to rows, rows to tokens, tokens to text. Needs torch and transformers,
-which are imported where a model is at hand.
+"""Text generation: from prompts to rows, tokens and texts.
+
+The package needs torch and transformers. They are imported once a model is given.
 """

@@ -1,8 +1,7 @@
-"""Decoding of one batch: left padding, one pass of the model for each token, and a batch that
-becomes smaller as rows end.
+"""Decoding of one batch: left padding, one pass of the model per token, and removal of ended rows.
 
-`generate` of transformers sets out the cache, the mask and the positions, and calls the loop that
-is here (its `custom_generate`).
+`generate` of transformers prepares the KV cache, the mask and the positions. It then calls the loop
+of this module, as its `custom_generate`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,14 @@ from .choice import choose
 from .row import Row
 from .stream import wake
 
+ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
+"""Settings with which `generate` has one row for each prompt."""
+
 
 def decode(model: Any, rows: Sequence[Row], pad: int, on_end: Callable[[Row], None]) -> None:
-    """Adds tokens to each row until all have ended, each of which `on_end` is told. `pad` fills the
-    left of shorter prompts, where the mask has it pass for nothing.
+    """Add tokens to each row until all rows have ended, and call `on_end` with each ended row.
+
+    Shorter prompts are left-padded with `pad`; the attention mask hides the padding.
     """
     width = max([row.size for row in rows])
     ids = torch.full((len(rows), width), pad)
@@ -38,10 +41,6 @@ def decode(model: Any, rows: Sequence[Row], pad: int, on_end: Callable[[Row], No
     )
 
 
-ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
-"""Settings of `generate` without which rows would be multiplied."""
-
-
 def _loop(
     model: Any,
     ids: torch.Tensor,
@@ -50,9 +49,7 @@ def _loop(
     on_end: Callable[[Row], None],
     **inputs: Any,
 ) -> torch.Tensor:
-    """Decoding, as `generate` calls it, which takes from the inputs what is named here; what it
-    returns is not used.
-    """
+    """Generate tokens until all rows have ended. The return value has no use."""
     for name in ("logits_processor", "stopping_criteria", "generation_config"):
         del inputs[name]  # each row has its own
     step: dict[str, Any] = {"is_first_iteration": True}
@@ -62,36 +59,38 @@ def _loop(
         )
         step = {"next_sequence_length": 1 if inputs.get("use_cache") else None}
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
-        # a copy, for the whole may be large
-        scores = outputs.logits[:, -1].to(torch.float32, copy=True)
+        # a copy, because the logits of all positions may be large
+        logits = outputs.logits[:, -1].to(torch.float32, copy=True)
         del outputs
-        tokens = choose(rows, ids, scores)
+        tokens = choose(rows, ids, logits)
         ids = torch.cat([ids, tokens[:, None]], -1)
         for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
             if not row.ended:
                 row.add(token)
-                _ask_criteria(row, ids[place : place + 1], scores[place : place + 1])
+                _apply_criteria(row, ids[place : place + 1], logits[place : place + 1])
                 if row.ended:
                     on_end(row)
         wake([row.prompt.stream for row in rows if row.prompt.stream is not None])
         live = [place for place, row in enumerate(rows) if not row.ended]
         if not live:
             return ids
-        if len(live) < len(rows) and _can_shrink(inputs):
+        if len(live) < len(rows) and _can_shrink(inputs.get("past_key_values")):
             rows = [rows[place] for place in live]
             ids, inputs = _select(torch.tensor(live, device=ids.device), ids, inputs)
 
 
-def _ask_criteria(row: Row, ids: torch.Tensor, scores: torch.Tensor) -> None:
-    """Ends a row if one of the caller's own criteria says so."""
+def _apply_criteria(row: Row, ids: torch.Tensor, logits: torch.Tensor) -> None:
+    """End a row if one of the caller's own stopping criteria is met."""
     for criterion in row.prompt.criteria:
-        if bool(torch.as_tensor(criterion(ids[:, ids.shape[1] - row.size :], scores)).all()):
+        if bool(torch.as_tensor(criterion(ids[:, ids.shape[1] - row.size :], logits)).all()):
             row.finish_reason, row.ended = "stop", True
 
 
-def _can_shrink(inputs: dict[str, Any]) -> bool:
-    """Test of the cache: rows can be taken out of it. One that is compiled for keeps its shape."""
-    cache = inputs.get("past_key_values")
+def _can_shrink(cache: Any) -> bool:
+    """Return whether rows can be removed from the KV cache.
+
+    A static (compiled) cache keeps its batch size.
+    """
     layers = getattr(cache, "layers", ())
     return (
         bool(layers)
@@ -103,11 +102,11 @@ def _can_shrink(inputs: dict[str, Any]) -> bool:
 def _select(
     live: torch.Tensor, ids: torch.Tensor, inputs: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The rows that go on."""
+    """Keep the live rows of the ids, the cache and all other inputs."""
     count = ids.shape[0]
     inputs["past_key_values"].batch_select_indices(live)
     for name, value in inputs.items():
-        # rows are the axis before the last: positions may have one plane for each kind
+        # rows are the axis before the last: some models have several planes of positions
         if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[-2] == count:
             inputs[name] = value.index_select(value.ndim - 2, live)
     return ids.index_select(0, live), inputs

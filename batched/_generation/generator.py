@@ -1,14 +1,14 @@
-"""Text of causal language models: many callers with a prompt each, one batch on the model.
+"""TextGenerator: text of a causal language model, for many callers with one prompt each.
 
-Needs the extra `generation` (torch and transformers).
+The extra `generation` (torch and transformers) is needed.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
@@ -20,7 +20,7 @@ from .._function.requests import MISSING
 from .._function.settings import Options, Settings
 from .._runtime.shift import within_run
 from .._services.prompts import Prompt, is_prompt
-from .row import FinishReason, PreparedPrompt, Row, text_of
+from .row import FinishReason, PreparedPrompt, Row, TextDecoder
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -29,56 +29,57 @@ if TYPE_CHECKING:
 _U = TypeVar("_U")
 
 MAX_BATCH_TOKENS: Final = 65_536
-"""Most tokens of a batch, those of the prompts and the new ones, if there is no other setting."""
+"""Default of `max_batch_tokens`: prompts plus new tokens of a batch."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A text, and how it came to be."""
+    """A text with details of its generation."""
 
     text: str
-    """The new text, without the prompt, special tokens, and the string that ended it."""
+    """New text, without the prompt, special tokens and the stop string."""
     tokens: list[int]
-    """The new tokens, the one that ended it included."""
+    """New tokens, the terminator included."""
     finish_reason: FinishReason
-    """"stop": a terminator, a stop string or a criterion; "length": `max_new_tokens`, or the
-    model's last position.
+    """"stop": a terminator, a stop string or a stopping criterion; "length": `max_new_tokens`, or
+    the last position of the model.
     """
     prompt_tokens: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
 
 
 class TextGenerator(Batched[Prompt, _U, ...]):
-    """A causal language model that callers give one prompt each, from threads and event loops, and
-    that writes for all of them at once. Each gets the text that it would get alone.
+    """A causal language model that generates text for many callers at once.
 
-    A prompt is a text; a chat, which is a list of messages (`{"role": ..., "content": ...}`) for
-    the tokenizer's own template; or a list of ids. Any other list is a list of prompts.
+    Callers pass one prompt each, from threads and event loops. Their prompts run in one batch, and
+    each caller gets the text that its prompt would get alone.
 
-    Keywords, here and in each call, are those of transformers' `generate`, and
+    A prompt is a text, a chat or a list of ids. A chat is a list of messages (`{"role": ...,
+    "content": ...}`) for the tokenizer's own template. Any other list is a list of prompts.
 
-        seed: of a text that is sampled: the same seed gives the same text, alone or in company.
+    Keywords, here and in each call, are settings of transformers' `generate`, and
+
+        seed: seed of a sampled text: equal seeds give equal texts, alone or in a batch.
         stop_strings: strings that end the text, and are no part of it.
-        eos_token_id: ends the text as well as the terminators that the model has.
+        eos_token_id: further terminators, besides the terminators of the model.
 
     `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` mean `do_sample=True`; a temperature of
-    0 means that the likeliest token is next. Calls with different settings share batches. Without
-    `max_new_tokens` a text ends after 256 tokens. Beams and several texts for one prompt are
-    refused.
+    0 means greedy decoding. Calls with different settings share batches. Without `max_new_tokens` a
+    text ends after 256 tokens. Beams and several texts for one prompt are refused.
 
-    Here also the settings of `batched.dynamically`: `batch_size` is 32 and `max_batch_tokens`,
-    which counts prompts and new tokens, 65,536; a batch that runs out of memory runs in halves.
-    Prompts of like length run together. The model is put in evaluation mode, and is else left as it
-    is, like the tokenizer.
+    The settings of `batched.dynamically` are accepted here, too. The default of `batch_size` is 32.
+    The default of `max_batch_tokens`, which counts prompts and new tokens, is 65,536. A batch that
+    runs out of memory runs in halves. Prompts of similar lengths run together. The model is put in
+    evaluation mode; model and tokenizer are not changed otherwise.
 
     Args:
-        model: one of transformers' causal language models, decoder only.
-        tokenizer: its tokenizer. Which side it pads, and with what, does not matter.
+        model: causal language model of transformers, decoder only.
+        tokenizer: tokenizer of the model. Its padding side and pad token do not matter.
         details: whether callers get a `Generation` in place of the text alone.
 
     Raises:
-        TypeError: the model is no such model, or there is no such setting.
-        ValueError: a setting has a value that it cannot have.
+        TypeError: the model is of another kind, or a setting is unknown.
+        ValueError: a setting is out of its range.
     """
 
     @overload
@@ -102,7 +103,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
     def __init__(
         self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
     ) -> None:
-        from .reader import OF_BATCHES, PromptReader, layered, listed
+        from .reader import OF_BATCHES, PromptReader, layered
 
         self._arguments = model, tokenizer, {"details": details, **settings}
         of_function = {
@@ -127,21 +128,18 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             for key, value in model.generation_config.to_diff_dict().items()
             if not key.startswith(("_", "output_", "return_", "transformers_"))
         }
-        # a model that shares all but these settings, for they are read anew for each prompt
-        kind = type(model.generation_config)
-        plain = copy.copy(model)
         given = layered(own, settings)
+        # the same model with another generation config: most settings are read for each prompt
+        plain = copy.copy(model)
+        kind = type(model.generation_config)
         plain.generation_config = kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()})
-        given["eos_token_id"] = [
-            *listed(own.get("eos_token_id")),
-            *listed(settings.get("eos_token_id")),
-        ]
-        tokenizer = copy.deepcopy(tokenizer)  # which has a state, of padding and truncation
-        reader = PromptReader(plain, tokenizer, name, given)
-        self._writer = _Writer(plain, tokenizer, details)
-        self._reader = reader
-        function = BatchFunction.of(self._writer.generate, options, coroutines=False)
-        super().__init__(replace(function, preparation=reader))
+        tokenizer = copy.deepcopy(tokenizer)  # its padding and truncation are state
+        self._reader = PromptReader(plain, tokenizer, name, given)
+        self._writer = writer = _Writer(plain, tokenizer, details)
+        function = BatchFunction(
+            writer.generate, "static", False, options, preparation=self._reader
+        )
+        super().__init__(function)
         self.__doc__ = type(self).__doc__
 
     @overload
@@ -178,14 +176,14 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         model_kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Any:
-        """A generator of a model that `transformers` loads, with its tokenizer.
+        """Return a generator of a model that transformers loads, with its tokenizer.
 
         Args:
-            name_or_path: of the model, on the hub or in a folder.
-            device: where it computes; None: a GPU, if there is one.
-            dtype: of its weights; "auto": as they were saved.
+            name_or_path: name of the model on the hub, or its folder.
+            device: device of the model; None: a GPU, if there is one.
+            dtype: type of the weights; "auto": as they were saved.
             model_kwargs: further arguments of `AutoModelForCausalLM.from_pretrained`.
-            settings: those of `TextGenerator`.
+            settings: settings of `TextGenerator`.
         """
         try:
             import torch
@@ -209,12 +207,13 @@ class TextGenerator(Batched[Prompt, _U, ...]):
 
     @property
     def meaning(self) -> str:
-        """Basis of its texts, as JSON: the model's name, its generation config, the chat
-        template and settings; functions and other objects by their names. Weights do not count.
+        """Basis of the texts, as JSON: model name, generation config, chat template and settings.
+
+        Functions and other objects count by their names. Weights do not count.
         """
         model, tokenizer, settings = self._arguments
         own = {
-            # JSON has no keys such as those of sequence_bias
+            # keys of `sequence_bias` are tuples, which JSON does not have as keys
             key: list(value.items()) if isinstance(value, Mapping) else value
             for key, value in settings.items()
             if key not in Settings.__annotations__
@@ -225,35 +224,31 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             "chat_template": getattr(tokenizer, "chat_template", None),
             "settings": own,
         }
-        return json.dumps(meaning, sort_keys=True, default=_told)
+        return json.dumps(meaning, sort_keys=True, default=_plain)
 
-    if not TYPE_CHECKING:  # its types are those of every batched function
+    if not TYPE_CHECKING:  # the types are the types of `Batched.acall`
 
         async def acall(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-            """As in every batched function; a cancelled call leaves its batch at the next token."""
-            if item is not MISSING and not args:
-                several = isinstance(item, list) and not (item and is_prompt(item))
-                prepare = self._reader.prepare
-                item = (
-                    [prepare(each, kwargs) for each in item] if several else prepare(item, kwargs)
-                )
-                kwargs = {}
-            try:
+            """Call as `Batched.acall`; a cancelled call leaves its batch at the next token."""
+            if item is MISSING or args:
                 return await super().acall(item, *args, **kwargs)
+            listed = isinstance(item, list) and not (item and is_prompt(item))
+            prompts = [self._reader.prepare(each, kwargs) for each in (item if listed else [item])]
+            try:
+                return await super().acall(prompts if listed else prompts[0])
             except BaseException:
-                for prompt in item if isinstance(item, list) else [item]:
-                    if isinstance(prompt, PreparedPrompt):
-                        prompt.cancelled = True
+                for prompt in prompts:
+                    prompt.cancelled = True
                 raise
 
     async def stream(self, prompt: Prompt, /, **settings: Any) -> AsyncGenerator[str, None]:
-        """The text of one prompt, piece by piece, while it stays in its batch, on any event loop.
+        """Yield the text of one prompt in pieces, on any event loop.
 
-        The pieces put together are what a call returns. Whoever stops early (`aclose()`, or the end
-        of the task) takes the prompt out of its batch.
+        The joined pieces equal the result of a call. The prompt stays in its batch; a stream that
+        is closed early (`aclose()`, or the end of the task) removes it from the batch.
 
         Raises:
-            Exception: as a call does.
+            Exception: any exception that a call raises.
         """
         item = self._reader.prepare(prompt, settings)
         item.stream = stream = Stream()
@@ -264,7 +259,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             while not stream.ended:
                 await stream.wait(known)
                 known = len(stream.tokens)
-                text = self._writer.stable(item, stream.tokens[:known])
+                text = self._writer.decoder.stable_text(item, stream.tokens[:known])
                 if len(text) > len(sent):
                     yield text[len(sent) :]
                     sent = text
@@ -277,7 +272,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             future.cancel()
 
     def with_options(self, **settings: Any) -> Self:
-        """The same model with other settings, of either kind, and a batcher of its own.
+        """Return the same model with other settings, of either kind, and a batcher of its own.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
@@ -292,59 +287,40 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         return partial(type(self), **settings), (model, tokenizer)
 
 
-def _told(value: Any) -> Any:
-    """A value that JSON does not have."""
+def _plain(value: Any) -> Any:
+    """Return the form in JSON of a value that JSON does not have."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 class _Writer:
-    """The batch function: prompts in, texts out."""
+    """The batch function: from prompts to texts."""
 
     def __init__(self, model: Any, tokenizer: Any, details: bool) -> None:
+        self.decoder = TextDecoder(tokenizer)
         self._model = model
-        self._tokenizer = tokenizer
         self._details = details
-        # any token would do, for the mask hides it
+        # the attention mask hides the padding, so any token serves
         pads = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         self._pad = next((pad for pad in pads if pad is not None), 0)
-        vocabulary = tokenizer.get_vocab()
-        names = [f"<0x{byte:02X}>" for byte in range(256)]
-        self._bytes = frozenset([vocabulary[name] for name in names if name in vocabulary])
 
     def generate(self, prompts: list[PreparedPrompt]) -> list[Any]:
+        """Generate the texts, and answer the call of each row as soon as the row has ended."""
         from .decoding import decode
 
         shift = within_run()
 
         def answer(row: Row) -> None:
-            # its caller need not wait for the others, nor the row be written again with them
+            # if the batch has to run again, an answered row ends with its first token
             if shift is not None and shift.answer_early(row.prompt, self._result(row)):
                 row.prompt.cancelled = True
 
-        rows = [Row(prompt, self._decode) for prompt in prompts]
+        rows = [Row(prompt, self.decoder) for prompt in prompts]
         decode(self._model, rows, self._pad, answer)
         return [self._result(row) for row in rows]
 
-    def stable(self, prompt: PreparedPrompt, tokens: Sequence[int]) -> str:
-        """Text of the first tokens of a prompt, as far as further ones do not change it."""
-        size = len(tokens)
-        while size and tokens[size - 1] in self._bytes:  # all of them change with the next one
-            size -= 1
-        text = text_of(prompt, tokens[:size], self._decode).rstrip("\N{REPLACEMENT CHARACTER}")
-        # a stop string may have begun
-        ends = [stop[:size] for stop in prompt.stop_strings for size in range(1, len(stop))]
-        return text[: len(text) - max([len(end) for end in ends if text.endswith(end)], default=0)]
-
-    def _decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        text: str = self._tokenizer.decode(
-            tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
-        return text
-
     def _result(self, row: Row) -> Any:
-        text = row.text()
         if not self._details:
-            return text
-        return Generation(text, row.tokens, row.finish_reason, len(row.prompt.ids))
+            return row.text
+        return Generation(row.text, row.tokens, row.finish_reason, len(row.prompt.ids))

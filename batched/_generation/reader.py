@@ -1,8 +1,11 @@
-"""Reader: what a caller passes, as ids and settings that are known to be good.
+"""Reader: from the prompt of a caller to ids and checked settings.
 
-transformers itself reads the settings: its `generate` is called for a prompt, up to the moment at
-which it would begin, and hands over what it has made of them (`custom_generate`). So they mean what
-they mean there.
+transformers itself reads the settings, so that they keep their meaning: its `generate` is called
+with the prompt, up to the moment at which decoding would begin, and passes on its logits processors
+and stopping criteria (`custom_generate`).
+
+The call takes 1 to 4 ms of CPU time, a sixth of the time for 16 tokens of a small model. So the
+settings are kept for later prompts, if all their processors fit any prompt.
 """
 
 from __future__ import annotations
@@ -15,18 +18,18 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 
 from .._services.prompts import Prompt, check_chat, is_id, is_prompt
-from .choice import OF_SCORES_ALONE
+from .choice import OF_LOGITS_ALONE
 from .decoding import ONE_TEXT
 from .row import PreparedPrompt
 
 MAX_NEW_TOKENS: Final = 256
-"""New tokens, where neither call nor model says how many."""
+"""Default of `max_new_tokens`, if neither the call nor the model sets it."""
 
 SAMPLING: Final = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
-"""Settings that mean that the text is to be sampled."""
+"""Settings that imply `do_sample=True`."""
 
 OBJECTS: Final = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"}
-"""Settings that are code of the caller's, with a state of its own for each prompt."""
+"""Settings that are code of the caller, with state for one prompt."""
 
 OF_BATCHES: Final = {
     "cache_config",
@@ -35,17 +38,17 @@ OF_BATCHES: Final = {
     "disable_compile",
     "use_cache",
 }
-"""Settings of `generate` that prompts cannot have one by one."""
+"""Settings of `generate` that apply to whole batches."""
 
 MODES: Final = ("greedy_search", "sample")
 
-OF_MORE: Final = ("num_beams", "num_return_sequences", "guidance_scale")
-"""Settings other than 1 of which mean more rows than prompts."""
+OF_SEVERAL: Final = ("num_beams", "num_return_sequences", "guidance_scale")
+"""Settings that need several rows for a prompt, unless they are 1."""
 
 PLAIN_CRITERIA: Final = {"MaxLengthCriteria", "EosTokenCriteria"}
-"""Criteria that each row has in another form."""
+"""Stopping criteria that `Row.add` replaces."""
 
-OF_ANY_PROMPT: Final = OF_SCORES_ALONE | {
+OF_ANY_PROMPT: Final = OF_LOGITS_ALONE | {
     "ForcedBOSTokenLogitsProcessor",
     "MinLengthLogitsProcessor",
     "NoBadWordsLogitsProcessor",
@@ -53,10 +56,10 @@ OF_ANY_PROMPT: Final = OF_SCORES_ALONE | {
     "RepetitionPenaltyLogitsProcessor",
     "SequenceBiasLogitsProcessor",
 }
-"""Processors that may serve other prompts too. Others know of theirs, or of the text so far."""
+"""Processors that fit any prompt. All further processors hold a prompt, or the text so far."""
 
 KEPT: Final = 64
-"""Most sets of settings of which it is kept what became of them."""
+"""Most combinations of settings that a reader keeps."""
 
 
 class _Settings(NamedTuple):
@@ -68,7 +71,7 @@ class _Settings(NamedTuple):
 
 
 class PromptReader:
-    """Reader of the prompts of one model. `defaults` are settings for all of them."""
+    """Reader of the prompts of one model; `defaults` are settings for all prompts."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str, defaults: Mapping[str, Any]) -> None:
         self._model = model
@@ -81,20 +84,24 @@ class PromptReader:
         )
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._kept: dict[object, _Settings] = {}
-        self._read([0], {})  # refuses defaults that no prompt can have
+        self._read([0], {})  # refuses wrong defaults
 
-    def is_one(self, given: Any) -> bool:
-        return is_prompt(given)
+    is_one = staticmethod(is_prompt)
 
     def prepare(
-        self, given: Prompt | PreparedPrompt, settings: Mapping[str, Any]
+        self, given: Prompt | PreparedPrompt, settings: Mapping[str, Any], /
     ) -> PreparedPrompt:
+        """Return the prompt as ids, with its settings.
+
+        Raises:
+            TypeError, ValueError: the prompt or a setting is wrong.
+        """
         if isinstance(given, PreparedPrompt):
             return given
         return self._read(self._ids_of(given), settings)
 
     def _ids_of(self, given: Prompt) -> list[int]:
-        """Ids of a prompt, which is refused if the model cannot go on with it."""
+        """Return the ids of a prompt, and refuse a prompt that the model cannot continue."""
         name = self._name
         ids: list[int]
         if isinstance(given, str):
@@ -128,6 +135,7 @@ class PromptReader:
         return ids
 
     def _ids_of_chat(self, messages: Any) -> list[int]:
+        """Return the ids of a chat by the tokenizer's template."""
         check_chat(self._name, messages)
         tokenizer = self._tokenizer
         if not getattr(tokenizer, "chat_template", None):
@@ -135,7 +143,7 @@ class PromptReader:
                 f"{self._name}: the tokenizer has no chat template; pass a text, or set its "
                 "chat_template"
             )
-        # an answer that is begun already goes on
+        # the model continues an answer that has begun
         begun = messages[-1]["role"] == "assistant"
         text = tokenizer.apply_chat_template(
             list(map(dict, messages)),
@@ -147,11 +155,11 @@ class PromptReader:
         return ids
 
     def _read(self, ids: list[int], settings: Mapping[str, Any]) -> PreparedPrompt:
-        """The prompt with its settings.
+        """Return the prompt with its settings.
 
         Raises:
-            TypeError: there is no such setting.
-            ValueError: one has a value that it cannot have.
+            TypeError: a setting is unknown, or of the wrong type.
+            ValueError: a setting is out of its range.
         """
         for name in OF_BATCHES & settings.keys():
             raise TypeError(f"{self._name}: {name} is to be set where the generator is made")
@@ -169,8 +177,7 @@ class PromptReader:
             )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"{self._name}: seed must be an integer, got {seed!r}")
-        ends = [*listed(self._defaults.get("eos_token_id")), *listed(settings.get("eos_token_id"))]
-        given["eos_token_id"] = sorted({*ends}) or self._tokenizer.eos_token_id
+        given["eos_token_id"] = given["eos_token_id"] or self._tokenizer.eos_token_id
         if given.get("temperature") == 0:
             del given["temperature"]
             given["do_sample"] = False
@@ -182,21 +189,15 @@ class PromptReader:
         config, processors, criteria = self._kept.get(key) or self._parse(ids, given, key)
         if self._positions is not None:
             limit = min(limit, self._positions - len(ids))
-        if config.do_sample and seed is None:
+        if not config.do_sample:
+            seed = None
+        elif seed is None:
             seed = random.getrandbits(64)
-        return PreparedPrompt(
-            ids,
-            limit,
-            frozenset(listed(config.eos_token_id)),
-            stops,
-            seed if config.do_sample else None,
-            key,
-            processors,
-            criteria,
-        )
+        terminators = frozenset(listed(config.eos_token_id))
+        return PreparedPrompt(ids, limit, terminators, stops, seed, key, processors, criteria)
 
     def _limit(self, size: int, new: object, length: object) -> int:
-        """New tokens that a prompt of `size` tokens may get."""
+        """Return the most new tokens of a prompt of `size` tokens."""
         for name, value in (("max_new_tokens", new), ("max_length", length)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"{self._name}: {name} must be an integer, got {value!r}")
@@ -213,69 +214,66 @@ class PromptReader:
         return length - size
 
     def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> _Settings:
-        """Settings, as `generate` reads them for a prompt."""
-        made: list[_Settings] = []
-
-        def catch(_: Any, ids: Any, **parts: Any) -> Any:
-            made.append(
-                _Settings(
-                    parts["generation_config"],
-                    list(parts["logits_processor"]),
-                    [each for each in parts["stopping_criteria"] if _is_own(each)],
-                )
-            )
-            return ids
-
-        others = [name for name in OF_MORE if given.get(name) not in (None, 1)]
-        plain = {name: value for name, value in given.items() if name not in OBJECTS}
-        if not others:
+        """Return the settings as `generate` reads them for a prompt."""
+        refused = next((name for name in OF_SEVERAL if given.get(name) not in (None, 1)), None)
+        if refused is None:
+            plain = {name: value for name, value in given.items() if name not in OBJECTS}
             config = type(self._model.generation_config)(**plain)
             mode = config.get_generation_mode().value
-            others = [] if mode in MODES else [mode]
-        if others:
+            refused = None if mode in MODES else mode
+        if refused is not None:
             raise ValueError(
                 f"{self._name} writes one text for each prompt, greedily or by sampling; for "
-                f"{others[0]} call the model's own generate"
+                f"{refused} call the model's own generate"
             )
+
+        def settings_of(_model: object, _ids: object, **parts: Any) -> _Settings:
+            criteria = parts["stopping_criteria"]
+            return _Settings(
+                parts["generation_config"],
+                list(parts["logits_processor"]),
+                [each for each in criteria if type(each).__name__ not in PLAIN_CRITERIA],
+            )
+
         prompt = torch.tensor([ids], device=self._model.device)
-        self._model.generate(
+        settings: _Settings = self._model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            custom_generate=catch,
+            custom_generate=settings_of,
             **{**given, **ONE_TEXT},
         )
-        kinds = {type(each).__name__ for each in made[0].processors}
-        fixed = OBJECTS.isdisjoint(given) and kinds <= OF_ANY_PROMPT
-        if fixed and not made[0].criteria and len(self._kept) < KEPT:
-            self._kept[key] = made[0]
-        return made[0]
+        kinds = {type(each).__name__ for each in settings.processors}
+        fits_any = OBJECTS.isdisjoint(given) and kinds <= OF_ANY_PROMPT and not settings.criteria
+        if fits_any and len(self._kept) < KEPT:
+            self._kept[key] = settings
+        return settings
 
 
 def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings `before`, and `more` that hold in their place, with all that they imply; None: as
-    before.
+    """Return the settings `before`, overridden by `more` and all that `more` implies.
+
+    None in `more` leaves a setting as before. Terminators of both are kept.
     """
-    # arrays and their numbers as lists and Python's own
+    # arrays and their numbers become lists and numbers of Python
     more = {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in more.items()
         if value is not None
     }
+    given = {**before, **more}
     lengths = {"max_new_tokens", "max_length"}
-    old = lengths if lengths & more.keys() else frozenset[str]()
-    given = {**{name: value for name, value in before.items() if name not in old}, **more}
+    if more.keys() & lengths:
+        for name in lengths - more.keys():
+            given.pop(name, None)
+    ends = [*listed(before.get("eos_token_id")), *listed(more.get("eos_token_id"))]
+    given["eos_token_id"] = sorted({*ends})
     if "do_sample" not in more and SAMPLING & more.keys():
         given["do_sample"] = given.get("temperature") != 0
     return given
 
 
-def _is_own(criterion: Any) -> bool:
-    """Test of a criterion: the caller asked for it."""
-    return type(criterion).__name__ not in PLAIN_CRITERIA
-
-
 def listed(value: Any) -> list[int]:
-    """None, one or several as a list."""
+    """Return None, one id or several ids as a list."""
     if value is None:
         return []
     if hasattr(value, "tolist"):
