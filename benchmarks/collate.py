@@ -7,7 +7,6 @@ Run: python benchmarks/collate.py [--check] [--quick] [--save]
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,7 +14,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from batched._collate.arguments import Arguments
-from batched._collate.features import unpad
 from batched._collate.features.collate import FeatureCollator, GroupKey
 from batched._collate.features.parse import FeatureParser
 from batched._collate.features.settings import FeatureSettings
@@ -146,7 +144,6 @@ def measured(rounds: int) -> Result:
 
 def main() -> None:
     arguments = options(__doc__ or "")
-    unpad.LIFETIME = sys.maxsize  # type: ignore[misc]  # what was learned is not forgotten
     conclude(lambda: measured(7 if arguments.quick else 21), arguments)
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 
-from batched._collate.features import unpad
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 from feature_stage import Make
 from stage import wait_until
@@ -337,23 +336,6 @@ def test_an_output_that_varies_by_its_content_is_not_taken_for_one_of_the_whole_
     assert not caplog.records
 
 
-def test_lengths_that_round_to_the_same_are_told_apart_by_multiples(together: Make) -> None:
-    def compute(features: dict[str, Any]) -> Any:
-        assert not any(array.shape[1] % 8 for array in features.values())
-        return {name: array[:, :, None] * numpy.ones(8) for name, array in features.items()}
-
-    two = together(compute, pad_to_multiple_of=8)
-    calls = [
-        {"x": numpy.ones((1, x), int), "y": numpy.ones((1, y), int)}
-        for x, y in ((3, 4), (9, 9), (1, 16))
-    ]
-    for batch in (calls[:1], calls, calls[::-1]):
-        for call, result in zip(batch, two.results(*batch), strict=True):
-            assert {name: array.shape for name, array in result.items()} == {
-                name: (*array.shape, 8) for name, array in call.items()
-            }
-
-
 def test_a_function_of_one_length_only_needs_no_declaration_where_no_axis_is_as_long(
     together: Make,
 ) -> None:
@@ -466,7 +448,9 @@ def test_an_axis_that_grows_in_steps_is_not_taken_for_fixed(together: Make) -> N
     assert [result.shape for result in two.results(tokens(8), tokens(4))] == [(1, 2), (1, 1)]
 
 
-def test_an_axis_as_long_as_the_longer_of_two_features_is_cut_to_that(together: Make) -> None:
+def test_an_axis_as_long_as_the_longer_of_two_features_is_not_taken_for_either(
+    together: Make,
+) -> None:
     def compute(features: dict[str, Any]) -> Any:
         return numpy.ones((len(features["a"]), max(array.shape[1] for array in features.values())))
 
@@ -511,25 +495,6 @@ def test_once_a_run_agrees_with_an_odd_one_callers_share_runs_again(together: Ma
         two.results(tokens(width))
     assert [result.shape for result in two.results(tokens(20), tokens(30))] == [(1, 16), (1, 16)]
     assert two.seen[-1]["ids"].shape == (2, 30)
-
-
-def test_what_has_been_learned_is_not_kept_for_ever(
-    together: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unpad, "LIFETIME", 10)
-    least = 0
-
-    def compute(features: dict[str, Any]) -> Any:
-        more = max(0, least - features["ids"].shape[1])
-        return numpy.pad(features["ids"], ((0, 0), (0, more)))
-
-    two = together(compute)
-    for width in (3, 5):
-        two.results(tokens(width))
-    least = 4  # which short rows do not show as long as they are padded to more
-    for _ in range(10):
-        two.results(tokens(3), tokens(7))
-    assert [result.shape for result in two.results(tokens(3), tokens(7))] == [(1, 4), (1, 7)]
 
 
 # ---------------------------------------------------------------- declared, or not at all
@@ -671,13 +636,6 @@ class Outputs(MutableMapping[str, Any]):
         return len(self._entries)
 
 
-class Locked(dict[str, Any]):
-    """A dict that refuses new entries."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        raise TypeError("locked")
-
-
 def made(tokens: Any, pooled: Any) -> Made:
     output = Made(tokens)
     output.pooled = pooled
@@ -715,9 +673,6 @@ CONTAINERS: list[Any] = [
         lambda tokens, pooled: defaultdict(list, {"tokens": tokens, "pooled": pooled}),
         id="default dict",
     ),
-    pytest.param(
-        lambda tokens, pooled: UserDict({"tokens": tokens, "pooled": pooled}), id="user dict"
-    ),
     pytest.param(Plain, id="dataclass"),
     pytest.param(Frozen, id="frozen dataclass"),
     pytest.param(Slotted, id="dataclass with slots"),
@@ -746,8 +701,6 @@ def test_each_caller_gets_its_rows_in_what_the_function_returned_them_in(
     assert len(parts(returned[0])[0]) == 3, "the function may have kept its output"
     if isinstance(results[0], dict):
         assert list(results[0]) == list(returned[0])
-    if isinstance(results[0], defaultdict):
-        assert results[0]["new"] == []
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -768,8 +721,8 @@ def test_a_caller_alone_and_one_whose_call_was_split_get_the_same_container(
 
 @pytest.mark.parametrize(
     "container",
-    [MappingProxyType, lambda entries: Outputs(**entries), Locked],
-    ids=["view", "mapping of an author's own", "locked dict"],
+    [MappingProxyType, lambda entries: Outputs(**entries), UserDict],
+    ids=["view", "mapping of an author's own", "user dict"],
 )
 def test_a_mapping_that_is_no_dict_or_cannot_be_changed_reaches_its_callers_as_a_dict(
     together: Make, container: Callable[[Any], Any]
@@ -1243,7 +1196,6 @@ class Labelled:
     logits: Any
 
     def __post_init__(self) -> None:
-        self.note = "kept"
         self.labels = self.logits.argmax(1)
 
     @functools.cached_property
@@ -1251,7 +1203,7 @@ class Labelled:
         return self.logits.max(1)
 
 
-class Noted(UserDict[str, Any]):
+class Noted(dict[str, Any]):
     sums: Any = None
 
 
@@ -1270,7 +1222,7 @@ def test_what_an_output_has_of_the_whole_batch_beside_its_fields_is_no_callers(
 
     calls = [{"x": numpy.full((1, 2), number)} for number in range(3)]
     for number, result in enumerate(together(labelled).results(*calls)):
-        assert (result.logits.tolist(), result.note) == ([[number] * 2], "kept")
+        assert result.logits.tolist() == [[number] * 2]
         assert result.most.tolist() == [number]
         assert not hasattr(result, "labels")
     for number, result in enumerate(together(noted).results(*calls)):

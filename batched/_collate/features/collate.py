@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from ..._core.scheduler import Batch, Request, Slice
@@ -32,17 +31,11 @@ class GroupKey(NamedTuple):
     specs: tuple[FeatureSpec, ...]
 
 
-class PaddingPlan:
-    """Widths to which the features of one call of the function were padded: the context of the
-    call.
-    """
+class PaddingPlan(NamedTuple):
+    """Padding of one call of the function: the context of the call."""
 
-    __slots__ = ("alone", "callers", "widths")
-
-    def __init__(self, widths: Widths, callers: Callers, alone: bool) -> None:
-        self.widths = widths
-        self.callers = callers  # empty if nothing was padded
-        self.alone = alone  # rows of one width only, which are to be answered in any case
+    widths: Widths  # to which the features were padded
+    callers: Callers  # empty if nothing was padded, or no axis is cut
 
 
 class FeatureCollator:
@@ -65,16 +58,28 @@ class FeatureCollator:
         padded = self._plan_widths(group.specs, list(zip(*every, strict=True)))
         callers = self._list_callers(group.specs, padded, set(every))
         if len(set(callers.values())) > 1:
-            apart = self._unpadding.find_apart(group, padded, callers)
+            apart = self._unpadding.find_apart(group, callers)
             if apart:
                 raise self._group_by_width(slices, callers, apart)
         return self._build_call(slices, batch, padded, callers)
 
-    def _collate_alone(self, padded: Widths, slices: list[Slice], batch: Batch) -> Call:
-        """The call for slices whose rows are of the same widths, padded to others."""
-        group: Any = slices[0][0].group_key
-        callers = self._list_callers(group.specs, padded, {slices[0][0].items.widths})
-        return self._build_call(slices, batch, padded, callers, alone=True)
+    def _collate_unpadded(self, slices: list[Slice], batch: Batch) -> Call:
+        """Return the call for slices with rows of one width, which is not rounded up."""
+        return self._build_call(slices, batch, slices[0][0].items.widths, {})
+
+    def _collate_uncut(self, slices: list[Slice], batch: Batch) -> Call:
+        """Return the call for such slices if the function fails for rows that are not rounded up.
+
+        Axes that may follow a feature or may have one size are not cut.
+        """
+        self._unpadding.warn(
+            "it fails for rows that are not padded to a multiple of "
+            f"{self._settings.pad_to_multiple_of}, so some axes of its output are not cut"
+        )
+        first: Request = slices[0][0]
+        group: Any = first.group_key
+        padded = self._plan_widths(group.specs, [(width,) for width in first.items.widths])
+        return self._build_call(slices, batch, padded, {})
 
     def split(self, output: Any, slices: list[Slice], context: PaddingPlan) -> Sequence[Any]:
         """One tree like `output` per slice, whose arrays have its rows only and, on the axes that
@@ -82,9 +87,7 @@ class FeatureCollator:
         """
         group: Any = slices[0][0].group_key
         arrays = self._flatten(output, _count_rows(slices))
-        cuts, apart = self._unpadding.find_cuts(
-            group, arrays, context.widths, context.callers, alone=context.alone
-        )
+        cuts, apart = self._unpadding.find_cuts(group, arrays, context.widths, context.callers)
         if apart:
             raise self._group_by_width(slices, context.callers, apart)
         moved = self.devices.to_callers([array for _, array in arrays])
@@ -135,9 +138,10 @@ class FeatureCollator:
     def _group_by_width(
         self, slices: list[Slice], callers: Callers, apart: Collection[Widths]
     ) -> GroupsNeeded:
-        """Request to run rows of the widths `apart` by themselves, and all others together after
-        them: a batch of what would be padded alike; where all would be, a batch for each width, not
-        padded at all, or if that fails, padded to anything that the function takes.
+        """Return the request to run rows of the widths `apart` first, and the rest after them.
+
+        Rows that are padded alike run in one batch. If all rows of `slices` are, rows of each width
+        run without padding.
         """
         alike = len(set(callers.values())) == 1
         keys = {own: own if alike else alone for own, alone in callers.items()}
@@ -146,13 +150,11 @@ class FeatureCollator:
         for each in slices:
             key = keys[each[0].items.widths]
             groups.setdefault(key if key in wanted else (), []).append(each)
-        parts: list[Part] = []
-        for key in sorted(groups, key=sum, reverse=True):
-            ways: list[Collate] = [self.collate]
-            if alike and key:
-                other = self._settings.pad_further(key, callers[key])
-                ways = [partial(self._collate_alone, to) for to in (key, other, callers[key])]
-            parts.append((groups[key], ways))
+        unpadded: tuple[Collate, ...] = (self._collate_unpadded, self._collate_uncut)
+        parts: list[Part] = [
+            (groups[key], unpadded if alike and key else (self.collate,))
+            for key in sorted(groups, key=sum, reverse=True)
+        ]
         return GroupsNeeded(parts)
 
     def _list_callers(
@@ -188,8 +190,6 @@ class FeatureCollator:
         batch: Batch,
         padded: Widths,
         callers: Callers,
-        *,
-        alone: bool = False,
     ) -> Call:
         self._count_padding(slices, padded, batch)
         for request, _, _ in slices:
@@ -200,7 +200,7 @@ class FeatureCollator:
         whole = (
             len(batch.slices) == 1 and stop - start == first.size and padded == first.items.widths
         )
-        plan = PaddingPlan(padded, callers, alone)
+        plan = PaddingPlan(padded, callers)
         rows = _count_rows(slices)
         for number, (spec, width) in enumerate(zip(group.specs, padded, strict=True)):
             if whole:

@@ -1,12 +1,13 @@
-"""Outputs of batch functions as trees: containers, nested as deep as it goes, whose leaves are
-arrays or tensors with one row per item.
+"""Outputs of batch functions as trees of arrays with one row per item.
+
+The nodes are mappings, lists, tuples, named tuples and dataclasses, nested to any depth. Dicts and
+their subclasses keep their type and their entries, and dataclasses their fields. Other attributes
+may have data of the whole batch, so they are left out. Any other mapping becomes a dict.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,10 +20,10 @@ Path = tuple[Any, ...]
 
 
 def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
-    """Leaves of `output`, each with its path, in the order that `tree_unflatten` takes them.
+    """Return the leaves of `output`, each with its path, in the order of `tree_unflatten`.
 
     Raises:
-        BatchFunctionError: there is something in it that has no rows; or there is nothing.
+        BatchFunctionError: `output` has a leaf without rows, or no leaves.
     """
     found = list(_iter_leaves(output, ()))
     if not found:
@@ -34,39 +35,38 @@ def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
 
 
 def tree_unflatten(output: Any, arrays: Iterator[Array]) -> Any:
-    """Tree like `output`, with the next of `arrays` in the place of each of its leaves."""
+    """Return a tree like `output` with the next of `arrays` in the place of each of its leaves."""
     kind = type(output)
     if output is None:
         return None
     if is_array(output):
         return next(arrays)
-    children = _children(output) or ()
-    parts = {key: tree_unflatten(value, arrays) for key, value in children}
-    if isinstance(output, Mapping):
-        return parts if kind is dict else _mapping_like(output, parts)
+    parts = {key: tree_unflatten(value, arrays) for key, value in _list_children(output) or ()}
     if isinstance(output, (list, tuple)):
         sequence = list(parts.values())
         return kind._make(sequence) if hasattr(kind, "_make") else kind(sequence)
-    # a dataclass: its constructor may take other arguments than it has fields
-    twin = object.__new__(kind)
-    for name, value in getattr(output, "__dict__", {}).items():
-        # an array beside the fields, such as a cached property, is of the whole batch
-        if next(_iter_arrays(value), None) is None:
-            twin.__dict__[name] = value
+    if kind is dict or (isinstance(output, Mapping) and not isinstance(output, dict)):
+        return parts
+    # a constructor may take other arguments than there are entries or fields
+    twin = kind.__new__(kind)
     for name, part in parts.items():
-        object.__setattr__(twin, name, part)
+        if isinstance(output, dict):
+            twin[name] = part
+        else:
+            object.__setattr__(twin, name, part)
     return twin
 
 
 def dotted_path(path: Path) -> str:
-    """Path as messages and the setting `unpad` have it: `hidden_states.3`; empty for an output that
-    is itself an array.
+    """Return a path as messages and the setting `unpad` have it: `hidden_states.3`.
+
+    It is empty for an output that is itself an array.
     """
     return ".".join(map(str, path))
 
 
 def describe(path: Path) -> str:
-    """Phrase for the place of a leaf, for a message."""
+    """Return a phrase for the place of a leaf, for a message."""
     return f"{dotted_path(path)!r} in the output" if path else "the output"
 
 
@@ -80,14 +80,13 @@ def _iter_leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
                 "must have one row per item"
             )
         if not is_dense(output):
+            layout = "nested tensor" if output.is_nested else f"tensor of layout {output.layout}"
             raise BatchFunctionError(
-                f"{describe(path)} is a "
-                f"{'nested tensor' if output.is_nested else f'tensor of layout {output.layout}'}, "
-                "which cannot be "
-                "split into rows; return a dense one"
+                f"{describe(path)} is a {layout}, which cannot be split into rows; return a dense "
+                "one"
             )
         yield path, output
-    elif (children := _children(output)) is not None:
+    elif (children := _list_children(output)) is not None:
         for key, value in children:
             yield from _iter_leaves(value, (*path, key))
     else:
@@ -104,8 +103,8 @@ def _iter_leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
         )
 
 
-def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """Keys and values of a container; None of anything else."""
+def _list_children(node: Any) -> list[tuple[Any, Any]] | None:
+    """Return the keys and values of a container, or None for any other object."""
     if isinstance(node, Mapping):
         return list(node.items())
     if isinstance(node, (list, tuple)):
@@ -113,31 +112,3 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
     return None
-
-
-def _iter_arrays(value: Any) -> Iterator[Array]:
-    """Arrays in `value`, as far as mappings, lists and tuples hold them."""
-    if is_array(value):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for _, child in _children(value) or ():
-            yield from _iter_arrays(child)
-
-
-def _mapping_like(output: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """`parts` in a mapping of the type of `output` if that is a kind of dict that can be copied and
-    changed; in a dict otherwise.
-    """
-    if not isinstance(output, (dict, UserDict)):
-        return parts
-    try:
-        twin: Any = copy.copy(output)
-        for key, part in parts.items():
-            twin[key] = part
-    except TypeError:
-        return parts
-    own = {id(array) for array in _iter_arrays(parts)}
-    for name, value in list(getattr(twin, "__dict__", {}).items()):
-        if any(id(array) not in own for array in _iter_arrays(value)):  # of the whole batch
-            del twin.__dict__[name]
-    return twin

@@ -80,18 +80,6 @@ class FeatureSettings:
         """`width` rounded up to `pad_to_multiple_of`."""
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def pad_further(self, own: tuple[int, ...], padded: tuple[int, ...]) -> tuple[int, ...]:
-        """Widths for features with rows of widths `own` that are longer than `padded` wherever that
-        is longer, in multiples: other ones for features of other widths.
-        """
-        order = sorted(set(own))
-        return tuple(
-            [
-                long if short == long else long + self.pad_to_multiple_of * (order.index(short) + 1)
-                for short, long in zip(own, padded, strict=True)
-            ]
-        )
-
     def _check_unpad(self) -> None:
         unpad = self.unpad
         if unpad is False or unpad == "auto":

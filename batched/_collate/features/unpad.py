@@ -4,27 +4,26 @@ An axis either has one size at all times (that of hidden states) or follows a fe
 as long as the rows of that feature were padded. The evidence are outputs of runs that were padded
 to different widths.
 
-1. Callers with rows of different widths share a run under two conditions. All explanations of an
-   axis give the same size for each caller. And a run as short as the shortest caller was seen: an
-   axis of one size in both has this size for every caller, and an axis that changes, in steps or up
-   to some length only, has changed.
+1. Callers with rows of different widths share a run under three conditions. All explanations of an
+   axis give the same size for each caller. A run as short as each caller was seen, so that an axis
+   that changes, in steps or up to some length only, has changed. If an axis follows a feature, a
+   run was seen with features in the caller's order of lengths, so that an axis that follows the
+   longer of two features has shown it.
 2. Until then, rows of some width run apart. Nothing has to be known about these runs, since nothing
    in them is padded, and their outputs are evidence.
-3. A run that contradicts the evidence replaces the evidence. Until another run agrees with it, the
-   explanation of an axis is unknown, and rows of each width run apart.
-4. Evidence is forgotten after a number of runs.
-5. An axis that was as long as the batch had rows, in two runs of the same widths, causes a warning:
-   the function lets rows see each other.
+3. A run that contradicts the evidence replaces the evidence. Until a run of other widths agrees
+   with it, rows of each width run apart.
+4. An axis that contradicts the evidence, and was as long as the batch had rows in both runs, causes
+   a warning: the function lets rows see each other.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from functools import lru_cache
 from itertools import chain
-from operator import ge, le
+from operator import le
 from typing import Any, Final, NamedTuple
 
 from ...errors import BatchFunctionError
@@ -34,9 +33,6 @@ from .settings import FeatureSettings
 Widths = tuple[int, ...]
 """Length of the rows of each feature of a group, in the order of its specs."""
 
-Sizes = tuple[int, ...]
-"""Sizes of one axis in several runs; or of all axes behind the first, array by array, in one."""
-
 Callers = Mapping[Widths, Widths]
 """Widths of the rows of callers, the shortest first, with the widths padded to in runs alone."""
 
@@ -44,147 +40,71 @@ Cuts = tuple[tuple[int, int], ...]
 """Axes of one array to be cut, each with the number of the feature that it follows."""
 
 CACHE_LIMIT: Final = 256
-"""Limit of kinds of calls with evidence, and of axes with explanations."""
-
-LIFETIME: Final = 1000
-"""Runs after which evidence is gathered anew, which takes one or two more runs.
-
-That is rare enough to cost nothing, and often enough for a model that was replaced in silence.
-"""
+"""Limit of kinds of calls with evidence."""
 
 logger = logging.getLogger("batched")
 
 
 class _Axis(NamedTuple):
-    """Explanations of the sizes that one axis had in several runs."""
+    """Explanations of the sizes that one axis had in all runs."""
 
     size: int | None  # the only size; None: there were several
-    follows: tuple[int, ...]  # features that were always padded to its size
-    longest: tuple[int, ...]  # features of which the longest was always padded to its size
-    shortest: tuple[int, ...]  # features of which the shortest was always padded to its size
-    divisor: int  # of all its sizes, which may be rounded up to multiples of it
+    follows: frozenset[int]  # features that were always padded to its size
 
-    @property
-    def is_explained(self) -> bool:
-        return self.size is not None or bool(self.follows)
-
-    def find_undecided(self, own: list[Widths], alone: list[Widths]) -> Iterator[int]:
-        """Yield positions of callers with explanations that differ.
-
-        For each feature, `own` holds the widths of all callers, and `alone` the widths padded to.
-        """
-        possible = {own[feature] for feature in self.follows}
+    def is_open(self, callers: Collection[Widths]) -> bool:
+        """Return whether the explanations differ for a caller, by the widths of its rows."""
+        widths = list(zip(*callers, strict=True))  # by feature
+        possible = {widths[feature] for feature in self.follows}
         if self.size is not None:
-            possible.add((self.size,) * len(own[0]))
-        for pick, features in ((max, self.longest), (min, self.shortest)):
-            if features != self.follows:
-                widths = zip(*[own[feature] for feature in features], strict=True)
-                possible.add(tuple(map(pick, widths)))
-        if len(possible) > 1:
-            yield [len(set(sizes)) > 1 for sizes in zip(*possible, strict=True)].index(True)
-        if self.size is None and self.divisor > 1:
-            for position, width in enumerate(alone[self.follows[0]]):
-                if width % self.divisor:
-                    yield position
+            possible.add((self.size,) * len(callers))
+        return len(possible) > 1
 
 
-@lru_cache(CACHE_LIMIT)
-def _explain(sizes: Sizes, padded: tuple[Widths, ...]) -> _Axis:
-    """Return explanations of an axis that had these sizes in runs `padded` to these widths."""
-    features = list(enumerate(zip(*padded, strict=True)))  # each with its widths in the runs
-    below = tuple([number for number, widths in features if all(map(le, widths, sizes))])
-    above = tuple([number for number, widths in features if all(map(ge, widths, sizes))])
-    most = map(max, zip(*[features[number][1] for number in below], strict=True))
-    least = map(min, zip(*[features[number][1] for number in above], strict=True))
-    return _Axis(
-        size=sizes[0] if len(set(sizes)) == 1 else None,
-        follows=tuple([number for number in below if number in above]),
-        longest=below if tuple(most) == sizes else (),
-        shortest=above if tuple(least) == sizes else (),
-        divisor=math.gcd(*sizes),
-    )
-
-
-class _Evidence:
+class _Evidence(NamedTuple):
     """Evidence from runs of one kind of calls that do not contradict each other."""
 
-    __slots__ = ("age", "axes", "contradiction", "rows", "runs", "structure")
-
-    def __init__(
-        self,
-        structure: tuple[tuple[Path, int], ...],
-        runs: dict[Widths, Sizes],
-        rows: dict[Widths, int],
-        contradiction: str = "",
-        age: int = 0,
-    ) -> None:
-        self.structure = structure  # of each array, its path and number of axes
-        self.runs = runs  # by the widths to which features were padded; never changed
-        self.rows = rows  # in each of the runs
-        self.contradiction = contradiction  # of the only run with earlier runs
-        self.age = age  # in runs, also without new evidence
-        every = list(zip(*runs.values(), strict=True))
-        explained = {sizes: _explain(sizes, tuple(runs)) for sizes in set(every)}  # most are alike
-        self.axes = [explained[sizes] for sizes in every]  # behind the first, array by array
-
-    def find_undecided(self, axes: set[_Axis], padded: Widths, callers: Callers) -> Widths | None:
-        """Return widths of a caller if the length of these axes is undecided for it, or None.
-
-        The run is `padded` to these widths.
-        """
-        if not self.axes or not callers:
-            return None
-        own, alone = list(zip(*callers, strict=True)), list(zip(*callers.values(), strict=True))
-        seen = [padded, *self.runs]
-        below: list[int] = []
-        if not any(all(map(le, run, map(min, alone))) for run in seen):  # shorter than all callers
-            below = [
-                position
-                for position, widths in enumerate(callers.values())
-                if not any(all(map(le, run, widths)) for run in seen)
-            ]
-        position = next(chain(below, *[axis.find_undecided(own, alone) for axis in axes]), None)
-        return None if position is None else list(callers)[position]
+    structure: tuple[tuple[Path, int], ...]  # of each array, its path and number of axes
+    axes: list[_Axis]  # behind the first, array by array
+    shortest: list[Widths]  # padded widths of runs: a run is at least as long as one of them
+    orders: frozenset[Widths]  # orders of the features by length
+    padded: Widths  # of the last run
+    rows: int  # of the last run
+    sizes: Widths  # of all axes in the last run
+    contradiction: str = ""  # of the last run with earlier ones
 
 
 class Unpadding:
     """Evidence from the outputs of one batch function, and the rule by which to cut them."""
 
-    def __init__(self, name: str, settings: FeatureSettings, told: set[str]) -> None:
+    def __init__(self, name: str, settings: FeatureSettings, warned: set[str]) -> None:
         self._name = name  # of the batch function, for messages
         self._unpad = settings.unpad
-        self._told = told  # warnings that have been given
-        self._evidence: dict[Hashable, _Evidence] = {}  # by kind of calls; keeps none alive
+        self._warned = warned  # warnings that have been logged
+        self._evidence: dict[Hashable, _Evidence] = {}  # by kind of calls
 
-    def find_apart(self, group: Any, padded: Widths, callers: Callers) -> Collection[Widths]:
-        """Return widths of callers that have to run apart; often empty.
+    def warn(self, text: str) -> None:
+        """Log, once, that the axes of the output are not learned as they should be."""
+        if "unpad" not in self._warned:
+            self._warned.add("unpad")
+            logger.warning(
+                "%s: %s. unpad={...} declares the feature that an axis follows, unpad=False keeps "
+                "all axes whole",
+                self._name,
+                text,
+            )
 
-        An output for all callers, `padded` to these widths, is known to leave their shares open.
-        """
+    def find_apart(self, group: Any, callers: Callers) -> Collection[Widths]:
+        """Return widths of callers that have to run apart, whatever the output; often empty."""
         evidence = self._evidence.get((group.arguments.key, group.specs))
-        if evidence is None:  # it may have no axes at all
-            return ()
-        if evidence.contradiction:
-            self._warn(f"{evidence.contradiction}, so calls of different length run apart")
-            return callers
-        axes = set(evidence.axes) if padded in evidence.runs else set()
-        found = evidence.find_undecided(axes, padded, callers)
-        return () if found is None else (found,)
+        return () if evidence is None else self._find_apart(evidence, (), callers)
 
     def find_cuts(
-        self,
-        group: Any,
-        arrays: list[tuple[Path, Any]],
-        padded: Widths,
-        callers: Callers,
-        *,
-        alone: bool = False,
+        self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths, callers: Callers
     ) -> tuple[list[Cuts], Collection[Widths]]:
         """Return the cuts of each array of an output, and widths of callers that must run apart.
 
         The run was `padded` to these widths, for these callers; there are none if nothing was
-        padded. Callers must run apart if the output leaves their share open. If they ran `alone`,
-        their output is not cut.
+        padded. Callers must run apart if the output leaves their share open.
 
         Raises:
             BatchFunctionError: an axis is not as declared.
@@ -194,90 +114,127 @@ class Unpadding:
         if self._unpad != "auto":
             return self._apply_declared(group, arrays, padded), ()
         evidence = self._observe(group, arrays, padded)
-        found = evidence.find_undecided(set(evidence.axes), padded, callers)
-        if found is not None and not alone:
-            return [], callers if evidence.contradiction else (found,)
-        if found is not None:
-            self._warn(
-                "what its output has to do with the length of rows is unknown, for it fails where "
-                "they are padded in another way; so some of them are not cut"
-            )
+        apart = self._find_apart(evidence, set(evidence.axes), callers)
         axes = iter(evidence.axes)
         return [
             tuple(
-                (number, axis.follows[0])
+                (number, min(axis.follows))
                 for number, axis in zip(range(1, array.ndim), axes, strict=False)
                 if axis.size is None
             )
             for _, array in arrays
-        ], ()
+        ], apart
+
+    def _find_apart(
+        self, evidence: _Evidence, axes: Collection[_Axis], callers: Callers
+    ) -> Collection[Widths]:
+        """Return widths of callers that have to run apart if the output has these axes."""
+        if not callers or not evidence.axes:
+            return ()
+        if evidence.contradiction:
+            self.warn(f"{evidence.contradiction}, so calls of different length run apart")
+            return callers
+        least = tuple(map(min, zip(*callers.values(), strict=True)))
+        covered = _is_covered(least, evidence.shortest)
+        follows = any(axis.follows for axis in axes)
+        unclear = [axis for axis in axes if axis.is_open(callers)]
+        for own, alone in callers.items():
+            if (
+                not (covered or _is_covered(alone, evidence.shortest))
+                or (follows and _order(own) not in evidence.orders)
+                or any(axis.is_open([own]) for axis in unclear)
+            ):
+                return (own,)
+        return ()
 
     def _observe(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Evidence:
         """Return the evidence after a run `padded` to these widths."""
         key = group.arguments.key, group.specs
-        structure = tuple([(path, array.ndim) for path, array in arrays])
-        run = {padded: tuple(chain.from_iterable([array.shape[1:] for _, array in arrays]))}
-        rows = {padded: len(arrays[0][1])} if arrays else {}
+        sizes = tuple(chain.from_iterable([array.shape[1:] for _, array in arrays]))
+        equal = {
+            size: frozenset([number for number, width in enumerate(padded) if width == size])
+            for size in set(sizes)
+        }
+        found = _Evidence(
+            structure=tuple([(path, array.ndim) for path, array in arrays]),
+            axes=[_Axis(size, equal[size]) for size in sizes],
+            shortest=[padded],
+            orders=frozenset([_order(padded)]),
+            padded=padded,
+            rows=len(arrays[0][1]),
+            sizes=sizes,
+        )
         known = self._evidence.get(key)
-        if known is not None:
-            known.age += 1
-        if known is None or known.age > LIFETIME:
+        if known is None:
             if len(self._evidence) >= CACHE_LIMIT:
                 self._evidence.clear()
-            found = _Evidence(structure, run, rows)
-        elif known.structure != structure:
-            found = _Evidence(structure, run, rows, "its output changes its structure")
-        elif known.runs.get(padded) == run[padded]:
-            return known
+        elif known.structure != found.structure:
+            found = found._replace(contradiction="its output changes its structure")
         else:
-            self._warn_of_rows(known, arrays, padded, run[padded])
-            found = _Evidence(
-                structure, {**known.runs, **run}, {**known.rows, **rows}, age=known.age
-            )
-            explained = [axis.is_explained for axis in found.axes]
-            least = [min(widths) for widths in zip(*known.runs, strict=True)]
-            if not all(explained):
-                odd = _describe_odd_axis(group, arrays, padded, explained.index(False))
-                found = _Evidence(structure, run, rows, odd)
-            elif (
-                not known.contradiction and found.axes == known.axes and all(map(ge, padded, least))
-            ):
-                return known  # it tells nothing new
+            found = self._combine(known, found, group, arrays)
         self._evidence[key] = found
         return found
 
-    def _warn_of_rows(
-        self, known: _Evidence, arrays: list[tuple[Path, Any]], padded: Widths, sizes: Sizes
-    ) -> None:
-        """Warn once of an axis that is as long as the batch has rows, alone and in company."""
-        if "rows" in self._told or padded not in known.runs:
-            return
-        rows, before = len(arrays[0][1]), known.rows[padded]
-        for position, pair in enumerate(zip(known.runs[padded], sizes, strict=True)):
-            if rows != before and pair == (before, rows):
-                self._told.add("rows")
-                path, number, _ = _axes(arrays)[position]
-                logger.warning(
-                    "%s: axis %d of %s is as long as the batch has rows: %d of %d, %d of %d. Rows "
-                    "that see each other get results that depend on other callers; a result must "
-                    "depend on its own row alone",
-                    *(self._name, number, describe(path), before, before, rows, rows),
-                )
-                return
+    def _combine(
+        self, known: _Evidence, found: _Evidence, group: Any, arrays: list[tuple[Path, Any]]
+    ) -> _Evidence:
+        """Return the evidence of one more run, alone if it contradicts the `known` runs."""
+        axes = [
+            _Axis(one.size if one.size == other.size else None, one.follows & other.follows)
+            for one, other in zip(known.axes, found.axes, strict=True)
+        ]
+        explained = [axis.size is not None or bool(axis.follows) for axis in axes]
+        if not all(explained):
+            return self._contradict(known, found, explained.index(False), group, arrays)
+        shortest = known.shortest
+        if not _is_covered(found.padded, shortest):
+            kept = [run for run in shortest if not _is_covered(run, [found.padded])]
+            shortest = [found.padded, *kept]
+        return found._replace(
+            axes=axes,
+            shortest=shortest,
+            orders=known.orders | found.orders,
+            contradiction=known.contradiction if found.padded == known.padded else "",
+        )
 
-    def _warn(self, text: str) -> None:
-        if "unpad" not in self._told:
-            self._told.add("unpad")
+    def _contradict(
+        self,
+        known: _Evidence,
+        found: _Evidence,
+        position: int,
+        group: Any,
+        arrays: list[tuple[Path, Any]],
+    ) -> _Evidence:
+        """Return the evidence of a run with an axis, at this position, that no feature explains.
+
+        Warn once if the axis is as long as the batch has rows.
+        """
+        places = [(path, number) for path, array in arrays for number in range(1, array.ndim)]
+        path, number = places[position]
+        axis, before, size = f"axis {number} of {describe(path)}", known.rows, found.rows
+        pair = known.sizes[position], found.sizes[position]
+        if pair == (before, size) and "rows" not in self._warned:
+            self._warned.add("rows")
             logger.warning(
-                "%s: %s. unpad={...} declares what an axis follows, unpad=False keeps all axes "
-                "whole",
-                self._name,
-                text,
+                "%s: %s is as long as the batch has rows: %d of %d, %d of %d. Rows that see each "
+                "other get results that depend on other callers; a result must depend on its own "
+                "row alone",
+                *(self._name, axis, before, before, size, size),
             )
+        widths = ", ".join(
+            f"{spec.name} to {width}"
+            for spec, width in zip(group.specs, found.padded, strict=True)
+            if spec.is_sequence
+        )
+        return found._replace(
+            contradiction=f"{axis} varies but follows no feature: it has {found.sizes[position]} "
+            f"entries where rows were padded, {widths}"
+        )
 
     def _apply_declared(
         self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths
     ) -> list[Cuts]:
+        """Return the cuts that the setting `unpad` declares."""
         assert isinstance(self._unpad, Mapping)
         names = [spec.name for spec in group.specs]
         found: list[dict[int, int]] = [{} for _ in arrays]
@@ -290,7 +247,7 @@ class Unpadding:
             if not under:
                 raise BatchFunctionError(
                     f"{self._name}: unpad speaks of {place!r}, which is not "
-                    f"in the output: {_describe_paths(arrays)}"
+                    "in the output: " + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
                 )
             for number in under:
                 path, array = arrays[number]
@@ -312,34 +269,12 @@ class Unpadding:
         return [tuple(cuts.items()) for cuts in found]
 
 
-def _axes(arrays: list[tuple[Path, Any]]) -> list[tuple[Path, int, int]]:
-    """Return path, number and size of all axes behind the first, array by array."""
-    return [
-        (path, number, size)
-        for path, array in arrays
-        for number, size in enumerate(array.shape)
-        if number
-    ]
+def _is_covered(widths: Widths, runs: list[Widths]) -> bool:
+    """Return whether one of `runs` was padded to no more than `widths` in each feature."""
+    return any(all(map(le, run, widths)) for run in runs)
 
 
-def _describe_odd_axis(
-    group: Any, arrays: list[tuple[Path, Any]], padded: Widths, position: int
-) -> str:
-    """Return a phrase for the axis that no feature explains, by its position among all axes."""
-    path, number, size = _axes(arrays)[position]
-    return (
-        f"axis {number} of {describe(path)} varies but follows no feature: it has {size} entries "
-        f"where rows were padded, {_describe_widths(group, padded)}"
-    )
-
-
-def _describe_widths(group: Any, padded: Widths) -> str:
-    return ", ".join(
-        f"{spec.name} to {width}"
-        for spec, width in zip(group.specs, padded, strict=True)
-        if spec.is_sequence
-    )
-
-
-def _describe_paths(arrays: list[tuple[Path, Any]]) -> str:
-    return ", ".join(repr(dotted_path(path)) for path, _ in arrays)
+@lru_cache(CACHE_LIMIT)
+def _order(widths: Widths) -> Widths:
+    """Return the features from the shortest to the longest."""
+    return tuple(sorted(range(len(widths)), key=widths.__getitem__))
