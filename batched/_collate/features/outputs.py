@@ -36,7 +36,7 @@ def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
 
 def tree_unflatten(output: Any, arrays: Iterator[Array]) -> Any:
     """Return a tree like `output` with the next of `arrays` in the place of each of its leaves."""
-    kind = type(output)
+    kind: Any = type(output)
     if output is None:
         return None
     if is_array(output):
