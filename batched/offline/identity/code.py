@@ -12,7 +12,8 @@ fingerprint is the same in every process, and with every Python where the source
 3. A global counts by value if it is immutable: numbers, text, dates, paths, enum members, tuples,
    frozen dataclasses. Of a list, dict or set only the type counts, because it may be a cache. Of
    any other instance the class counts, and the state if the instance can be called.
-4. A constant of an imported module counts like a global. Imports within a function do not count.
+4. A constant of an imported module counts like a global. Of a module that is not loaded yet, the
+   whole source counts.
 5. Defaults, closures, arguments, partials and the state of instances count by value, as `pickle`
    sees it. Variables and attributes that the code rebinds or changes do not count.
 6. An instance of an installed class counts by its `state_dict()`, or by its attributes if they are
@@ -39,7 +40,7 @@ from pathlib import PurePath
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from .syntax import describe_bytecode, describe_tree, find_tree, scan
+from .syntax import describe_bytecode, describe_file, describe_tree, find_tree, scan
 
 __all__ = ["difference", "fingerprint"]
 
@@ -206,6 +207,10 @@ class _Reader:
                 del values[name]
             for name in sorted(uses.globals & scope.keys()):
                 self._add_global(module, name, scope[name], uses.names)
+            for name in sorted(uses.imports):
+                with contextlib.suppress(ImportError):
+                    imported = importlib.util.resolve_name(name, scope.get("__package__"))
+                    self._enter(imported, uses.names)
         else:
             described = [module.partition(".")[0], code.co_qualname]
         for name, value in sorted(values.items()):
@@ -240,7 +245,7 @@ class _Reader:
     def _add_global(self, module: str, name: str, value: Any, names: frozenset[str]) -> None:
         noun = self._noun(module, name)
         if isinstance(value, ModuleType):
-            self._enter(value, names)
+            self._enter(value.__name__, names)
         elif callable(value):
             self.parts[noun] = "code"
             self.add(noun.replace("the global", "its helper") + "()", value)
@@ -252,13 +257,19 @@ class _Reader:
             if 0 < len(shown) <= _SHOWN and not _SECRET.search(name):
                 self.parts[noun] = shown
 
-    def _enter(self, module: ModuleType, names: frozenset[str]) -> None:
+    def _enter(self, module: str, names: frozenset[str]) -> None:
         """Describe the variables of a module that have these names."""
-        key = module.__name__, names
-        if key not in self._found and self._counts(module.__name__):
-            self._found[key] = None
-            for name in sorted(names & vars(module).keys()):
-                self._add_global(module.__name__, name, vars(module)[name], names)
+        key = module, names
+        if key in self._found or not self._counts(module):
+            return
+        self._found[key] = None
+        if module in sys.modules:
+            variables = vars(sys.modules[module])
+            for name in sorted(names & variables.keys()):
+                self._add_global(module, name, variables[name], names)
+        else:
+            spec = importlib.util.find_spec(module)
+            self.add(f"the module {module}", describe_file(getattr(spec, "origin", None) or ""))
 
 
 class _Pickler(pickle.Pickler):

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = ["Uses", "describe_bytecode", "describe_tree", "find_tree", "scan"]
+__all__ = ["Uses", "describe_bytecode", "describe_file", "describe_tree", "find_tree", "scan"]
 
 _NUMBERED = 1 << 24
 """Functions of a file have line numbers from here on: several may begin on one line."""
@@ -28,9 +28,14 @@ _MUTATORS = (
 )
 
 
+def _read(filename: str) -> tuple[ast.Module, dict[int, ast.AST], list[CodeType]]:
+    linecache.checkcache(filename)
+    return _compile("".join(linecache.getlines(filename)))
+
+
 @functools.lru_cache(maxsize=16)
-def _compile(source: str) -> tuple[dict[int, ast.AST], list[CodeType]]:
-    """Return the functions of a file by their numbers, and its code, nested code too."""
+def _compile(source: str) -> tuple[ast.Module, dict[int, ast.AST], list[CodeType]]:
+    """Return the tree of a file, its functions by their numbers, and its code, nested code too."""
     nodes: dict[int, ast.AST] = {}
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -40,9 +45,9 @@ def _compile(source: str) -> tuple[dict[int, ast.AST], list[CodeType]]:
                     first: Any = [*getattr(node, "decorator_list", ()), node][0]
                     first.lineno, first.end_lineno = number, number + 1
                     nodes[number] = node
-            return nodes, [*_walk(compile(tree, "<file>", "exec", dont_inherit=True))]
+            return tree, nodes, [*_walk(compile(tree, "<file>", "exec", dont_inherit=True))]
     except (SyntaxError, ValueError, RecursionError):
-        return {}, []
+        return ast.Module([], []), {}, []
 
 
 def _walk(code: CodeType) -> Iterator[CodeType]:
@@ -56,12 +61,16 @@ def _walk(code: CodeType) -> Iterator[CodeType]:
 def find_tree(code: CodeType) -> ast.AST | None:
     """Return the syntax tree of a function that compiles to this code; None if there is none."""
     loaded = describe_bytecode(code)
-    linecache.checkcache(code.co_filename)
-    nodes, codes = _compile("".join(linecache.getlines(code.co_filename)))
+    _, nodes, codes = _read(code.co_filename)
     for compiled in codes:
         if compiled.co_qualname == code.co_qualname and describe_bytecode(compiled) == loaded:
             return nodes.get(compiled.co_firstlineno)
     return None
+
+
+def describe_file(filename: str) -> Any:
+    """Describe the syntax tree of a file as JSON."""
+    return describe_tree(_read(filename)[0])
 
 
 def describe_bytecode(code: CodeType) -> Any:
@@ -103,6 +112,8 @@ class Uses(NamedTuple):
 
     globals: set[str]
     """Names that are looked up in the module or among the builtins."""
+    imports: set[str]
+    """Modules that the function imports, with leading dots where the import is relative."""
     names: frozenset[str]
     """Names of globals, attributes and modules."""
     rebinds: set[str]
@@ -116,11 +127,14 @@ def scan(code: CodeType) -> Uses:
     """Return the names that the function with this code uses and changes."""
     parts = [*_walk(code)]
     names = frozenset(name for part in parts for name in part.co_names)
-    uses = Uses(set(), names, set(), set())
+    uses = Uses(set(), set(), names, set(), set())
     for part in parts:
-        for one in dis.get_instructions(part):
+        instructions = [*dis.get_instructions(part)]
+        for place, one in enumerate(instructions):
             if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 uses.globals.add(one.argval)
+            elif one.opname == "IMPORT_NAME":  # comes after its level and the imported names
+                uses.imports.add("." * instructions[place - 2].argval + one.argval)
             elif one.opname.endswith("E_GLOBAL"):  # STORE or DELETE
                 uses.rebinds.add(one.argval)
             elif one.opname.endswith("E_DEREF"):

@@ -80,6 +80,11 @@ NOTICED = {
         "N = {}\ndef fn(x): return f(x)\ndef f(x): return (lambda: g(x))()\ndef g(x): return N",
         *("1", "2", "the global N was 1 and is 2"),
     ),
+    "a constant imported inside": Edit(
+        "def fn(items):\n from settings import LIMIT\n return items[:LIMIT]",
+        *("10", "20", "the module settings differs"),
+        module="LIMIT = {}",
+    ),
     "a constant of an imported module": Edit(
         "import settings\ndef fn(items): return items[:settings.LIMIT]",
         *("10", "20", "the global settings.LIMIT was 10 and is 20"),
