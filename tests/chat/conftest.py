@@ -1,4 +1,4 @@
-"""A server that misbehaves as it is told, and clients of it, which are closed in the end."""
+"""Fixtures: a server that misbehaves on demand, and clients that are closed after the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server() -> Iterator[ChatServer]:
 
 @pytest.fixture
 def client_of() -> Iterator[Make]:
-    """Makes clients of a server."""
+    """A function that returns a client of a server."""
     made: list[ChatClient[Any]] = []
 
     def make(server: ChatServer, **settings: Any) -> ChatClient[Any]:
@@ -41,7 +41,7 @@ def client_of() -> Iterator[Make]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses that nobody asks for are short."""
+    """Short pauses, except for pauses that the server names."""
     monkeypatch.setattr(session, "FIRST_BACKOFF", 0.01)
     monkeypatch.setattr(limits, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(limits, "MOST_PAUSE", 0.2)

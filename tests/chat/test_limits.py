@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -26,8 +27,8 @@ def limits_of(most: int = 10, requests: int | None = None, tokens: int | None = 
     return Limits(most, requests, tokens, random=lambda: 0.0)
 
 
-def one(limits: Limits, now: float, outcome: Outcome, asked: float | None = None) -> None:
-    """A request that is sent and ends at one moment."""
+def send_one(limits: Limits, now: float, outcome: Outcome, asked: float | None = None) -> None:
+    """Send a request that ends at once."""
     assert limits.ready_at(now, 0) <= now
     limits.end(limits.begin(now, 0), now, outcome, asked=asked)
 
@@ -36,15 +37,15 @@ def send(limits: Limits, count: int, now: float = 0.0) -> list[Permit]:
     return [limits.begin(now, 0) for _ in range(count)]
 
 
-def opened(limits: Limits, now: float) -> float:
-    """Opens the breaker; the moment of the first probe."""
+def open_breaker(limits: Limits, now: float) -> float:
+    """Open the breaker, and return the moment of the first probe."""
     for _ in range(MOST_FAILURES):
-        one(limits, now, "failure")
+        send_one(limits, now, "failure")
     assert limits.open_until is not None
     return limits.open_until
 
 
-# ---------------------------------------------------------------- how many at once
+# ---------------------------------------------------------------- requests at once
 
 
 def test_no_more_requests_run_at_once_than_the_limit() -> None:
@@ -55,138 +56,114 @@ def test_no_more_requests_run_at_once_than_the_limit() -> None:
     assert limits.ready_at(1.0, 0) == 1.0
 
 
-def test_a_refusal_lowers_the_limit_once_for_all_requests_under_way() -> None:
+@pytest.mark.parametrize("outcome", ["refusal", "time limit"])
+def test_the_limit_is_lowered_once_for_all_running_requests(outcome: Outcome) -> None:
     limits = limits_of(10)
-    for permit in send(limits, 10):
-        limits.end(permit, 1.0, "refusal", asked=1.0)
+    for permit in send(limits, 4):
+        limits.end(permit, 1.0, outcome, asked=1.0)
     assert limits.limit == int(10 * DECREASE)
-    limits.end(limits.begin(3.0, 0), 3.0, "refusal", asked=1.0)
+    limits.end(limits.begin(3.0, 0), 3.0, outcome, asked=1.0)
     assert limits.limit == int(int(10 * DECREASE) * DECREASE)
 
 
 def test_a_round_of_answers_raises_the_limit_by_one_up_to_the_most() -> None:
     limits = limits_of(5)
-    one(limits, 0.0, "refusal", asked=1.0)
+    send_one(limits, 0.0, "refusal", asked=1.0)
     assert limits.limit == 4
     for expected in (4, 4, 4, 5, 5, 5, 5, 5, 5):
-        one(limits, 2.0, "answer")
+        send_one(limits, 2.0, "answer")
         assert limits.limit == expected
 
 
 def test_the_limit_is_never_below_one() -> None:
     limits = limits_of(2)
     for number in range(5):
-        one(limits, 10.0 * number, "refusal", asked=1.0)
+        send_one(limits, 10.0 * number, "refusal", asked=1.0)
     assert limits.limit == 1
-
-
-def test_an_answer_that_does_not_come_in_time_lowers_the_limit() -> None:
-    limits = limits_of(10)
-    one(limits, 0.0, "time limit")
-    assert limits.limit == 9
 
 
 # ---------------------------------------------------------------- pauses
 
 
-def test_a_refusal_holds_everybody_until_the_moment_that_was_asked_for() -> None:
-    limits = limits_of()
-    one(limits, 0.0, "refusal", asked=20.0)
-    assert limits.ready_at(5.0, 0) == 20.0
-    assert limits.ready_at(20.0, 0) == 20.0
-
-
-def test_of_two_pauses_the_later_end_counts() -> None:
+def test_a_refusal_holds_all_requests_until_the_latest_moment_that_was_named() -> None:
     limits = limits_of()
     first, second = send(limits, 2)
     limits.end(first, 0.0, "refusal", asked=20.0)
     limits.end(second, 1.0, "refusal", asked=5.0)
     assert limits.ready_at(2.0, 0) == 20.0
+    assert limits.ready_at(20.0, 0) == 20.0
 
 
-def test_pauses_that_nobody_asked_for_double_until_something_is_answered() -> None:
+def test_pauses_double_with_each_refusal_that_names_no_moment_until_an_answer() -> None:
     limits, now = limits_of(), 0.0
     pauses = []
     for _ in range(8):
-        one(limits, now, "refusal")
+        send_one(limits, now, "refusal")
         pauses.append(limits.held_until - now)
         now = limits.held_until + 0.1
-    half = FIRST_PAUSE / 2  # of each, at random, as much is left out
+    half = FIRST_PAUSE / 2  # the random share is a half
     assert pauses[:5] == pytest.approx([half, 2 * half, 4 * half, 8 * half, 16 * half])
     assert pauses[-1] == pytest.approx(MOST_PAUSE / 2)
-    one(limits, now, "answer")
-    one(limits, now, "refusal")
+    send_one(limits, now, "answer")
+    send_one(limits, now, "refusal", asked=0.0)  # a pause of no length names no moment
     assert limits.held_until - now == pytest.approx(half)
 
 
-def test_requests_that_knew_of_no_pause_do_not_make_it_longer() -> None:
+def test_refusals_of_running_requests_do_not_extend_a_pause() -> None:
     limits = limits_of()
     for permit in send(limits, 10):
         limits.end(permit, 0.1, "refusal")
     assert limits.held_until == pytest.approx(0.1 + FIRST_PAUSE / 2)
 
 
-def test_a_pause_of_no_length_is_none_that_was_asked_for() -> None:
-    limits = limits_of()
-    one(limits, 1.0, "refusal", asked=0.0)
-    assert limits.held_until > 1.0
-
-
 # ---------------------------------------------------------------- breaker
 
 
-def test_failures_in_a_row_open_the_breaker_for_one_probe_at_a_time() -> None:
+def test_an_open_breaker_lets_one_probe_at_a_time_pass() -> None:
     limits = limits_of()
-    due = opened(limits, 0.0)
+    (old,) = send(limits, 1)
+    due = open_breaker(limits, 0.0)
     assert due > 0.0
     assert limits.ready_at(0.0, 0) == due
     limits.begin(due, 0)
     assert limits.ready_at(due + 1, 0) == inf
-
-
-def test_older_requests_that_fail_let_no_second_probe_pass() -> None:
-    limits = limits_of()
-    (old,) = send(limits, 1)
-    due = opened(limits, 0.0)
-    limits.begin(due, 0)
-    limits.end(old, due, "failure")
+    limits.end(old, due, "failure")  # an older request
     assert limits.ready_at(due + 1, 0) == inf
 
 
-def test_failures_among_answers_open_nothing() -> None:
+def test_failures_among_answers_do_not_open_the_breaker() -> None:
     limits = limits_of()
     for number in range(10 * MOST_FAILURES):
-        one(limits, 0.0, "answer" if number % MOST_FAILURES == 0 else "failure")
+        send_one(limits, 0.0, "answer" if number % MOST_FAILURES == 0 else "failure")
     assert limits.open_until is None
 
 
 @pytest.mark.parametrize("outcome", ["answer", "rejection", "refusal"])
-def test_whatever_is_answered_closes_the_breaker(outcome: Outcome) -> None:
+def test_any_answer_closes_the_breaker(outcome: Outcome) -> None:
     limits = limits_of()
-    due = opened(limits, 0.0)
-    one(limits, due, outcome, asked=None)
+    due = open_breaker(limits, 0.0)
+    send_one(limits, due, outcome, asked=None)
     assert limits.open_until is None
-    # and the next outage begins with a short pause
+    # the next outage begins with a short pause
     later = due + 100
-    assert opened(limits, later) - later == pytest.approx(FIRST_PAUSE / 2)
+    assert open_breaker(limits, later) - later == pytest.approx(FIRST_PAUSE / 2)
 
 
-def test_probes_that_fail_double_the_pause_whatever_else_fails_meanwhile() -> None:
+def test_only_failed_probes_double_the_pause() -> None:
     limits = limits_of(40)
-    others = send(limits, 20)
-    due = opened(limits, 0.0)
-    for permit in others:
+    running = send(limits, 20)
+    due = open_breaker(limits, 0.0)
+    for permit in running:
         limits.end(permit, 0.0, "failure")
     assert limits.open_until == due
-    probe = limits.begin(due, 0)
-    limits.end(probe, due, "failure")
+    limits.end(limits.begin(due, 0), due, "failure")
     assert limits.open_until == pytest.approx(due + FIRST_PAUSE)
 
 
-def test_an_answer_to_an_older_request_ends_an_outage_while_the_probe_is_out() -> None:
+def test_an_answer_to_an_older_request_ends_an_outage_during_the_probe() -> None:
     limits = limits_of()
     (old,) = send(limits, 1)
-    due = opened(limits, 0.0)
+    due = open_breaker(limits, 0.0)
     probe = limits.begin(due, 0)
     limits.end(old, due + 1, "answer")
     assert limits.ready_at(due + 1, 0) <= due + 1
@@ -194,9 +171,9 @@ def test_an_answer_to_an_older_request_ends_an_outage_while_the_probe_is_out() -
     assert limits.open_until is None
 
 
-def test_a_probe_that_was_never_sent_leaves_the_breaker_as_it_was() -> None:
+def test_a_probe_that_was_not_sent_leaves_the_breaker_as_it_was() -> None:
     limits = limits_of()
-    due = opened(limits, 0.0)
+    due = open_breaker(limits, 0.0)
     limits.end(limits.begin(due, 0), due, "nothing")
     assert limits.open_until == due
     assert limits.ready_at(due, 0) == due
@@ -211,30 +188,23 @@ def test_an_outage_of_half_a_minute_costs_few_requests_and_ends_soon_after() -> 
     while now is not None:
         assert limits.ready_at(now, 0) == now
         probes += 1
-        one(limits, now, "answer" if now >= back else "failure")
+        send_one(limits, now, "answer" if now >= back else "failure")
         last, now = now, limits.open_until
     assert probes <= 10
     assert last <= back + MOST_PAUSE
 
 
-def test_how_long_a_service_has_been_silent_is_known() -> None:
+def test_the_silence_of_a_service_begins_with_its_first_fault_and_ends_with_an_answer() -> None:
     limits = limits_of()
     assert limits.silent_since is None
-    one(limits, 1.0, "failure")
-    one(limits, 2.0, "refusal", asked=1.0)
+    send_one(limits, 1.0, "failure")
+    send_one(limits, 2.0, "refusal", asked=1.0)
     assert limits.silent_since == 1.0
-    one(limits, 4.0, "rejection")
+    send_one(limits, 4.0, "rejection")
     assert limits.silent_since is None
 
 
 # ---------------------------------------------------------------- budgets
-
-
-def most_in_a_minute(spent: list[tuple[float, int]]) -> int:
-    return max(
-        sum(amount for moment, amount in spent if start <= moment < start + 60)
-        for start, _ in spent
-    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -242,9 +212,7 @@ def most_in_a_minute(spent: list[tuple[float, int]]) -> int:
     most=st.integers(5, 60),
     calls=st.lists(st.tuples(st.floats(0, 20), st.integers(1, 5)), min_size=1, max_size=150),
 )
-def test_no_minute_has_more_than_its_budget_and_all_is_spent_in_the_end(
-    most: int, calls: list[tuple[float, int]]
-) -> None:
+def test_no_minute_has_more_than_its_budget(most: int, calls: list[tuple[float, int]]) -> None:
     budget, now = Budget(most), 0.0
     spent: list[tuple[float, int]] = []
     for wait, amount in calls:
@@ -253,18 +221,19 @@ def test_no_minute_has_more_than_its_budget_and_all_is_spent_in_the_end(
             now = when
         budget.spend(now, amount)
         spent.append((now, amount))
-    assert most_in_a_minute(spent) <= most
+    for start, _ in spent:
+        assert sum(amount for moment, amount in spent if start <= moment < start + 60) <= most
 
 
-def test_a_budget_is_spent_to_the_full() -> None:
+def test_the_whole_budget_can_be_spent() -> None:
     budget, now = Budget(60), 0.0
     for _ in range(600):
         now = max(now, budget.ready_at(now, 1))
         budget.spend(now, 1)
-    assert now == pytest.approx(9 * WINDOW)  # the tenth minute's are spent as it begins
+    assert now == pytest.approx(9 * WINDOW)  # the budget of the tenth minute, at its beginning
 
 
-def test_no_more_time_passes_than_what_is_needed_is_worth() -> None:
+def test_a_request_waits_for_as_much_of_the_budget_as_it_needs() -> None:
     budget = Budget(100)
     budget.spend(0.0, 60)
     budget.spend(10.0, 40)
@@ -272,7 +241,7 @@ def test_no_more_time_passes_than_what_is_needed_is_worth() -> None:
     assert budget.ready_at(20.0, 70) == 10.0 + WINDOW
 
 
-def test_what_is_more_than_the_whole_budget_goes_alone() -> None:
+def test_an_amount_above_the_whole_budget_is_spent_alone() -> None:
     budget = Budget(100)
     budget.spend(0.0, 10)
     assert budget.ready_at(1.0, 1000) == WINDOW
@@ -280,7 +249,7 @@ def test_what_is_more_than_the_whole_budget_goes_alone() -> None:
     assert budget.ready_at(WINDOW + 1, 1) == 2 * WINDOW
 
 
-def test_what_an_answer_took_in_fact_takes_the_place_of_the_estimate() -> None:
+def test_the_tokens_of_an_answer_replace_the_estimate() -> None:
     limits = limits_of(10, tokens=100)
     permit = limits.begin(0.0, 60)
     assert limits.ready_at(1.0, 60) == WINDOW
@@ -290,34 +259,29 @@ def test_what_an_answer_took_in_fact_takes_the_place_of_the_estimate() -> None:
     limits.end(over, 3.0, "answer", tokens=90)
     assert limits.ready_at(3.0, 60) == 2.0 + WINDOW
     slow = limits.begin(200.0, 60)
-    assert limits.ready_at(300.0, 60) == 300.0  # it is forgotten
+    assert limits.ready_at(300.0, 60) == 300.0  # the budget has forgotten the request
     limits.end(slow, 301.0, "answer", tokens=90)
     limits.begin(301.0, 10)
     assert limits.ready_at(302.0, 90) == 302.0
 
 
-def test_a_budget_of_requests_counts_each_of_them() -> None:
+def test_a_budget_of_requests_counts_failed_requests() -> None:
     limits = limits_of(10, requests=3)
     for _ in range(3):
-        one(limits, 0.0, "failure")
+        send_one(limits, 0.0, "failure")
     assert limits.ready_at(1.0, 0) == WINDOW
 
 
-# ---------------------------------------------------------------- all at random
-
-
-OUTCOMES: tuple[Outcome, ...] = (
-    *("answer", "answer", "rejection", "refusal"),
-    *("failure", "time limit", "nothing"),
-)
+# ---------------------------------------------------------------- random outcomes
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_whatever_happens_something_may_be_sent_in_the_end(data: st.DataObject) -> None:
+def test_a_request_may_be_sent_in_the_end(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 8))
     limits, now = Limits(most, 50, 500, random=random.Random(0).random), 0.0
     permits: list[Permit] = []
+    outcomes = get_args(Outcome)
     for _ in range(data.draw(st.integers(1, 60))):
         now += data.draw(st.floats(0, 5))
         if limits.ready_at(now, 10) <= now:
@@ -328,16 +292,16 @@ def test_whatever_happens_something_may_be_sent_in_the_end(data: st.DataObject) 
             permit = permits.pop(ending)
             asked = data.draw(st.sampled_from([None, 0.0, 3.0]))
             tokens = data.draw(st.sampled_from([None, 0, 400]))
-            outcome = data.draw(st.sampled_from(OUTCOMES))
+            outcome = data.draw(st.sampled_from(outcomes))
             limits.end(permit, now, outcome, asked=asked, tokens=tokens)
         assert limits.in_flight == len(permits) <= most
         assert 1 <= limits.limit <= most
     for permit in permits:
         limits.end(permit, now, "failure")
-    for _ in range(50):  # a minute of one budget ends after the other's
+    for _ in range(50):  # a minute of one budget may end after a minute of the other
         when = limits.ready_at(now, 10)
         assert when < inf
         if when <= now:
             return
         now = when
-    raise AssertionError("it is never ready")
+    raise AssertionError("no request may be sent")

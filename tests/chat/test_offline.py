@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,7 +14,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from batched import offline
+from batched import cli, offline
 from batched.chat import ChatClient
 from batched.errors import RunMismatch, RunStopped
 from chat_server import Asked, ChatServer, Reply, answer, chat_server, refuse
@@ -35,17 +32,16 @@ def rows_of(count: int) -> list[dict[str, Any]]:
 
 
 def run(client: ChatClient[Any], rows: Any, dest: Path, **settings: Any) -> offline.Report:
-    known = {"retry": offline.Retry(wait_initial=0.01, wait_jitter=0)}
-    step = offline.Step(client, input="prompt", output="answer", **{**known, **settings})
+    known = {"output": "answer", "retry": offline.Retry(wait_initial=0.01, wait_jitter=0)}
+    step = offline.Step(client, input="prompt", **{**known, **settings})
     return offline.Pipeline(step).run(rows, dest, key="id", watch=False)
 
 
-def read(dest: Path) -> dict[int, str]:
-    lines = map(json.loads, dest.read_text().splitlines())
-    return {row["id"]: row["answer"] for row in lines}
+def read(dest: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in dest.read_text().splitlines()]
 
 
-def test_a_step_asks_as_many_at_once_as_the_client_may(
+def test_a_step_has_max_workers_requests_at_once(
     server: ChatServer, client_of: Make, tmp_path: Path
 ) -> None:
     server.hold()
@@ -62,7 +58,7 @@ def test_a_step_asks_as_many_at_once_as_the_client_may(
     assert server.most_in_flight == 6
 
 
-def test_bad_rows_are_dead_letters_and_a_resumed_run_asks_only_for_what_is_missing(
+def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
     server: ChatServer, client_of: Make, quick: None, tmp_path: Path
 ) -> None:
     bad = {"prompt 17": refuse(400), "prompt 60": Reply(None), "prompt 150": Reply(body=b"{")}
@@ -71,7 +67,7 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_asks_only_for_what_is_missi
     def behave(asked: Asked) -> Reply:
         if not back.is_set() and len(server.answered) >= 80:
             down.set()
-        if down.is_set() and not back.is_set():  # an outage in the midst of it
+        if down.is_set() and not back.is_set():  # an outage
             if asked.number > 110:
                 back.set()
             return Reply(end="reset") if asked.number % 2 else refuse(503)
@@ -81,8 +77,7 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_asks_only_for_what_is_missi
     rows = rows_of(200)
     rows[99]["prompt"] = ""
     dest = tmp_path / "answers.jsonl"
-    client = client_of(server, max_workers=8, attempts=3)
-    report = run(client, rows, dest)
+    report = run(client_of(server, max_workers=8, attempts=3), rows, dest)
     assert (report.ok, report.failed) == (196, 4)
     letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
     assert set(letters) == {17, 60, 99, 150}
@@ -90,9 +85,8 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_asks_only_for_what_is_missi
     assert "its answer has no text" in letters[60]
     assert "[request req_" in letters[60]
     assert letters[99] == "ValueError: chat got an empty prompt"
-    assert read(dest) == {
-        row["id"]: f"re: {row['prompt']}" for row in rows if row["id"] not in letters
-    }
+    good = [row for row in rows if row["id"] not in letters]
+    assert read(dest) == [{**row, "answer": f"re: {row['prompt']}"} for row in good]
     server.behave, before = answer, server.seen.copy()
     rows[99]["prompt"] = "not empty any more"
     again = run(client_of(server), rows, dest)
@@ -100,7 +94,7 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_asks_only_for_what_is_missi
     assert set(server.seen - before) == {*bad, "not empty any more"}
 
 
-def test_a_service_that_is_down_marks_nothing_as_failed(
+def test_an_outage_marks_no_row_as_failed(
     server: ChatServer, client_of: Make, quick: None, tmp_path: Path
 ) -> None:
     dest = tmp_path / "answers.jsonl"
@@ -113,7 +107,7 @@ def test_a_service_that_is_down_marks_nothing_as_failed(
     assert run(client, rows_of(20), dest).ok == 20
 
 
-def test_another_model_or_parameter_is_another_step_and_another_address_is_not(
+def test_another_parameter_is_another_step_and_another_address_is_the_same(
     server: ChatServer, client_of: Make, tmp_path: Path
 ) -> None:
     dest = tmp_path / "answers.jsonl"
@@ -126,33 +120,17 @@ def test_another_model_or_parameter_is_another_step_and_another_address_is_not(
         assert len(other.moments) == 1
 
 
-def test_objects_of_a_schema_become_columns(
+def test_instances_of_a_schema_become_columns(
     server: ChatServer, client_of: Make, tmp_path: Path
 ) -> None:
     server.behave = lambda asked: Reply('{"name": "Ann", "age": 7}')
-    step = offline.Step(
-        client_of(server, schema=Person),
-        input="prompt",
-        output=["name", "age"],
-        postprocess=Person.model_dump,
-    )
+    client = client_of(server, schema=Person)
     dest = tmp_path / "people.jsonl"
-    offline.Pipeline(step).run(rows_of(2), dest, key="id", watch=False)
-    assert json.loads(dest.read_text().splitlines()[1]) == {
-        **rows_of(2)[1],
-        "name": "Ann",
-        "age": 7,
-    }
+    run(client, rows_of(2), dest, output=["name", "age"], postprocess=Person.model_dump)
+    assert read(dest) == [{**row, "name": "Ann", "age": 7} for row in rows_of(2)]
 
 
-def test_a_step_that_says_nothing_more_runs(
-    server: ChatServer, client_of: Make, tmp_path: Path
-) -> None:
-    step = offline.Step(client_of(server), input="prompt", output="answer")
-    assert offline.Pipeline(step).run(rows_of(3), tmp_path / "a.jsonl", watch=False).ok == 3
-
-
-def test_a_row_is_not_asked_again_by_the_step_once_the_client_has_tried(
+def test_the_step_adds_no_retries_to_the_retries_of_the_client(
     server: ChatServer, client_of: Make, quick: None, tmp_path: Path
 ) -> None:
     server.behave = lambda asked: refuse(500) if asked.prompt == "prompt 3" else answer(asked)
@@ -166,36 +144,19 @@ def test_a_row_is_not_asked_again_by_the_step_once_the_client_has_tried(
 
 def test_workers_may_be_processes(server: ChatServer, client_of: Make, tmp_path: Path) -> None:
     dest = tmp_path / "answers.jsonl"
-    report = run(client_of(server), rows_of(6), dest, processes=True, workers=2)
-    assert report.ok == 6
-    assert read(dest)[5] == "re: prompt 5"
+    assert run(client_of(server), rows_of(6), dest, processes=True, workers=2).ok == 6
+    assert read(dest)[5]["answer"] == "re: prompt 5"
 
 
-def test_the_command_line_takes_a_client_for_its_function(
-    server: ChatServer, tmp_path: Path
+def test_a_client_is_a_function_of_the_command_line(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "module.py").write_text(
-        f"from batched.chat import ChatClient\nclient = ChatClient({server.url!r}, 'm')\n"
-    )
-    with (tmp_path / "prompts.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows([["prompt"], ["one"], ["two"]])
-    command = "run module:client prompts.csv answers.parquet --input prompt --output answer --quiet"
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-m", "batched", *command.split()],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(tmp_path / "answers.parquet").to_pylist()
-    assert rows == [
-        {"prompt": "one", "answer": "re: one"},
-        {"prompt": "two", "answer": "re: two"},
-    ]
+    module = f"from batched.chat import ChatClient\nclient = ChatClient({server.url!r}, 'm')\n"
+    (tmp_path / "my_client.py").write_text(module)
+    (tmp_path / "prompts.csv").write_text("prompt\none\ntwo\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    columns = ["--input", "prompt", "--output", "answer", "--quiet"]
+    assert cli.main(["run", "my_client:client", "prompts.csv", "answers.jsonl", *columns]) == 0
+    sys.modules.pop("my_client").client.shutdown()
+    assert [row["answer"] for row in read(tmp_path / "answers.jsonl")] == ["re: one", "re: two"]
