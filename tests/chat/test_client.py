@@ -82,8 +82,8 @@ def test_threads_and_coroutines_share_one_client(server: ChatServer, client_of: 
 
     with ThreadPoolExecutor(16) as callers:
         waiting = callers.submit(asyncio.run, ask_all())
-        answers = callers.map(lambda prompt: client(prompt), prompts)
-        assert list(answers) == [f"re: {prompt}" for prompt in prompts]
+        answers: list[Any] = list(callers.map(client, prompts))
+        assert answers == [f"re: {prompt}" for prompt in prompts]
         assert waiting.result(20) == [f"re: {prompt}, async" for prompt in prompts]
     assert client.stats.total_processed == 200
     assert server.most_in_flight <= 8
