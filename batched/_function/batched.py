@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -49,7 +48,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class _BatchedBase(Generic[T, U, P]):
+class BatchedCallable(Generic[T, U, P]):
     """A batched function, without the calls that differ between threads and coroutines."""
 
     # slots, because functools.wraps copies `__dict__`
@@ -77,10 +76,11 @@ class _BatchedBase(Generic[T, U, P]):
         self._method: BatchedMethod[Any, Any] | None  # unbound, if this is bound
         self._held_as: str  # "Class.attribute" of a function in a class body
         if isinstance(function, BatchedMethod):  # bind; arguments as of `types.MethodType`
-            unbound: _BatchedBase[Any, Any, Any] = function.function
+            unbound: BatchedCallable[Any, Any, Any] = function.function
             self.__dict__ = unbound.__dict__.copy()
             self._function, self._held_as = unbound._function, unbound._held_as
             self._owner, self._method = owner, function
+            self.__wrapped__ = types.MethodType(self._function.func, owner)
             self._batcher = unbound._batcher_of(owner)
             return
         func = function.func
@@ -91,14 +91,9 @@ class _BatchedBase(Generic[T, U, P]):
         self._held_as = ""
         # batchers of instances, by id; a weak reference removes each entry
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
-        self.__doc__ = func.__doc__
-        self.__module__ = getattr(func, "__module__", __name__)
         # inspect recognizes no coroutine function without a name
-        self.__name__ = getattr(func, "__name__", function.name)
-        self.__qualname__ = getattr(func, "__qualname__", function.name)
-        # deferred annotations may name objects that do not exist yet
-        with contextlib.suppress(Exception):
-            self.__annotations__ = func.__annotations__
+        self.__name__ = self.__qualname__ = function.name
+        functools.update_wrapper(self, func, updated=())  # type: ignore[arg-type]  # its subclasses are callable
 
     @overload
     async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
@@ -136,11 +131,7 @@ class _BatchedBase(Generic[T, U, P]):
                 wait.ends()
         return request.result if request.error is None else answer_of(request)
 
-    @overload
-    def submit(self, item: T, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]: ...
-    @overload
-    def submit(self, /, **kwargs: Any) -> Future[U]: ...
-    def submit(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Future[U]:
+    def submit(self, item: T = MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]:
         """Return a future of the result for `item`, which is always one item, even if it is a list.
 
         The future can be awaited on an event loop. `future.cancel()` removes an item that still
@@ -258,7 +249,7 @@ class _BatchedBase(Generic[T, U, P]):
         self._held_as = f"{owner.__qualname__}.{name}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BatchedBase) and self._batcher is other._batcher
+        return isinstance(other, BatchedCallable) and self._batcher is other._batcher
 
     def __hash__(self) -> int:
         return hash(self._batcher)
@@ -271,18 +262,11 @@ class _BatchedBase(Generic[T, U, P]):
             try:
                 ref = weakref.ref(instance, lambda _: instances.pop(key, None))
             except TypeError:
-                kind, home = type(instance), self.__qualname__.rpartition(".")[0]
-                if home and home not in {each.__qualname__ for each in kind.__mro__}:
-                    do = f": call it on an instance of {home.rpartition('.')[2]}"
-                else:
-                    do = (
-                        ", to which no weak reference can be made: add '__weakref__' to the "
-                        f"__slots__ of {kind.__name__} (a dataclass: weakref_slot=True)"
-                    )
                 raise TypeError(
-                    f"{self._function.name} is a method, and got an object of type {kind.__name__} "
-                    f"as its instance{do} or, if this is no method, wrap the function in "
-                    "staticmethod"
+                    f"{self._function.name} is a method, and got an object of type "
+                    f"{type(instance).__name__} as its instance: call it on an instance of its "
+                    "class; if the class has __slots__, add '__weakref__' to them (a dataclass: "
+                    "weakref_slot=True); if this is no method, wrap the function in staticmethod"
                 ) from None
             # setdefault: concurrent threads get the same batcher; a new one has no worker yet
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
@@ -312,7 +296,7 @@ class _BatchedBase(Generic[T, U, P]):
 
     def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:
         if not hasattr(self, "_batcher"):  # pickled by value: the name leads to no function
-            _BatchedBase.__init__(self, describe())
+            BatchedCallable.__init__(self, describe())
 
     def __copy__(self) -> Self:
         return self  # as copies of a plain function do
@@ -331,9 +315,6 @@ class _BatchedBase(Generic[T, U, P]):
             if self._method is None:
                 raise AttributeError(f"{self!r} is not bound to an instance")
             return self._owner if name == "__self__" else self._method
-        if name == "__wrapped__":
-            func, owner = self._function.func, self._owner
-            return func if owner is None else types.MethodType(func, owner)
         try:
             return getattr(self._function.func, name)
         except AttributeError:
@@ -356,17 +337,12 @@ class _BatchedBase(Generic[T, U, P]):
         )
 
 
-for _value in vars(_BatchedBase).values():
-    if isinstance(_value, types.FunctionType):  # messages name the public class
-        _value.__qualname__ = f"Batched.{_value.__name__}"
-
-
-def parts_of(decorated: _BatchedBase[Any, Any, Any]) -> Parts:
+def parts_of(decorated: BatchedCallable[Any, Any, Any]) -> Parts:
     """Return all that running batches of a decorated function or bound method needs."""
     return decorated._batcher.parts._replace(owner=decorated._owner)
 
 
-class Batched(_BatchedBase[T, U, P]):
+class Batched(BatchedCallable[T, U, P]):
     """A batched function that threads call and wait for."""
 
     @overload
@@ -449,15 +425,15 @@ class Batched(_BatchedBase[T, U, P]):
         return mapped(self._ahead(buffersize, timeout, return_exceptions), items)
 
 
-class AsyncBatched(_BatchedBase[T, U, P]):
+class AsyncBatched(BatchedCallable[T, U, P]):
     """A batched function that coroutines await, on asyncio, uvloop or trio."""
 
     # inspect.iscoroutinefunction reads these three
-    __code__ = _BatchedBase.acall.__code__
+    __code__ = BatchedCallable.acall.__code__
     __defaults__ = None
     __kwdefaults__ = None
 
-    __call__ = _BatchedBase[T, U, P].acall
+    __call__ = BatchedCallable[T, U, P].acall
 
     @overload
     def map(

@@ -19,22 +19,34 @@ from typing import (
 )
 
 from .._collate.features.settings import FeatureSettings
-from .._core.policy import BatchPolicy
-from .batched import AsyncBatched, Batched
+from .batched import AsyncBatched, Batched, BatchedCallable
 from .function import BatchFunction
 from .inference import AsyncBatchedInference, BatchedInference
 from .method import BatchedMethod
 from .requests import MISSING
 from .settings import InferenceSettings, Options, Settings
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
 Row_co = TypeVar("Row_co", covariant=True)
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    # `classmethod` has no parameters at run time
+    OfFeatures: TypeAlias = (
+        Callable[Concatenate[dict[str, Any], P], U]
+        | classmethod[Any, Concatenate[dict[str, Any], P], U]
+    )
+    """A function of features, or a class method."""
+    OfItems: TypeAlias = (
+        Callable[Concatenate[list[T], P], U] | classmethod[Any, Concatenate[list[T], P], U]
+    )
+    """A function of a list, or a class method."""
+    OfKeywords: TypeAlias = Callable[..., U] | classmethod[Any, ..., U]
+    """A function of features by keyword, or a class method."""
 
 _FEATURES = Options(features=FeatureSettings(), on_oom="split")
 
@@ -62,14 +74,12 @@ class _Decorator:
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or self._defaults
 
-    def _apply(self, func: object, more: tuple[object, ...], settings: Mapping[str, Any]) -> Any:
+    def _apply(self, func: object, settings: Mapping[str, Any]) -> Any:
         """Return the decorated function or, without a function, the decorator with `settings`."""
-        if more:
-            raise TypeError(f"settings are passed by keyword, got {', '.join(map(repr, more))}")
         options = self._options.updated(settings)
         if func is MISSING:
             return type(self)(options)
-        if isinstance(func, (Batched, AsyncBatched, BatchedMethod)):
+        if isinstance(func, BatchedCallable | BatchedMethod):
             raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
         coroutines = issubclass(self._face, AsyncBatched)
         function = BatchFunction.of(func, options, coroutines=coroutines)
@@ -80,11 +90,7 @@ class _Decorator:
     @property
     def __signature__(self) -> inspect.Signature:
         """Settings by keyword, each with its type and default."""
-        types = {
-            name: kind
-            for part in (BatchPolicy, FeatureSettings, Options)
-            for name, kind in get_type_hints(part).items()
-        }
+        types = get_type_hints(InferenceSettings) | {"spread_kwargs": bool}
         func = inspect.Parameter("func", inspect.Parameter.POSITIONAL_ONLY, default=MISSING)
         settings = [
             inspect.Parameter(
@@ -150,23 +156,19 @@ class Dynamically(_Decorator):
     _defaults = Options()
 
     @overload
-    def __call__(self, func: Callable[Concatenate[list[T], P], Rows[U]], /) -> Batched[T, U, P]: ...
+    def __call__(self, func: OfItems[T, P, Rows[U]], /) -> Batched[T, U, P]: ...
     @overload
     def __call__(
         self, func: Callable[Concatenate[S, list[T], P], Rows[U]], /
     ) -> BatchedMethod[S, Batched[T, U, P]]: ...
     @overload
     def __call__(
-        self, func: classmethod[S, Concatenate[list[T], P], Rows[U]], /
-    ) -> Batched[T, U, P]: ...
-    @overload
-    def __call__(
         self, func: Callable[Concatenate[list[T], ...], Rows[U]], /
     ) -> Batched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
-    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
-        return self._apply(func, more, settings)
+    def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
+        return self._apply(func, settings)
 
 
 class AsyncDynamically(_Decorator):
@@ -182,25 +184,19 @@ class AsyncDynamically(_Decorator):
     _defaults = Options()
 
     @overload
-    def __call__(
-        self, func: Callable[Concatenate[list[T], P], MaybeAwaitableRows[U]], /
-    ) -> AsyncBatched[T, U, P]: ...
+    def __call__(self, func: OfItems[T, P, MaybeAwaitableRows[U]], /) -> AsyncBatched[T, U, P]: ...
     @overload
     def __call__(
         self, func: Callable[Concatenate[S, list[T], P], MaybeAwaitableRows[U]], /
     ) -> BatchedMethod[S, AsyncBatched[T, U, P]]: ...
     @overload
     def __call__(
-        self, func: classmethod[S, Concatenate[list[T], P], MaybeAwaitableRows[U]], /
-    ) -> AsyncBatched[T, U, P]: ...
-    @overload
-    def __call__(
         self, func: Callable[Concatenate[list[T], ...], MaybeAwaitableRows[U]], /
     ) -> AsyncBatched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
-    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Unpack[Settings]) -> Any:
-        return self._apply(func, more, settings)
+    def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
+        return self._apply(func, settings)
 
 
 class InferenceDynamically(_Decorator):
@@ -238,17 +234,11 @@ class InferenceDynamically(_Decorator):
     _defaults = _FEATURES
 
     @overload
-    def __call__(
-        self, func: Callable[Concatenate[dict[str, Any], P], U], /
-    ) -> BatchedInference[U, P]: ...
+    def __call__(self, func: OfFeatures[P, U], /) -> BatchedInference[U, P]: ...
     @overload
     def __call__(
         self, func: Callable[Concatenate[S, dict[str, Any], P], U], /
     ) -> BatchedMethod[S, BatchedInference[U, P]]: ...
-    @overload
-    def __call__(
-        self, func: classmethod[S, Concatenate[dict[str, Any], P], U], /
-    ) -> BatchedInference[U, P]: ...
     @overload
     def __call__(
         self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
@@ -257,8 +247,8 @@ class InferenceDynamically(_Decorator):
     def __call__(
         self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]
     ) -> InferenceDynamically: ...
-    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
-        return self._apply(func, more, settings)
+    def __call__(self, func: Any = MISSING, /, **settings: Any) -> Any:
+        return self._apply(func, settings)
 
 
 class AsyncInferenceDynamically(_Decorator):
@@ -269,13 +259,9 @@ class AsyncInferenceDynamically(_Decorator):
     _defaults = _FEATURES
 
     @overload
-    def __call__(
-        self, func: Callable[Concatenate[dict[str, Any], P], Awaitable[U]], /
-    ) -> AsyncBatchedInference[U, P]: ...
+    def __call__(self, func: OfFeatures[P, Awaitable[U]], /) -> AsyncBatchedInference[U, P]: ...
     @overload
-    def __call__(
-        self, func: Callable[Concatenate[dict[str, Any], P], U], /
-    ) -> AsyncBatchedInference[U, P]: ...
+    def __call__(self, func: OfFeatures[P, U], /) -> AsyncBatchedInference[U, P]: ...
     @overload
     def __call__(
         self, func: Callable[Concatenate[S, dict[str, Any], P], Awaitable[U]], /
@@ -286,22 +272,14 @@ class AsyncInferenceDynamically(_Decorator):
     ) -> BatchedMethod[S, AsyncBatchedInference[U, P]]: ...
     @overload
     def __call__(
-        self, func: classmethod[S, Concatenate[dict[str, Any], P], Awaitable[U]], /
-    ) -> AsyncBatchedInference[U, P]: ...
-    @overload
-    def __call__(
-        self, func: classmethod[S, Concatenate[dict[str, Any], P], U], /
-    ) -> AsyncBatchedInference[U, P]: ...
-    @overload
-    def __call__(
         self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
     ) -> AsyncSpreadDynamically: ...
     @overload
     def __call__(
         self, /, *, spread_kwargs: Literal[False] = False, **settings: Unpack[InferenceSettings]
     ) -> AsyncInferenceDynamically: ...
-    def __call__(self, func: Any = MISSING, /, *more: Any, **settings: Any) -> Any:
-        return self._apply(func, more, settings)
+    def __call__(self, func: Any = MISSING, /, **settings: Any) -> Any:
+        return self._apply(func, settings)
 
 
 class SpreadDynamically(Protocol):
@@ -310,25 +288,16 @@ class SpreadDynamically(Protocol):
     Type checkers cannot tell these from further parameters.
     """
 
-    @overload
-    def __call__(self, func: Callable[..., U], /) -> BatchedInference[U, ...]: ...
-    @overload
-    def __call__(self, func: classmethod[Any, ..., U], /) -> BatchedInference[U, ...]: ...
+    def __call__(self, func: OfKeywords[U], /) -> BatchedInference[U, ...]: ...
 
 
 class AsyncSpreadDynamically(Protocol):
     """Type as `SpreadDynamically`, for functions that are awaited."""
 
     @overload
-    def __call__(self, func: Callable[..., Awaitable[U]], /) -> AsyncBatchedInference[U, ...]: ...
+    def __call__(self, func: OfKeywords[Awaitable[U]], /) -> AsyncBatchedInference[U, ...]: ...
     @overload
-    def __call__(self, func: Callable[..., U], /) -> AsyncBatchedInference[U, ...]: ...
-    @overload
-    def __call__(
-        self, func: classmethod[Any, ..., Awaitable[U]], /
-    ) -> AsyncBatchedInference[U, ...]: ...
-    @overload
-    def __call__(self, func: classmethod[Any, ..., U], /) -> AsyncBatchedInference[U, ...]: ...
+    def __call__(self, func: OfKeywords[U], /) -> AsyncBatchedInference[U, ...]: ...
 
 
 dynamically = Dynamically()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,12 +29,8 @@ from .settings import Options
 ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str"}
 """Names of types, as in annotations, that are no lists."""
 
-Kind = Literal["function", "method", "static", "class"]
-"""Object that attribute access binds: the instance, nothing ("static"), or the class.
-
-Called unbound, as by a decorator above it, a "method" takes its first argument as the instance, and
-a "function" as the items.
-"""
+Kind = Literal["method", "static", "class"]
+"""Object that attribute access binds: the instance, nothing ("static"), or the class."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +53,9 @@ class BatchFunction:
         Raises:
             TypeError: `func` cannot be batched.
         """
-        declared: Kind | None = None
-        if isinstance(func, (staticmethod, classmethod)):
-            declared = "static" if isinstance(func, staticmethod) else "class"
+        kind: Kind | None = None
+        if isinstance(func, staticmethod | classmethod):
+            kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
         if inspect.isclass(func) or not callable(func):
             what = "a list" if options.features is None else "a dict of features"
@@ -74,10 +69,12 @@ class BatchFunction:
                 f"{name} is a generator function; a batch function returns all its results at once"
             )
         parameters = _parameters(func)
-        kind = declared or _kind_of(func, parameters)
-        if options.features is None and parameters:
-            bound = kind in ("method", "class")
-            _refuse_function_of_one(name, parameters[1:] if bound else parameters)
+        if kind is None:
+            # a function of the items alone is no method: it may be the default of a dataclass
+            binds = len(parameters) > 1 and parameters[0].name in ("self", "cls")
+            kind = "method" if binds else "static"
+        if options.features is None:
+            _refuse_function_of_one(name, parameters if kind == "static" else parameters[1:])
         coroutine = _is(inspect.iscoroutinefunction, func)
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
@@ -93,8 +90,7 @@ class BatchFunction:
 
     @property
     def name(self) -> str:
-        assert self.options.name is not None
-        return self.options.name
+        return str(self.options.name)
 
     def warn_of_blocking(self) -> None:
         """Warn the first caller that blocks an event loop, except in a notebook.
@@ -113,15 +109,11 @@ class BatchFunction:
 
     @cached_property
     def _unbound(self) -> Binder:
-        return Binder(self.func, self.name, leading=0 if self._spreads else 1)
+        return Binder(self.func, self.name, leading=0 if self.options.spreads else 1)
 
     @cached_property
     def _bound(self) -> Binder:
-        return Binder(self.func, self.name, leading=1 if self._spreads else 2)
-
-    @property
-    def _spreads(self) -> bool:
-        return self.options.features is not None and self.options.features.spread_kwargs
+        return Binder(self.func, self.name, leading=1 if self.options.spreads else 2)
 
     def parts(self, *, bound: bool) -> Parts:
         """Return new parts, for calls with (`bound`) or without an owner before the items."""
@@ -141,8 +133,7 @@ class BatchFunction:
             parser = FeatureParser(
                 name, options.features, options.length, collator.devices, self.warned
             )
-            spread = options.features.spread_kwargs
-            requests = FeatureRequestParser(name, binder, parser, spread=spread)
+            requests = FeatureRequestParser(name, binder, parser, spread=options.spreads)
         execution = Execution(
             self.func,
             collator,
@@ -164,11 +155,11 @@ class Parts(NamedTuple):
     """The function, and the collator."""
 
 
-def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter] | None:
+def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(func).parameters.values())
-    except Exception:  # builtins need not have a signature; late annotations may not be there yet
-        return None
+    except (TypeError, ValueError):  # builtins need not have a signature
+        return []
 
 
 def _refuse_function_of_one(name: str, parameters: Sequence[inspect.Parameter]) -> None:
@@ -180,26 +171,6 @@ def _refuse_function_of_one(name: str, parameters: Sequence[inspect.Parameter]) 
                 f"{name} takes one item ({first.name}: {annotation}); a batch function takes a "
                 f"list, `{first.name}: list[{annotation}]`, and returns one result per item"
             )
-
-
-def _kind_of(func: object, parameters: Sequence[inspect.Parameter] | None) -> Kind:
-    """Return the object that attribute access binds.
-
-    A function of the items alone is no method: it may be the default of a dataclass.
-    """
-    if isinstance(func, types.MethodType) or not hasattr(type(func), "__get__"):
-        return "static"
-    if parameters is None:
-        return "function"
-    if len(parameters) > 1 and parameters[0].name in ("self", "cls"):
-        return "method"
-    needed = [
-        each
-        for each in parameters
-        if each.kind <= each.VAR_POSITIONAL and each.default is each.empty
-    ]
-    several = len(needed) > 1 or any(each.kind is each.VAR_POSITIONAL for each in needed)
-    return "function" if several else "static"
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:

@@ -42,28 +42,6 @@ A tensor is not among them: there are no tensors of texts, and a tensor is a usu
 """
 
 
-class RequestParser(Protocol):
-    """Parser of the calls of one function."""
-
-    def parse(
-        self,
-        item: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        owner: object,
-        waker: Any,
-        single: bool,
-        /,
-    ) -> Request:
-        """Return the call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
-
-        Raises:
-            TypeError: the arguments do not fit the function.
-            Exception: the exception of `length` for an item.
-        """
-        ...
-
-
 class ItemRequestParser:
     """Parser of one item, or a list of items."""
 
@@ -85,6 +63,12 @@ class ItemRequestParser:
         single: bool,
         /,
     ) -> Request:
+        """Return the call `fn(item, *args, **kwargs)`; a list is many items unless `single`.
+
+        Raises:
+            TypeError: the arguments do not fit the function.
+            Exception: the exception of `length` for an item.
+        """
         if item is MISSING:
             name = self._binder.items_name
             if name is None or name not in kwargs:
@@ -203,6 +187,12 @@ class FeatureRequestParser:
         _: bool,
         /,
     ) -> Request:
+        """Return the call with the features of a mapping, or with features by keyword.
+
+        Raises:
+            TypeError: the arguments do not fit the function.
+            CollationError: the features are no arrays with one row per item.
+        """
         by_keyword = False
         if item is MISSING:
             name = self._binder.items_name or ""
@@ -239,6 +229,9 @@ class FeatureRequestParser:
             owner,
             lengths,
         )
+
+
+RequestParser = ItemRequestParser | FeatureRequestParser
 
 
 @lru_cache

@@ -99,6 +99,11 @@ class Options:
             len if self.length is None and self.policy.max_batch_tokens is not None else self.length
         )
 
+    @property
+    def spreads(self) -> bool:
+        """Whether the function takes its features by keyword."""
+        return self.features is not None and self.features.spread_kwargs
+
     def settings(self) -> dict[str, Any]:
         """Return every setting of the decorator by name."""
         features = {} if self.features is None else vars(self.features)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from .._function.batched import _BatchedBase
+from .._function.batched import BatchedCallable
 from .failures import error_text
 from .predictor import Predictor
 from .sources.errors import missing_column
@@ -66,7 +66,7 @@ class BatchPredictor:
 
     def __init__(self, fn: Callable[..., Any], **settings: Any) -> None:
         step = Step(fn, **settings)
-        if step.batch_size is None and not isinstance(fn, _BatchedBase):
+        if step.batch_size is None and not isinstance(fn, BatchedCallable):
             step = replace(step, batch_size=sys.maxsize)
         self._step = step
         self._predictor = Predictor(step)

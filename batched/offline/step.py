@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .._function.batched import _BatchedBase, parts_of
+from .._function.batched import BatchedCallable, parts_of
 from .._function.function import BatchFunction, Parts
 from .._function.method import BatchedMethod
 from .._function.settings import Options
@@ -196,7 +196,7 @@ class Step:
             "isolate_errors": self.isolate_errors,
         }
         settings = {name: value for name, value in of_step.items() if value is not None}
-        if isinstance(self.fn, _BatchedBase):
+        if isinstance(self.fn, BatchedCallable):
             function = parts_of(self.fn).function
             function = replace(function, options=function.options.updated(settings))
         else:
@@ -210,8 +210,7 @@ class Step:
         """Raise a TypeError if the function, or the class, does not take its arguments."""
         func = unwrap(self.fn)
         is_class = inspect.isclass(func)
-        features = self.parts.function.options.features
-        if features is not None and features.spread_kwargs:
+        if self.parts.function.options.spreads:
             return  # the keyword arguments are known only with the first row
         key = ("key",) if self.route is not None else ()
         first = () if is_class else (["items"],)
@@ -251,7 +250,7 @@ class Step:
 
 def unwrap(func: Callable[..., Any]) -> Any:
     """Return the function below a decorator of this package, or `func`."""
-    return func.__wrapped__ if isinstance(func, _BatchedBase) else func
+    return func.__wrapped__ if isinstance(func, BatchedCallable) else func
 
 
 def _call(items: list[Any] | None = None, *_: Any, **__: Any) -> Any:
