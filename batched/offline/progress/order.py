@@ -54,12 +54,13 @@ class SourceOrder:
             self._seen[:first] = True  # the hash of a row number is that number
         if not self._numbered:
             known = self._find(keys)
-            keys = [*keys]
-            for place, key in enumerate(keys):
-                if key in known and key is not None:
-                    twice.append(place)
-                    keys[place] = None
-                known.add(key)
+            if known or len({*keys}) < len(keys):
+                keys = [*keys]
+                for place, key in enumerate(keys):
+                    if key in known and key is not None:
+                        twice.append(place)
+                        keys[place] = None
+                    known.add(key)
         self._notes += keys
         if len(self._notes) >= NOTES:
             self.write()
