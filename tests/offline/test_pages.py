@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
-from urllib.request import Request, urlopen
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
 from chat_server import chat_server  # after the skip
+from object_store import make_bucket, object_store  # after the skip
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(300)]
 
@@ -33,16 +33,6 @@ import subprocess
 from pathlib import Path
 def run_shell(text):
     subprocess.run(["sh", "-e", "-c", text], check=True)
-"""
-STORE: Final = """
-import sys, threading
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
-application = DomainDispatcherApplication(create_backend_app)
-server = make_server("127.0.0.1", 0, application, threaded=True)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-print(server.server_port, flush=True)
-sys.stdin.read()
 """
 
 
@@ -91,25 +81,14 @@ def run(text: str, folder: Path, environment: Mapping[str, str]) -> None:
 @pytest.fixture(scope="module")
 def store() -> Iterator[dict[str, str]]:
     """A store that speaks the protocol of S3, with a bucket, as variables of the environment."""
-    with subprocess.Popen(
-        [sys.executable, "-c", STORE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        with urlopen(Request(f"{address}/bucket", method="PUT")):
-            pass
+    with object_store() as port:
+        make_bucket(port, "bucket")
         yield {
-            "AWS_ENDPOINT_URL": address,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_REGION": "us-east-1",
         }
-        server.stdin.close()
 
 
 def test_the_tutorial_runs_from_its_first_block_to_its_last(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ pytest.importorskip("pyarrow")
 from batched.offline.progress import committer as _committer
 from batched.offline.progress.commit import Commit, Key
 from batched.offline.progress.committer import Committer
-from batched.offline.progress.store import Progress
-from progress_files import done, failed, outputs, value
+from progress_files import done, failed
 
 
 class GatedProgress:
@@ -158,16 +156,3 @@ def test_an_error_reaches_those_who_wait_for_room(monkeypatch: pytest.MonkeyPatc
     thread.join(10)
     assert raised == gated.errors
     assert len(raised) == 1
-
-
-def test_all_that_was_submitted_is_committed_at_the_end(tmp_path: Path) -> None:
-    progress = Progress(tmp_path / "progress")
-    keys: list[Key] = list(range(3000))
-    errors: list[BaseException] = []
-    committer = Committer(progress, errors.append)
-    for first in range(0, len(keys), 10):
-        committer.submit(done(keys[first : first + 10]))
-    committer.close()
-    assert outputs(progress, keys) == {(key, 0): value(key) for key in keys}
-    progress.close()
-    assert errors == []

@@ -403,20 +403,6 @@ def test_row_groups_and_parts_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     assert groups_of(f"{tmp_path}/r.parquet")[0][:3] == [32, 32, 32]
 
 
-def test_memory_stays_flat_whatever_the_size_of_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_formats, "GROUP_BYTES", 1 << 20)
-    vectors = pa.array(list(np.zeros((16, 8192), "float32")), pa.list_(pa.float32(), 8192))
-    writer = Writer(open_result(tmp_path / "r.parquet"), pa.schema([("v", vectors.type)]))
-    before, most = pa.total_allocated_bytes(), 0
-    for _ in range(40):  # 21 MB
-        writer.write(pa.table({"v": vectors}))
-        most = max(most, pa.total_allocated_bytes() - before)
-    writer.abort()
-    assert most < 5 << 20
-
-
 # --- values ---
 
 VALUES: list[tuple[Any, str, str]] = [
@@ -501,17 +487,3 @@ def test_dictionaries_of_any_size_become_plain_columns(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "r.parquet")
     assert table.column("a").to_pylist() == [str(n) for n in range(300)]
     assert table.schema.types == [pa.string()]
-
-
-def test_a_value_that_is_no_json_is_an_error(tmp_path: Path) -> None:
-    writer = Writer(open_result(tmp_path / "r.jsonl"), ["a"])
-    with pytest.raises(TypeError, match="object"):
-        writer.write({"a": [object()]})
-    writer.abort()
-
-
-def test_text_rows_of_unequal_columns_are_an_error(tmp_path: Path) -> None:
-    writer = Writer(open_result(tmp_path / "r.csv"), ["a", "b"])
-    with pytest.raises(ValueError, match="shorter"):
-        writer.write({"a": ["a", "b"], "b": [1]})
-    writer.abort()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 from collections import Counter
@@ -256,15 +255,6 @@ def final_kinds(case: Case, step: int = 0) -> list[Kind]:
         return values.final_kinds(step, 1)
 
 
-def test_the_kind_of_a_column_takes_all_chunks(case: Case) -> None:
-    case.commit(["a"], [1])
-    case.commit(["b"], [0.5])
-    assert final_kinds(case) == ["float"]
-    assert final_kinds(case, 1) == ["unseen"]
-    case.commit(["c"], ["text"], step=1)
-    assert final_kinds(case, 1) == ["str"]
-
-
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
     case: Case, size: int
@@ -487,9 +477,3 @@ def test_failed_rows_are_kept_with_their_error_if_asked(dest: str, case: Case) -
     for row, (n, out, why) in zip(rows, expected, strict=True):
         assert (row["n"], row["out"]) == (n, out)
         assert row["_error"] == why or row["_error"].startswith(why)
-
-
-def test_nothing_odd_happens_to_floats_without_a_value(case: Case) -> None:
-    case.commit(range(2), [math.nan, math.inf])
-    case.note(range(2))
-    assert str(case.merge([{"n": 1}] * 2, "r.jsonl", [])) == "[{'out': nan}, {'out': inf}]"

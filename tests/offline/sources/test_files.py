@@ -6,12 +6,10 @@ import bz2
 import gzip
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -22,35 +20,10 @@ import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from pyarrow import feather, fs  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402  # after the skip
-from batched.offline.sources.base import Source  # noqa: E402  # after the skip
-from batched.offline.sources.opening import open_source  # noqa: E402  # after the skip
+from object_store import make_bucket, object_store  # noqa: E402  # after the skip
+from opened_sources import Open, column, opened, rows_of  # noqa: E402  # after the skip
 
-Open = Callable[[Any], Source]
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    sources: list[Source] = []
-
-    def open_it(source: Any) -> Source:
-        sources.append(open_source(source, spool=tmp_path / f"spool{len(sources)}"))
-        return sources[-1]
-
-    yield open_it
-    for source in sources:
-        source.close()
-
-
-def column(source: Source, name: str = "id") -> list[Any]:
-    return [value for window in source.windows([name], 7) for value in window.values(name)]
-
-
-def rows_of(source: Source) -> list[dict[str, Any]]:
-    rows = []
-    for window in source.windows(None):
-        columns = {name: window.values(name) for name in window.columns}
-        rows += [{name: columns[name][place] for name in columns} for place in range(window.size)]
-    return rows
+__all__ = ["opened"]
 
 
 def parquet(path: Path, *ids: int, **columns: list[Any]) -> Path:
@@ -67,6 +40,7 @@ def sales(tmp_path: Path) -> Path:
     parquet(folder / "year=2021" / "city=__HIVE_DEFAULT_PARTITION__" / "x.parquet", 3)
     parquet(folder / "_temporary" / "y.parquet", 9)
     parquet(folder / ".hidden.parquet", 9)
+    (folder / "text.csv").write_text("id\n9\n")
     (folder / "_SUCCESS").touch()
     return folder
 
@@ -90,12 +64,6 @@ def test_hive_folders_above_all_files_are_no_columns(sales: Path, opened: Open) 
     assert opened(sales / "year=2020").columns == ["id", "city"]
     assert opened(sales / "year=2020" / "city=a%20b" / "x.parquet").columns == ["id"]
     assert opened(f"{sales}/year=2020/*/x.parquet").columns == ["id", "city"]
-
-
-def test_hive_columns_may_be_in_the_files_too(tmp_path: Path, opened: Open) -> None:
-    parquet(tmp_path / "h" / "year=2020" / "a.parquet", 1, year=[2020])
-    parquet(tmp_path / "h" / "year=2021" / "a.parquet", 2, year=[2021])
-    assert rows_of(opened(tmp_path / "h")) == [{"id": 1, "year": 2020}, {"id": 2, "year": 2021}]
 
 
 def test_a_list_of_paths_is_one_source_in_the_order_of_paths(sales: Path, opened: Open) -> None:
@@ -163,12 +131,6 @@ def test_text_is_read_plain_and_compressed(
     source = opened(path)
     assert column(source) == column(source) == ["1", "2"]
     assert source.rows == 2
-
-
-def test_a_glob_may_match_plain_and_compressed_files(tmp_path: Path, opened: Open) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"id": 1}')
-    (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(b'{"id": 2}\n') * 2)
-    assert column(opened(f"{tmp_path}/*")) == [1, 2, 2]
 
 
 def test_standard_input_is_json_lines(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,33 +227,13 @@ def test_uris_that_cannot_be_used_are_refused_without_their_secrets(opened: Open
         opened(["/a.csv", "s3://key:secret@bucket/a.csv?region=x"])
 
 
-SERVER = """
-import sys, threading
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
-
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-print(server.server_port, flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture
 def bucket() -> Iterator[Callable[[str], str]]:
-    """URIs in a bucket of a real server, which is a process of its own."""
+    """URIs in a bucket of a real server."""
     pytest.importorskip("moto")
-    command = [sys.executable, "-c", SERVER]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdin
-        assert server.stdout
-        port = int(server.stdout.readline())
-        with urlopen(Request(f"http://127.0.0.1:{port}/bucket", method="PUT")):
-            pass
-        query = f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+    with object_store() as port:
+        query = make_bucket(port, "bucket")
         yield lambda path: f"s3://key:hidden@bucket/{path}?{query}"
-        server.stdin.close()
 
 
 @pytest.mark.once

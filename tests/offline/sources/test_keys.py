@@ -24,18 +24,11 @@ def test_without_a_column_keys_are_row_numbers() -> None:
     assert keys_of(window(["x", "y"], first=4096), None) == [4096, 4097]
 
 
-@pytest.mark.parametrize("key", ["", "00000", "a\0b", "é", "e\u0301", "\U0001f600", -(2**63), 0])
 @pytest.mark.parametrize("kind", [list, pa.array])
-def test_strings_and_integers_of_64_bits_are_keys_exactly(key: str | int, kind: Any) -> None:
-    assert keys_of(window(kind([key])), "id") == [key]
-
-
-def test_the_same_letter_in_two_forms_is_two_keys() -> None:
-    assert len(set(keys_of(window(["\u00e9", "e\u0301"]), "id"))) == 2
-
-
-class Colour(enum.StrEnum):
-    RED = "red"
+def test_strings_and_integers_of_64_bits_are_keys_exactly(kind: Any) -> None:
+    texts = ["", "00000", "a\0b", "\u00e9", "e\u0301", "\U0001f600"]
+    assert keys_of(window(kind(texts)), "id") == texts
+    assert keys_of(window(kind([-(2**63), 0, 2**63 - 1])), "id") == [-(2**63), 0, 2**63 - 1]
 
 
 class Name(str):
@@ -45,60 +38,47 @@ class Name(str):
 @pytest.mark.parametrize(
     ("value", "key"),
     [
-        (np.int64(7), 7),
         (np.uint8(7), 7),
         (np.str_("a"), "a"),
-        (Colour.RED, "red"),
+        (enum.StrEnum("Colour", "RED").RED, "red"),  # type: ignore[attr-defined] # made by a call
+        (enum.IntEnum("Number", "ONE").ONE, 1),  # type: ignore[attr-defined] # made by a call
         (Name("a"), "a"),
         (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
-        (enum.IntEnum("Number", "ONE").ONE, 1),  # type: ignore[attr-defined] # made by a call
     ],
 )
 def test_equals_of_strings_and_integers_become_plain_ones(value: Any, key: str | int) -> None:
     (found,) = keys_of(window([value]), "id")
-    assert found == key
-    assert type(found) is type(key)
+    assert (found, type(found)) == (key, type(key))
 
 
 @pytest.mark.parametrize(
-    ("value", "fault"),
+    "value",
     [
-        (None, "a NoneType"),
-        (True, "a bool"),
-        (np.True_, "a bool"),
-        (1.0, "a float"),
-        (float("nan"), "a float"),
-        (b"a", "a bytes"),
-        (("a",), "a tuple"),
-        (np.array([1, 2]), "a ndarray"),
-        ("\ud800", "a str"),
-        (Name("\udfff"), "a Name"),
-        (2**63, "a int"),
-        (-(2**63) - 1, "a int"),
-        (np.uint64(2**63), "a uint64"),
+        *(None, True, np.True_, 1.0, float("nan"), b"a", ("a",), np.array([1, 2])),
+        *("\ud800", Name("\udfff"), 2**63, -(2**63) - 1, np.uint64(2**63)),
     ],
+    ids=repr,
 )
-def test_a_value_that_is_no_key_is_a_fault_of_its_row(value: Any, fault: str) -> None:
+def test_a_value_that_is_no_key_is_a_fault_of_its_row(value: Any) -> None:
     rows = window(["fine", value], first=2048)
     assert keys_of(rows, "id") == ["fine", None]
     assert list(rows.faults) == [1]
     message = rows.faults[1]
     assert message.startswith("row 2049 (counted from 0): the key ")
-    assert "column 'id'" in message
     assert repr(value)[:20] in message
-    assert fault in message
-    assert "cannot be used; keys are valid text or signed 64-bit integers" in message
+    assert message.endswith(
+        f" in column 'id', a {type(value).__name__}, cannot be used; keys are valid text or signed "
+        "64-bit integers"
+    )
 
 
 @pytest.mark.parametrize(
     ("array", "keys"),
     [
         (pa.array([1, None]), [1, None]),
-        (pa.array(["a", None]), ["a", None]),
+        (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"]),
         (pa.array([1, 2**63], pa.uint64()), [1, None]),
         (pa.array([1.0, 2.0]), [None, None]),
-        (pa.array([True]), [None]),
-        (pa.array([b"a"]), [None]),
     ],
 )
 def test_arrow_columns_follow_the_same_rules(array: Any, keys: list[Any]) -> None:
@@ -112,7 +92,3 @@ def test_the_first_fault_of_a_row_stays() -> None:
     rows.note_fault(0, "not JSON")
     assert keys_of(rows, "id") == [None]
     assert rows.faults == {0: "row 0 (counted from 0): not JSON"}
-
-
-def test_dictionaries_of_arrow_are_read_as_their_values() -> None:
-    assert keys_of(window(pa.array(["a", "b"]).dictionary_encode()), "id") == ["a", "b"]
