@@ -22,7 +22,7 @@ from math import inf
 from time import perf_counter
 from typing import Any, Final
 
-from .._runtime.shift import daemon_thread
+from .._runtime.timer_thread import daemon_thread
 from .._services.errors import is_service_error, retry_after
 from ..errors import ChatError
 from .answers import Unusable, message_of, parse_body, read_result, read_tokens

@@ -22,8 +22,8 @@ from typing import (
 
 from .._runtime.async_backend import current_loop
 from .._runtime.settling import answer_of
-from .._runtime.shift import within_run
-from .._runtime.wakers import Future, Lock, blocking_waker, waker_here
+from .._runtime.waits import current_run
+from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from ..stats import Stats
 from .batcher import Batcher
 from .function import BatchFunction, Parts
@@ -114,12 +114,13 @@ class BatchedCallable(Generic[T, U, P]):
             Exception: the exception that the batch function raised.
         """
         batcher = self._batcher
-        loop, waker = waker_here()
+        loop = current_loop()
+        waker = async_waker(loop)
         request = batcher.requests.parse(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
         runtime = batcher.runtime.here(loop)
-        wait = runtime.wait_for(request) if within_run() else None
+        wait = runtime.wait_for(request) if current_run() else None
         try:
             runtime.submit(request, from_event_loop=True)
             await waker
@@ -371,7 +372,7 @@ class Batched(BatchedCallable[T, U, P]):
         if loop is not None:
             self._function.warn_of_blocking()
         runtime = batcher.runtime.here(loop)
-        wait = runtime.wait_for(request) if within_run() else None
+        wait = runtime.wait_for(request) if current_run() else None
         try:
             runtime.submit(request, from_event_loop=False)
             waker.acquire()

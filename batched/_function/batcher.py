@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .._runtime.event_loop import EventLoopRuntime, EventLoops
 from .._runtime.observer import Observer
+from .._runtime.recorder import Recorder
 from .._runtime.thread import ThreadRuntime
-from ..stats import Recorder, Stats
+from ..stats import Stats
 from .function import Parts
 
 

@@ -90,7 +90,7 @@ class Ahead(Generic[T]):
         if not future.done():
             waker = async_waker(current_loop())
             future.add_done_callback(lambda _: wake_all([waker]))
-            with future.begins_to_wait(left) or nullcontext():
+            with future.note_wait(left) or nullcontext():
                 if not await wait(waker, left):
                     raise _late()
 

@@ -18,7 +18,7 @@ from .._function.batched import Batched
 from .._function.function import BatchFunction
 from .._function.requests import MISSING
 from .._function.settings import Options, Settings
-from .._runtime.shift import within_run
+from .._runtime.waits import current_run
 from .._services.prompts import Prompt, is_prompt
 from .row import FinishReason, PreparedPrompt, Row, TextDecoder
 from .stream import Stream
@@ -309,11 +309,11 @@ class _Writer:
         """Generate the texts, and answer the call of each row as soon as the row has ended."""
         from .decoding import decode
 
-        shift = within_run()
+        run = current_run()
 
         def answer(row: Row) -> None:
             # if the batch has to run again, an answered row ends with its first token
-            if shift is not None and shift.answer_early(row.prompt, self._result(row)):
+            if run is not None and run.answer_early(row.prompt, self._result(row)):
                 row.prompt.cancelled = True
 
         rows = [Row(prompt, self.decoder) for prompt in prompts]

@@ -12,24 +12,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
-from .async_backend import current_loop, current_task, ends_task, is_gone, is_over, post
-from .reception import AWAKE
+from .async_backend import current_loop, current_task, ends_task, is_gone, post
+from .call_queue import AWAKE
 from .runtime import Runtime
-from .shift import enter_worker
-from .wakers import (
-    POLL_INTERVAL,
-    AsyncWaker,
-    async_waker,
-    blocking_waker,
-    glance,
-    log_failure,
-    wait,
-    wake_all,
-)
+from .waits import enter_worker
+from .wakers import AsyncWaker, async_waker, log_failure, wait, wake_all
 
 
 class EventLoopRuntime(Runtime):
@@ -47,28 +37,29 @@ class EventLoopRuntime(Runtime):
         # tasks of the workers: asyncio does not keep tasks alive
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _new_bell(self) -> _Bell:
-        return _Bell(self._scheduler)
+    def _new_parker(self) -> _Parker:
+        return _Parker(self._scheduler)
 
-    def _start_worker(self, bell: _Bell) -> None:
+    def _start_worker(self, parker: _Parker) -> None:
         loop = current_loop()
         # in an empty context: a worker serves many callers
         if isinstance(loop, asyncio.AbstractEventLoop):
             task = contextvars.Context().run(
-                asyncio.Task, self._work(bell), loop=loop, name=f"batched-{self.name}"
+                asyncio.Task, self._work(parker), loop=loop, name=f"batched-{self.name}"
             )
             self._tasks.add(task)
-            task.add_done_callback(functools.partial(self._left, bell))
+            task.add_done_callback(functools.partial(self._left, parker))
         else:
             sys.modules["trio"].lowlevel.spawn_system_task(
-                self._work, bell, name=f"batched-{self.name}"
+                self._work, parker, name=f"batched-{self.name}"
             )
 
-    def _left(self, bell: _Bell, task: asyncio.Task[None]) -> None:
+    def _left(self, parker: _Parker, task: asyncio.Task[None]) -> None:
         """Drop the task of a worker that has ended. End all calls if the worker never began."""
         self._tasks.discard(task)
-        if bell.scheduler is self._scheduler and (task.cancelled() or task.exception() is not None):
-            self.forsake("the task that was to run it ended before it began")
+        failed = task.cancelled() or task.exception() is not None
+        if failed and parker.scheduler is self._scheduler:
+            self.abort("the task that was to run it ended before it began")
 
     def _soon(self, act: Callable[[], object]) -> None:
         loop = current_loop()
@@ -77,58 +68,60 @@ class EventLoopRuntime(Runtime):
         else:  # this loop alone takes the calls
             post(loop, act)
 
-    async def _work(self, bell: _Bell) -> None:
+    async def _work(self, parker: _Parker) -> None:
         task = None
         try:
             task = current_task()
-            shift = enter_worker(self.badge, thread=False)
+            run = enter_worker(self.pool, thread=False)
             while True:
-                bell.hang()
-                found = self._take(bell)
+                parker.renew()
+                found = self._take(parker)
                 if isinstance(found, Batch):
-                    shift.batch = found
+                    run.batch = found
                     found.begun = True
                     try:
                         outcomes = await self.execution.run_async(found)
                     finally:
-                        shift.batch, shift.waits = None, {}
+                        run.batch = None
                     self._finish(found, outcomes)
                     self._alarm = AWAKE  # the worker looks once these callers have run
                     del outcomes  # an error in the outcomes holds this frame
-                    await bell.nap(0)  # callers who come straight back can join the next batch
+                    # callers that call again at once can join the next batch
+                    await parker.park_for(0)
                 elif found is None:
                     return
                 else:
-                    await bell.nap(max(found - time.perf_counter(), 0.0))
+                    await parker.park_for(max(found - time.perf_counter(), 0.0))
         except BaseException as error:
             # an error of this library; if a system task raised it, trio itself would end
             if not ends_task(error, task):
                 log_failure("the worker of %s failed", self.name)
-                self.forsake(f"its worker failed with a {type(error).__name__}")
+                self.abort(f"its worker failed with a {type(error).__name__}")
                 if isinstance(error, Exception):
                     return
                 raise
-            self.forsake("its event loop has ended, or cancelled the task that ran it")
+            self.abort("its event loop has ended, or cancelled the task that ran it")
             raise
 
 
-class _Bell:
-    """Bell on which a worker rests. Each rest has a new waker."""
+class _Parker:
+    """Place where a worker waits for work. Each wait has a new waker."""
 
     _waker: AsyncWaker
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler: Scheduler | None = scheduler  # scheduler of the worker's batches
 
-    def hang(self) -> None:
+    def renew(self) -> None:
+        """Prepare to be parked again."""
         self._waker = async_waker(current_loop())
 
-    def ring(self, _: object) -> None:
+    def unpark(self, _: object) -> None:
         """Wake the worker."""
         wake_all([self._waker])
 
-    async def nap(self, seconds: float) -> None:
-        """Rest until rung, at most for `seconds`.
+    async def park_for(self, seconds: float) -> None:
+        """Wait for `unpark`, at most for `seconds`.
 
         For 0 seconds, let every other task that is ready run once.
         """
@@ -174,7 +167,7 @@ class EventLoops:
     def _settle_on(self, loop: object) -> EventLoopRuntime:
         for other, runtime in self._all():
             if is_gone(other):
-                runtime.forsake("the event loop that was to run it was closed")
+                runtime.abort("the event loop that was to run it was closed")
                 self._runtimes.pop(other, None)
         runtime = self._runtimes[loop] = self._make()
         if self._closed:
@@ -182,7 +175,7 @@ class EventLoops:
         return runtime
 
     def load(self) -> tuple[int, int, int]:
-        """Return the sums of `Reception.load` over all loops."""
+        """Return the sums of `CallQueue.load` over all loops."""
         loads = [runtime.load() for _, runtime in self._all()]
         waiting, blocked, in_flight = (sum(load[place] for load in loads) for place in range(3))
         return waiting, blocked, in_flight
@@ -201,33 +194,25 @@ class EventLoops:
         """
         here = current_loop()
         own = self._runtimes.get(here) if here is not None else None
-        if wait and own is not None and own.pending(running_only=cancel) and not own.within:
+        if (
+            wait
+            and own is not None
+            and own.pending(running_only=cancel)
+            and own.waiting_for(None) is not None
+        ):
             raise RuntimeError(
                 "waiting here would block the event loop that has to finish the calls of "
                 f"{self._name}; "
                 "use `await aclose()`, `async with`, or shutdown(wait=False)"
             )
         for loop, runtime in self._close(cancel):
-            if (
-                wait
-                and runtime is not own
-                and (waiting := self._waiting_for(loop, runtime)) is not None
-            ):
-                with waiting:
-                    drained = blocking_waker()
-                    runtime.when_drained(drained)
-                    while not drained.acquire(timeout=POLL_INTERVAL):
-                        _forsake_if_over(loop, runtime)
+            if wait and runtime is not own:
+                runtime.drain(loop)
 
     async def aclose(self, *, cancel: bool) -> None:
         """Close, and return once every accepted call has ended."""
         for loop, runtime in self._close(cancel):
-            if (waiting := self._waiting_for(loop, runtime)) is not None:
-                with waiting:
-                    drained = async_waker(current_loop())
-                    runtime.when_drained(drained)
-                    while not await glance(drained):
-                        _forsake_if_over(loop, runtime)
+            await runtime.drain_async(loop)
 
     def _close(self, cancel: bool) -> list[tuple[object, EventLoopRuntime]]:
         self._closed = True
@@ -236,25 +221,9 @@ class EventLoops:
             runtime.close(cancel)
         return runtimes
 
-    def _waiting_for(
-        self, loop: object, runtime: EventLoopRuntime
-    ) -> AbstractContextManager[None] | None:
-        """Return `runtime.waiting_for(None)`, or None if the runtime has no calls to finish.
-
-        If its loop has stopped, its calls are ended first.
-        """
-        _forsake_if_over(loop, runtime)
-        return runtime.waiting_for(None) if runtime.busy else None
-
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
         loops = [loop for ref in self._runtimes.keyrefs() if (loop := ref()) is not None]
         # loops may come and go meanwhile
         return [
             (loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None
         ]
-
-
-def _forsake_if_over(loop: object, runtime: EventLoopRuntime) -> None:
-    """End the calls of a loop that has stopped."""
-    if is_over(loop):
-        runtime.forsake("the event loop that was to run it has stopped")

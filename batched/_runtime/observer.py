@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .._core.scheduler import Batch
 from .._execution.attempts import Outcomes
 from ..stats import BatchRecord
-from .shift import between_runs
+from .waits import between_runs
 from .wakers import log_failure
 
 

@@ -20,13 +20,13 @@ from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Scheduler
 from .._execution.execution import Execution, Prepared
-from ..stats import Recorder
-from .async_backend import current_loop
+from .call_queue import AWAKE, CallQueue
 from .observer import Observer
-from .reception import AWAKE, Reception
+from .recorder import Recorder
 from .runtime import Runtime, alive
-from .shift import Shift, daemon_thread, enter_worker
-from .wakers import POLL_INTERVAL, async_waker, blocking_waker, log_failure, wake_all
+from .timer_thread import daemon_thread
+from .waits import Run, enter_worker
+from .wakers import POLL_INTERVAL, log_failure, wake_all
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
 """A runtime, one of its batches, and the collated batch."""
@@ -65,148 +65,130 @@ class ThreadRuntime(Runtime):
         """Close. With `wait`, return once every accepted call and every thread has ended."""
         threads = set(self._threads)
         self.close(cancel)
-        waiting = self.waiting_for(None) if wait else None
-        if waiting is None:
-            return
-        with waiting:
-            drained = blocking_waker()
-            self.when_drained(drained)
-            drained.acquire()
-        for thread in threads - self._threads:
-            thread.join()
+        if wait and self.drain():
+            for thread in threads - self._threads:
+                thread.join()
 
     async def aclose(self, *, cancel: bool) -> None:
         """Close, and return once every accepted call has ended."""
         self.close(cancel)
-        waiting = self.waiting_for(None)
-        if waiting is None:
-            return
-        with waiting:
-            drained = async_waker(current_loop())
-            self.when_drained(drained)
-            await drained
+        await self.drain_async()
 
-    def _new_bell(self) -> _Bell:
-        return _Bell(self, self._scheduler)
+    def _new_parker(self) -> _Parker:
+        return _Parker(self, self._scheduler)
 
-    def _start_worker(self, bell: _Bell) -> None:
-        bell.ring(self)
+    def _start_worker(self, parker: _Parker) -> None:
+        parker.unpark(self)
         try:
             if self.policy.prefetch:
-                bell.calls = queue.SimpleQueue()
+                parker.calls = queue.SimpleQueue()
                 for _ in range(self.policy.max_concurrent_batches):
-                    self._start(_call, bell)
-            self._start(_work, bell)
+                    self._start(_call, parker)
+            self._start(_work, parker)
         except BaseException:
-            bell.dismiss()
+            parker.dismiss()
             raise
 
-    def _start(self, work: Callable[[_Bell], None], bell: _Bell) -> None:
-        thread = daemon_thread(f"{self.name}-{next(self._numbers)}", work, bell)
+    def _start(self, work: Callable[[_Parker], None], parker: _Parker) -> None:
+        thread = daemon_thread(f"{self.name}-{next(self._numbers)}", work, parker)
         with self._lock:
             self._threads.add(thread)
-        bell.threads.append(thread)
+        parker.threads.append(thread)
         try:
             thread.start()
         except BaseException:
-            self._leave(bell)
+            self._leave(parker)
             raise
 
-    def _leave(self, bell: _Bell) -> None:
+    def _leave(self, parker: _Parker) -> None:
         """Forget the threads of a worker that is about to end."""
         with self._lock:
-            self._threads.difference_update(bell.threads)
+            self._threads.difference_update(parker.threads)
 
     def run(
-        self, batch: Batch, prepared: Prepared | None, shift: Shift, bell: _Bell | None = None
+        self, batch: Batch, prepared: Prepared | None, run: Run, parker: _Parker | None = None
     ) -> Batch | float | None:
         """Call the function for `batch` in this thread, and answer its callers.
 
-        With `bell`, return the next step of the worker (see `Runtime._take`).
+        With `parker`, return the next step of the worker (see `Runtime._take`).
         """
-        shift.batch, shift.runtime = batch, self
+        run.batch, run.runtime = batch, self
         batch.begun = True
         outcomes = self.execution.run(batch, prepared)
-        # contexts live long, and must not keep results alive
-        shift.batch = shift.runtime = None
-        if shift.waits:
-            shift.waits = {}
-        found = self._finish(batch, outcomes, bell)
+        run.batch = run.runtime = None  # contexts live long, and must not keep results alive
+        found = self._finish(batch, outcomes, parker)
         del outcomes  # an error in the outcomes holds this frame
         return found
 
-    def relieve(self) -> None:
-        """Call the worker if there is room for its next batch, or if it can end.
+    def wake_worker(self) -> None:
+        """Wake the worker, which prepares its next batch or ends.
 
         If all calls have ended, wake the callers that wait for that.
         """
         with self._lock:
-            idle = self._closed and not self._scheduler.waiting and bool(self._resting)
-            call = idle or self._scheduler.next_deadline() < self._alarm
-            if call:
+            if self._parked:
                 self._alarm = AWAKE
+                self._parked[-1].unpark(self)
             drained = self._drained()
-        if call:
-            self._call_worker()
         wake_all(drained)
 
-    def serve(self, bell: _Bell, shift: Shift) -> bool:
+    def serve(self, parker: _Parker, run: Run) -> bool:
         """Run batches until none is ready. Return False if the worker must end."""
-        found = self._take(bell)
+        found = self._take(parker)
         while True:
             if isinstance(found, Batch):
-                if bell.calls is None:
-                    found = self.run(found, None, shift, bell)
+                if parker.calls is None:
+                    found = self.run(found, None, run, parker)
                     continue
-                bell.calls.put((self, found, self.execution.prepare(found)))
+                parker.calls.put((self, found, self.execution.prepare(found)))
             elif found is None:
-                self._leave(bell)
+                self._leave(parker)
                 return False
             elif found == NEVER:
                 return True
             else:
-                bell.nap(found - time.perf_counter())
-            found = self._take(bell)
+                parker.park_for(found - time.perf_counter())
+            found = self._take(parker)
 
 
-class _Bell:
-    """Bell on which a worker rests.
+class _Parker:
+    """Place where a worker waits for work.
 
-    Ringing passes the runtime along, so that a resting worker keeps no runtime alive.
+    `unpark` passes the runtime along, so that a parked worker keeps no runtime alive.
     """
 
-    __slots__ = ("_caller", "_lock", "badge", "calls", "runtime", "scheduler", "threads")
+    __slots__ = ("_caller", "_lock", "calls", "pool", "runtime", "scheduler", "threads")
 
     def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
         self.scheduler: Scheduler | None = scheduler  # scheduler of the worker's batches
-        self._lock = threading.Lock()  # locked while the worker may rest
+        self._lock = threading.Lock()  # locked while the worker may wait
         self._lock.acquire()
-        # the runtime that rang last; None if none has, or the runtime is gone
+        # the runtime that called last; None if none has, or the runtime is gone
         self._caller: ThreadRuntime | None = None
-        self.runtime = weakref.ref(runtime, lambda _: self.ring(None))  # runtime of the worker
-        self.badge = runtime.badge
+        self.runtime = weakref.ref(runtime, lambda _: self.unpark(None))  # runtime of the worker
+        self.pool = runtime.pool
         # the worker, and with `prefetch` the threads that call the function for it
         self.threads: list[threading.Thread] = []
         self.calls: queue.SimpleQueue[_Work | None] | None = None  # work for these threads
 
-    def ring(self, caller: ThreadRuntime | None) -> None:
+    def unpark(self, caller: ThreadRuntime | None) -> None:
         """Wake the worker, to serve `caller`."""
         self._caller = caller
         try:
             self._lock.release()
-        except RuntimeError:  # already rung
+        except RuntimeError:  # already awake
             pass
 
-    def wait(self) -> ThreadRuntime | None:
-        """Rest until rung. Return the runtime to serve, or None once the runtime is gone."""
+    def park(self) -> ThreadRuntime | None:
+        """Wait for `unpark`. Return the runtime to serve, or None once the runtime is gone."""
         while True:
             self._lock.acquire()
             caller, self._caller = self._caller, None
             if caller is not None or self.runtime() is None:
                 return caller
 
-    def nap(self, seconds: float) -> None:
-        """Rest until rung, at most for `seconds`."""
+    def park_for(self, seconds: float) -> None:
+        """Wait for `unpark`, at most for `seconds`."""
         self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))
         self._caller = None  # the worker serves this runtime already
 
@@ -216,44 +198,44 @@ class _Bell:
             self.calls.put(None)
 
 
-def _work(bell: _Bell) -> None:
+def _work(parker: _Parker) -> None:
     """Serve a runtime until the worker must end. Target of a worker's thread."""
     try:
-        shift = enter_worker(bell.badge, thread=True)
-        if bell.calls is not None and (runtime := bell.runtime()) is not None:
+        run = enter_worker(parker.pool, thread=True)
+        if parker.calls is not None and (runtime := parker.runtime()) is not None:
             runtime.execution.collator.enter_thread()
             del runtime
-        while (runtime := bell.wait()) is not None and runtime.serve(bell, shift):
+        while (runtime := parker.park()) is not None and runtime.serve(parker, run):
             del runtime
     except BaseException as error:
-        _fail(bell.runtime(), error)
+        _fail(parker.runtime(), error)
     finally:
-        bell.dismiss()
+        parker.dismiss()
 
 
-def _call(bell: _Bell) -> None:
+def _call(parker: _Parker) -> None:
     """Call the function for each batch that a worker has prepared. Target of a thread."""
     try:
-        shift = enter_worker(bell.badge, thread=True)
-        assert bell.calls is not None
+        run = enter_worker(parker.pool, thread=True)
+        assert parker.calls is not None
         free_since = 0.0
-        while (work := bell.calls.get()) is not None:
+        while (work := parker.calls.get()) is not None:
             runtime, batch, prepared = work
             batch.started = max(batch.started, free_since)  # the batch was formed ahead
-            runtime.run(batch, prepared, shift)
+            runtime.run(batch, prepared, run)
             free_since = time.perf_counter()
-            runtime.relieve()
+            runtime.wake_worker()
             del work, runtime, batch, prepared
-        bell.dismiss()  # passes the end on to the next thread
+        parker.dismiss()  # passes the end on to the next thread
     except BaseException as error:
-        _fail(bell.runtime(), error)
+        _fail(parker.runtime(), error)
 
 
 def _fail(runtime: ThreadRuntime | None, error: BaseException) -> None:
     """End the calls of a runtime whose worker failed."""
     if runtime is not None:  # else no caller is left
         log_failure("the worker of %s failed", runtime.name)
-        runtime.forsake(f"its worker failed with a {type(error).__name__}")
+        runtime.abort(f"its worker failed with a {type(error).__name__}")
 
 
 def _at_exit() -> None:
@@ -262,14 +244,14 @@ def _at_exit() -> None:
     An interruption leaves the rest undone.
     """
     runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
-    Reception.exiting = True
+    CallQueue.exiting = True
     try:
         for runtime in runtimes:
             runtime.close(cancel=False)
         while any(runtime.pending(running_only=False) for runtime in runtimes):
             time.sleep(POLL_INTERVAL / 10)
     finally:
-        Reception.exiting = False
+        CallQueue.exiting = False
     for runtime in runtimes:
         runtime.shutdown(wait=True, cancel=False)
 

@@ -1,7 +1,7 @@
 """Wakers of callers: the only module that distinguishes a lock, a future and a task.
 
-A waker is woken when its request has been answered. The waker of a coroutine is a future of its
-event loop and is woken on that loop; one message wakes all of a batch. Any thread can wake a lock
+A waker is woken when its request has ended. The waker of a coroutine is a future of its event loop
+and is woken on that loop; one message wakes all coroutines of a batch. Any thread can wake a lock
 or a `Future`.
 """
 
@@ -15,7 +15,6 @@ import math
 import sys
 import threading
 import time
-from asyncio import _get_running_loop
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._core.scheduler import Request
 from .._execution.exceptions import SharedError
 from .async_backend import current_loop, is_gone, post
-from .shift import between_runs
+from .waits import between_runs
 
 if TYPE_CHECKING:
     import trio
@@ -57,7 +56,7 @@ def blocking_waker() -> Lock:
 
 
 class Future(concurrent.futures.Future[U]):
-    """The answer to a submitted item; `cancel` takes a waiting item out of the queue.
+    """Answer to a submitted item; `cancel` takes a waiting item out of the queue.
 
     `result(timeout)` and `exception(timeout)` only stop waiting when the time (in seconds) is over;
     the item still runs. On any event loop, `await future` returns the result. A task that is
@@ -67,32 +66,32 @@ class Future(concurrent.futures.Future[U]):
     # class attributes in place of an `__init__`: most futures keep most of these values
     _shared: SharedError | None = None  # an error that several futures have
     _loop: object = None  # the loop that runs the batch: must not be blocked
-    _request: Request | None = None  # while unanswered
-    _server: Any = None  # while unanswered
+    # the request, and the runtime that is to answer it; None once it is answered
+    _call: tuple[Request, Any] | None = None
     _notified = False  # whether `concurrent.futures.wait` has been notified of a cancellation
     _room: Lock | None = None  # wakes the submitting thread when the queue has room
 
-    def bind(self, request: Request, server: Any, loop: object, room: Lock | None) -> None:
-        """Make this the future of `request`, answered by `server`, on `loop` if one is given."""
-        self._request, self._server = request, server
+    def bind(self, request: Request, runtime: Any, loop: object, room: Lock | None) -> None:
+        """Make this the future of `request`, answered by `runtime`, on `loop` if one is given."""
+        self._call = request, runtime
         if loop is not None:
             self._loop = loop
         if room is not None:
             self._room = room
 
-    def enters(self) -> None:
+    def notify_of_room(self) -> None:
         """Wake the submitting thread: the request has room in the queue, or needs no room."""
         if self._room is not None:
             wake_all([self._room])
 
     def wake(self) -> None:
-        """Take the answer of its request. May be called again after an interruption."""
-        if self._room is not None:
-            wake_all([self._room])
-        request = self._request
-        if request is None or self._settled:
-            self._request = self._server = None
+        """Take the answer of the request. May be called again after an interruption."""
+        self.notify_of_room()
+        call = self._call
+        if call is None or self._settled:
+            self._call = None
             return
+        request = call[0]
         error, request.error = request.error, None
         try:  # done-callbacks run in here
             if error is None and not self.cancelled():
@@ -111,25 +110,25 @@ class Future(concurrent.futures.Future[U]):
             log_failure("a callback of a future raised")
         finally:
             del error  # its traceback may hold this frame
-        self._request = self._server = None
+        self._call = None
 
     def cancel(self) -> bool:
         """Take the item out of the queue. Return False if the item is running or answered."""
-        request, server = self._request, self._server
-        if request is not None and server is not None:
-            server.cancel(request)  # wakes this future
+        if (call := self._call) is not None:
+            request, runtime = call
+            runtime.cancel(request)  # wakes this future
         return self.cancelled()
 
     def count_wait(self, counts: bool) -> None:
         """Start or stop counting the time that the item waits for `queue_timeout_ms`."""
-        request, server = self._request, self._server
-        if request is not None and server is not None:
-            server.count_wait(request, counts)
+        if (call := self._call) is not None:
+            request, runtime = call
+            runtime.count_wait(request, counts)
 
     def running(self) -> bool:
         """Return whether a batch with the item is running."""
-        request = self._request
-        return request is not None and request.dispatched > 0
+        call = self._call
+        return call is not None and call[0].dispatched > 0
 
     def result(self, timeout: float | None = None) -> U:
         """Return the result, or raise the exception, once it is there."""
@@ -146,7 +145,7 @@ class Future(concurrent.futures.Future[U]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception, or None for a result, once either is there."""
-        with self.begins_to_wait(timeout) or nullcontext():
+        with self.note_wait(timeout) or nullcontext():
             error = super().exception(self._waited(timeout))
         return error if self._shared is None else self._shared.restored()
 
@@ -154,17 +153,15 @@ class Future(concurrent.futures.Future[U]):
         return self._outcome().__await__()
 
     async def _outcome(self) -> U:
-        with self.begins_to_wait(None) or nullcontext():
+        with self.note_wait(None) or nullcontext():
             loop = current_loop()
             try:
                 if not self.done():
                     waker = async_waker(loop)
                     self.add_done_callback(lambda _: wake_all([waker]))
-                    if self._loop in (None, loop):
-                        await waker
-                    else:
-                        while not await glance(waker):
-                            self._look_at_loop()
+                    interval = None if self._loop in (None, loop) else POLL_INTERVAL
+                    while not await wait(waker, interval):
+                        self._look_at_loop()
             except BaseException:  # the awaiting task has given up
                 self.cancel()
                 raise
@@ -173,12 +170,13 @@ class Future(concurrent.futures.Future[U]):
         finally:
             del self  # the traceback holds this frame
 
-    def begins_to_wait(self, timeout: float | None) -> Any:
-        """Note the wait. Raise RuntimeError if the wait would never end."""
-        request, server = self._request, self._server
-        if timeout is not None or request is None or server is None or self.done():
+    def note_wait(self, timeout: float | None) -> Any:
+        """Note a wait without a time limit. Raise RuntimeError if the wait would never end."""
+        call = self._call
+        if timeout is not None or call is None or self.done():
             return None
-        return server.wait_for(request, done=self.done)
+        request, runtime = call
+        return runtime.wait_for(request, is_over=self.done)
 
     def renew_lock(self) -> None:
         """Replace the lock in a forked process, where the thread that held it does not exist."""
@@ -186,7 +184,7 @@ class Future(concurrent.futures.Future[U]):
 
     @property
     def _settled(self) -> bool:
-        """True once every waiting thread has been notified."""
+        """Whether every waiting thread has been notified."""
         state = self._state
         return state == "FINISHED" or (state.startswith("CANCELLED") and self._notified)
 
@@ -215,47 +213,31 @@ class Future(concurrent.futures.Future[U]):
 
     def _look_at_loop(self) -> None:
         """End the call if its loop was closed."""
-        server = self._server
-        if server is not None and is_gone(self._loop):
-            server.forsake("the event loop that was to run it was closed")
+        call = self._call
+        if call is not None and is_gone(self._loop):
+            call[1].abort("the event loop that was to run it was closed")
 
 
 class TrioWaker:
-    """Waker of a task on a trio loop."""
+    """Waker of a task on a trio loop, with the methods of a future of asyncio."""
 
-    __slots__ = ("_done", "_task", "_token", "_trio")
+    __slots__ = ("_event", "_token")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
-        self._trio = sys.modules["trio"].lowlevel
-        self._task: trio.lowlevel.Task | None = None  # while it sleeps
-        self._done = False
+        self._event: trio.Event = sys.modules["trio"].Event()
 
     def get_loop(self) -> object:
         return self._token
 
     def done(self) -> bool:
-        return self._done
+        return self._event.is_set()
 
     def set_result(self, _: None, /) -> None:
-        self._done = True
-        if self._task is not None:
-            task, self._task = self._task, None
-            self._trio.reschedule(task)
+        self._event.set()
 
     def __await__(self) -> Generator[Any, None, None]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> None:
-        if self._done:
-            return
-        self._task = self._trio.current_task()
-        await self._trio.wait_task_rescheduled(self._abort)
-
-    def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self._task = None
-        abort: trio.lowlevel.Abort = self._trio.Abort.SUCCEEDED
-        return abort
+        return self._event.wait().__await__()
 
 
 AsyncWaker = asyncio.Future[None] | TrioWaker
@@ -278,51 +260,14 @@ def async_waker(loop: object) -> AsyncWaker:
     return TrioWaker(loop)  # type: ignore[arg-type]  # the only other kind of loop
 
 
-def waker_here() -> tuple[object, AsyncWaker]:
-    """Return the loop that runs this code, and a waker for a task on it.
-
-    Raises:
-        RuntimeError: no loop runs this code.
-    """
-    loop = _get_running_loop()
-    if loop is None or "trio" in sys.modules:
-        here = current_loop()
-        return here, async_waker(here)
-    return loop, loop.create_future()
-
-
 async def wait(waker: AsyncWaker, seconds: float | None) -> bool:
-    """Wait until `waker` is woken, for at most `seconds`. Return False after a timeout."""
+    """Wait until `waker` is woken, for at most `seconds`. Return whether it was woken."""
     if seconds is None:
         await waker
-        return True
-    loop = waker.get_loop()
-    if not isinstance(loop, asyncio.AbstractEventLoop):
-        with sys.modules["trio"].move_on_after(seconds) as scope:
-            await waker
-        return not scope.cancelled_caught
-    over = False
-
-    def ring() -> None:
-        nonlocal over
-        over = True
-        if not waker.done():
-            waker.set_result(None)
-
-    timer = loop.call_later(seconds, ring)
-    try:
-        await waker
-    finally:
-        timer.cancel()
-    return not over
-
-
-async def glance(waker: AsyncWaker) -> bool:
-    """Wait for `waker` for a short time. Return False if it was not woken."""
-    if asyncio.isfuture(waker):
-        await asyncio.wait([waker], timeout=POLL_INTERVAL)
+    elif asyncio.isfuture(waker):
+        await asyncio.wait([waker], timeout=seconds)
     else:
-        with sys.modules["trio"].move_on_after(POLL_INTERVAL):
+        with sys.modules["trio"].move_on_after(seconds):
             await waker
     return waker.done()
 

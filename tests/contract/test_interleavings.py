@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import batched
-from batched._runtime import guard, reception, thread, wakers
+from batched._runtime import call_queue, thread, wakers
 from stage import BOUND
 
 frontrun: Any = pytest.importorskip("frontrun")
@@ -276,8 +276,8 @@ def scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
         "daemon_thread",
         lambda _, target, *args: Job(World.latest.jobs, lambda: target(*args)),
     )
-    monkeypatch.setattr(reception, "timer", Timer())
-    monkeypatch.setattr(reception, "daemon_thread", no_thread)  # the timer calls back itself
+    monkeypatch.setattr(call_queue, "timer", Timer())
+    monkeypatch.setattr(call_queue, "daemon_thread", no_thread)  # the timer calls back itself
 
 
 def no_thread(*_: object) -> threading.Thread:
@@ -374,7 +374,9 @@ def test_without_its_lock_the_library_breaks_the_promise(monkeypatch: pytest.Mon
         def _is_owned(self) -> bool:
             return False
 
-    monkeypatch.setattr(guard.Guard, "_renew_lock", lambda self: setattr(self, "_lock", Unlocked()))
+    monkeypatch.setattr(
+        call_queue.CallQueue, "_renew_lock", lambda self: setattr(self, "_lock", Unlocked())
+    )
     assert not systematically(
         lambda: World(2),
         [submits("a"), submits("b")],

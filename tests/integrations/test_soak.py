@@ -96,7 +96,7 @@ class Broken:
 
         def dropping(runtime: Runtime, batch: Any, ended: list[Any], *rest: Any) -> None:
             if ended and not self.dropped:
-                self.dropped.append(runtime._answers.open[batch][1].pop())
+                self.dropped.append(runtime._wakeups.pending[batch][1].pop())
             answer(runtime, batch, ended, *rest)
 
         self.monkeypatch.setattr(Runtime, "_answer", dropping)
@@ -169,7 +169,7 @@ def test_cancelled_calls_that_are_computed_are_found_wrong(
     monkeypatch.setattr(
         Runtime,
         "cancel",
-        lambda runtime, request: runtime.recorder.cancelled() or request.waker is not None,
+        lambda runtime, request: runtime.recorder.count("cancelled") or request.waker is not None,
     )
     verdicts = broken.report(*["burst"] * 8).verdicts
     assert verdicts["wrong"] or verdicts["duplicated"]

@@ -345,6 +345,6 @@ def test_a_future_that_is_told_of_room_twice_minds_not() -> None:
     gate.open.release(3)
     thread.join(BOUND)
     assert futures[0].result(BOUND) == "late"
-    futures[0].enters()
+    futures[0].notify_of_room()
     assert earlier[0].result(BOUND) == "running"
     fn.shutdown()

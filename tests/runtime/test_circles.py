@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 import batched
-from batched._runtime import shift
+from batched._runtime import waits
 from stage import BOUND, LOOPS, Stage, python, wait_until
 
 
@@ -57,9 +57,17 @@ COROUTINE_WAYS: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_noted_for_ever() -> Any:
+def no_wait_stays_noted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    noted: list[Any] = []
+    make = waits.Pool.__init__
+
+    def make_and_note(self: Any, *args: Any) -> None:
+        make(self, *args)
+        noted.append(self.waits)
+
+    monkeypatch.setattr(waits.Pool, "__init__", make_and_note)
     yield
-    assert not [run for run in shift._waiting if run.waits]
+    assert not any(noted)
 
 
 @pytest.mark.parametrize(
@@ -603,14 +611,14 @@ def test_a_process_that_a_function_forks_may_call_that_function() -> None:
 
 def test_many_calls_of_one_run_cost_the_same_each(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = 0
-    holds_up = shift._holds_up
+    is_blocked = waits.Wait.is_blocked
 
     def counting(*args: Any) -> bool:
         nonlocal looked_at
         looked_at += 1
-        return holds_up(*args)
+        return is_blocked(*args)
 
-    monkeypatch.setattr(shift, "_holds_up", counting)
+    monkeypatch.setattr(waits.Wait, "is_blocked", counting)
 
     @batched.aio.dynamically(batch_size=256)
     async def inner(items: list[int]) -> list[int]:
@@ -713,9 +721,10 @@ def test_a_wait_that_outlives_its_run_is_no_wait_of_the_next_run() -> None:
             threads.append(threading.Thread(target=copy_context().run, args=(slow, 1)))
             threads[0].start()
             assert entered.wait(BOUND)
-        present = shift.within_run()
+        present = waits.current_run()
         assert present is not None
-        runs.append(len(present.waits))
+        live = [wait for wait in present.pool.waits if wait.batch is present.batch]
+        runs.append(len(live))
         return items
 
     assert [fn(1), fn(2)] == [1, 2]

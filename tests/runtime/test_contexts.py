@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import batched
-import batched._runtime.guard
-import batched._runtime.reception
+import batched._runtime.call_queue
 from batched._runtime.timer_thread import TimerThread
 from stage import BOUND, Gate
 
@@ -31,8 +30,7 @@ def inherited(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(threading.Thread, "start", start_in_copy)
     timer = TimerThread()  # that of the process may have begun elsewhere
-    monkeypatch.setattr(batched._runtime.guard, "timer", timer)
-    monkeypatch.setattr(batched._runtime.reception, "timer", timer)
+    monkeypatch.setattr(batched._runtime.call_queue, "timer", timer)
     CALLER.set("the first one")
 
 

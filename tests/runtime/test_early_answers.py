@@ -12,7 +12,7 @@ import pytest
 
 import batched
 from batched._runtime import runtime
-from batched._runtime.shift import within_run
+from batched._runtime.waits import current_run
 
 
 class Holding:
@@ -24,7 +24,7 @@ class Holding:
         self.go = threading.Event()
 
     def __call__(self, items: list[str]) -> list[str]:
-        shift = within_run()
+        shift = current_run()
         assert shift is not None
         self.told += [
             shift.answer_early(item, self.result) for item in items if item.startswith("early")
@@ -164,7 +164,7 @@ def test_on_a_loop_calls_are_answered_with_their_batch() -> None:
 
     @batched.aio.dynamically
     async def fn(items: list[str]) -> list[str]:
-        shift = within_run()
+        shift = current_run()
         assert shift is not None
         told.append(shift.answer_early(items[0], "soon"))
         return items
@@ -178,7 +178,7 @@ def test_a_run_that_is_over_answers_no_call() -> None:
 
     @batched.dynamically
     def fn(items: list[str]) -> list[str]:
-        shifts.append(within_run())
+        shifts.append(current_run())
         return items
 
     with fn:

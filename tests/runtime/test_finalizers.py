@@ -18,7 +18,7 @@ import pytest
 import batched
 from batched._core.linger import NEVER
 from batched._core.scheduler import Scheduler
-from batched._runtime.reception import Reception
+from batched._runtime.call_queue import CallQueue
 from batched._runtime.thread import ThreadRuntime
 from stage import BOUND, python, wait_until
 
@@ -115,9 +115,9 @@ def test_a_finalizer_may_close_and_open_under_the_lock(
             return True
 
     wait_until(is_closed)
-    wait_until(lambda: not fn._batcher.runtime.busy)  # else its worker may be the one to ask
+    wait_until(lambda: not fn._batcher.runtime._workers)  # else its worker may be the one to ask
     with monkeypatch.context() as patch:
-        came = breaking_in(patch, "_drained", fn.__enter__, of=Reception)
+        came = breaking_in(patch, "_drained", fn.__enter__, of=CallQueue)
         in_time(lambda: fn.shutdown(wait=False))
     wait_until(lambda: not fn._batcher.runtime._closed)
     assert in_time(lambda: fn(3)) == 3
@@ -128,7 +128,7 @@ def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fn: Any = batched.dynamically(lambda items: items)
-    came = breaking_in(monkeypatch, "_drained", lambda: fn.submit(1), of=Reception)
+    came = breaking_in(monkeypatch, "_drained", lambda: fn.submit(1), of=CallQueue)
     in_time(fn.shutdown)
     assert isinstance(came[0].exception(BOUND), batched.BatcherClosed)
 

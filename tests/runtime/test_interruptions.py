@@ -19,9 +19,9 @@ import pytest
 
 import batched
 from batched._core.scheduler import Scheduler
-from batched._runtime import answers, runtime, thread, timer_thread, wakers
+from batched._runtime import runtime, thread, timer_thread, wakers, wakeups
 from batched._runtime.async_backend import current_loop
-from batched._runtime.reception import Reception
+from batched._runtime.call_queue import CallQueue
 from stage import BOUND, Gate, python, wait_until
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -64,10 +64,10 @@ PLACES: list[tuple[Any, str]] = [
     (Scheduler, "_tidy"),
     (Scheduler, "_admit"),
     (Scheduler, "_enqueue"),
-    (Reception, "_admit"),
-    (answers.Answers, "end"),
-    (answers.Answers, "tell"),
-    (answers, "wake_all"),
+    (CallQueue, "_admit"),
+    (wakeups.Wakeups, "add"),
+    (wakeups.Wakeups, "wake"),
+    (wakeups, "wake_all"),
 ]
 
 
@@ -207,7 +207,7 @@ def test_a_resting_worker_ends_if_a_signal_interrupts_its_start(
             def late(self: Any, bell: Any) -> None:
                 start(self, bell)
                 if not coroutine:
-                    wait_until(lambda: bell in runtime._resting)
+                    wait_until(lambda: bell in runtime._parked)
                 raise Interrupt
 
             patch.setattr(type(runtime), "_start_worker", late)
@@ -231,11 +231,11 @@ def test_a_resting_worker_ends_if_a_signal_interrupts_its_start(
     [
         (runtime, "settle", True, False),
         (runtime, "settle", False, False),
-        (answers.Answers, "end", True, False),
-        (answers.Answers, "end", False, True),
+        (wakeups.Wakeups, "add", True, False),
+        (wakeups.Wakeups, "add", False, True),
         (Scheduler, "finished", True, True),
         (Scheduler, "finished", False, True),
-        (answers.Answers, "tell", True, True),
+        (wakeups.Wakeups, "wake", True, True),
         (concurrent.futures.Future, "set_result", True, True),
     ],
 )
@@ -375,7 +375,7 @@ def test_the_next_call_repairs_a_queue_that_was_left_half_changed() -> None:
     gate, fn, running = held()
     waiting = fn.submit("waiting")
     runtime = fn._batcher.runtime
-    runtime._torn = True
+    runtime._changing = True
     runtime._scheduler.waiting += 7
     late = fn.submit("next")
     gate.opened.set()
@@ -393,7 +393,7 @@ def test_a_queue_that_was_left_half_changed_is_repaired_by_any_change(way: str) 
     gate, fn, running = held(queue_timeout_ms=1e6)
     waiting, other = fn.submit("waiting"), fn.submit("other")
     runtime = fn._batcher.runtime
-    runtime._torn = True
+    runtime._changing = True
     runtime._scheduler.waiting += 7
     if way == "cancel":
         assert other.cancel()
@@ -414,13 +414,13 @@ def test_a_resting_worker_repairs_an_interrupted_queue(monkeypatch: pytest.Monke
 
     first: Any = fn.submit(1)
     runtime: Any = fn._batcher.runtime
-    wait_until(lambda: runtime._resting)
+    wait_until(lambda: runtime._parked)
     with monkeypatch.context() as patch:
         interrupting(patch, Scheduler, "_enqueue", before=False)
-        patch.setattr(Reception, "abandon", lambda *_: None)  # another exception broke in on it
+        patch.setattr(CallQueue, "abandon", lambda *_: None)  # another exception broke in on it
         with pytest.raises(Interrupt):
             fn.submit(2)
-    wait_until(lambda: not runtime._torn)
+    wait_until(lambda: not runtime._changing)
     fn.shutdown()
     assert first.result(BOUND) == 1
     assert (fn.stats.queue_size, fn.stats.total_processed) == (0, 2)
@@ -616,7 +616,7 @@ def test_a_batcher_that_cannot_be_renewed_in_a_child_affects_no_other_batcher() 
         def fail(*args, **kwargs):
             raise MemoryError
 
-        broken._batcher.runtime.forsake = fail
+        broken._batcher.runtime.abort = fail
         child = os.fork()
         if not child:
             os._exit(0 if [fn(2) for fn in others] == [2] * 5 else 1)

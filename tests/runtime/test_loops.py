@@ -21,7 +21,6 @@ import trio
 import uvloop
 
 import batched
-from batched._runtime import wakers
 from batched._runtime.async_backend import current_loop
 from stage import BOUND, LOOPS, wait_until
 
@@ -608,16 +607,6 @@ def test_loops_may_go_while_the_others_are_looked_at(monkeypatch: pytest.MonkeyP
         assert fn.stats.queue_size == 0
 
     asyncio.run(main())
-
-
-def test_a_waker_that_is_woken_as_its_time_is_over_is_woken_once() -> None:
-    async def main() -> bool:
-        loop = asyncio.get_running_loop()
-        waker = loop.create_future()
-        loop.call_later(0, waker.set_result, None)  # in the same turn, before the timer of the wait
-        return await wakers.wait(waker, 0)
-
-    assert not asyncio.run(main())
 
 
 def raised_within(function: Callable[[], object]) -> list[str]:

@@ -179,7 +179,7 @@ def test_a_collected_owner_ends_all_threads() -> None:
     wait_until(lambda: not [thread for thread in threading.enumerate() if "orphan" in thread.name])
 
 
-@pytest.mark.parametrize("broken", ["run", "relieve"])
+@pytest.mark.parametrize("broken", ["run", "wake_worker"])
 def test_a_failure_of_the_thread_that_calls_it_ends_the_calls(
     monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:

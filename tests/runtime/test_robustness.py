@@ -19,8 +19,8 @@ import pytest
 import batched
 from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
-from batched._runtime.thread import ThreadRuntime, _Bell
-from batched.stats import Recorder
+from batched._runtime.recorder import Recorder
+from batched._runtime.thread import ThreadRuntime, _Parker
 from stage import BOUND, Gate, wait_until
 
 
@@ -73,13 +73,13 @@ def test_an_exception_that_cannot_be_printed_reaches_its_callers() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError])
-def test_a_batcher_serves_calls_after_an_interrupted_ring_of_a_bell(
+def test_a_batcher_serves_calls_after_an_interrupted_wake_up_of_a_worker(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fn: Any = batched.dynamically(echo)
     assert fn(1) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(_Bell, "ring", _raising(error))
+        patch.setattr(_Parker, "unpark", _raising(error))
         with pytest.raises(error):
             fn(2)
     assert fn.submit(3).result(BOUND) == 3
@@ -492,7 +492,7 @@ def test_calls_end_if_a_failure_within_the_library_loses_their_results(
         patch.setattr(Recorder, "ended", _raising(MemoryError))
         with pytest.raises(batched.BatcherClosed, match="lost"):
             fn(2)
-        wait_until(lambda: not fn._batcher.runtime.busy)
+        wait_until(lambda: not fn._batcher.runtime._workers)
     assert fn(3) == 3
     fn.shutdown()
 
@@ -541,14 +541,14 @@ def test_a_batcher_serves_calls_after_an_interrupt_before_a_worker_is_chosen() -
     fn.shutdown()
 
 
-def test_a_bell_waits_again_after_a_ring_without_a_runtime() -> None:
+def test_a_worker_that_is_woken_without_a_runtime_is_parked_again() -> None:
     runtime = batched.dynamically(sorted)._batcher.runtime
     assert isinstance(runtime, ThreadRuntime)
-    bell = _Bell(runtime, runtime._scheduler)
-    bell.ring(None)
-    caller = threading.Timer(0.01, bell.ring, (runtime,))
+    parker = _Parker(runtime, runtime._scheduler)
+    parker.unpark(None)
+    caller = threading.Timer(0.01, parker.unpark, (runtime,))
     caller.start()
-    assert bell.wait() is runtime
+    assert parker.park() is runtime
     caller.join(BOUND)
 
 
@@ -560,8 +560,8 @@ def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch)
         glances += 1
         return is_over(loop)
 
-    monkeypatch.setattr("batched._runtime.event_loop.POLL_INTERVAL", 0.001)
-    monkeypatch.setattr("batched._runtime.event_loop.is_over", glance)
+    monkeypatch.setattr("batched._runtime.call_queue.POLL_INTERVAL", 0.001)
+    monkeypatch.setattr("batched._runtime.call_queue.is_over", glance)
 
     async def main() -> int:
         gate = asyncio.Event()

@@ -14,7 +14,8 @@ import pytest
 
 from batched._core.linger import FlushReason
 from batched._core.scheduler import Batch, Request
-from batched.stats import ENDS, Percentiles, Recorder, Stats, _Histogram
+from batched._runtime.recorder import ENDS, Ending, Recorder, _Histogram
+from batched.stats import Percentiles, Stats
 
 DAY = 24 * 3600.0
 
@@ -174,11 +175,14 @@ def test_nothing_is_counted_at_first() -> None:
 
 def test_calls_are_counted_by_what_became_of_them() -> None:
     recorder = Recorder()
-    for what, times in ((recorder.accepted, 5), (recorder.cancelled, 2), (recorder.rejected, 3)):
-        for _ in range(times):
-            what()
+    for _ in range(5):
+        recorder.accepted()
+    endings: list[Ending] = ["cancelled", "rejected", "timed_out", "cancelled"]
+    for ending in endings:
+        recorder.count(ending)
     counted = snapshot(recorder)
-    assert (counted.calls, counted.cancelled, counted.rejected, counted.errors) == (5, 2, 3, 0)
+    assert (counted.calls, counted.errors) == (5, 0)
+    assert (counted.cancelled, counted.rejected, counted.timed_out) == (2, 1, 1)
 
 
 def test_batches_are_counted_by_size_and_by_reason() -> None:
@@ -239,8 +243,8 @@ def test_reset_starts_from_zero_and_goes_on_counting() -> None:
 
     def use() -> None:
         recorder.accepted()
-        recorder.cancelled()
-        recorder.rejected()
+        recorder.count("cancelled")
+        recorder.count("rejected")
         recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=1)
 
     use()
@@ -268,10 +272,10 @@ def busy() -> Stats:
     recorder = Recorder()
     for _ in range(1234):
         recorder.accepted()
-    recorder.cancelled()
-    recorder.cancelled()
+    recorder.count("cancelled")
+    recorder.count("cancelled")
     for _ in range(11):
-        recorder.rejected()
+        recorder.count("rejected")
     for number in range(40):
         waiting = [request(arrived=0.75) for _ in range(30)]
         recorder.ended(

@@ -1,71 +1,126 @@
 """Callers' side of a runtime: queue a call, cancel it, close and open the runtime.
 
 `Runtime` adds the workers' side of the state that is declared here.
+
+Finalizers and signal handlers interrupt a thread anywhere, also while it holds the lock. Then they
+change nothing, and their work is done a moment later. An exception of a signal handler may leave a
+change half made: the next thread repairs the queue.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
+from weakref import WeakSet
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
 from .._core.scheduler import Request, Scheduler
 from ..errors import BatcherClosed, QueueFull, QueueTimeout
-from ..stats import Recorder
-from .answers import Answers
-from .guard import Guard
-from .shift import Badge, daemon_thread, is_running
-from .timer_thread import timer
-from .wakers import Future, Waker, wake_all
+from .async_backend import current_loop, is_over
+from .recorder import Recorder
+from .timer_thread import daemon_thread, timer
+from .waits import Pool, Wait, is_running, wait_for
+from .wakers import POLL_INTERVAL, Future, Waker, async_waker, blocking_waker, wait, wake_all
+from .wakeups import Wakeups
 
 AWAKE: Final = -math.inf
 """Value of the alarm while a free worker is awake."""
 
 
-class Reception(Guard, ABC):
-    """Receiver of the calls for one scheduler. Of workers it knows only how to call one."""
+class CallQueue(ABC):
+    """Queue of the calls for one scheduler. Of workers it knows only how to call one."""
 
     tick = 0.0  # the shortest time for which workers can wait (s)
     # whether the interpreter exits: running batches may then still call functions that are closed
     exiting = False
 
     def __init__(self, policy: BatchPolicy, recorder: Recorder, name: str) -> None:
-        # creates the lock that guards the state below
-        super().__init__(Badge(name, policy.max_concurrent_batches))
         self.policy = policy
         self.recorder = recorder
         self.name = name  # name of the batch function, for messages and thread names
-        self._may_expire = policy.queue_timeout_ms is not None
-        self._raises = policy.on_full == "raise"
+        self.pool = Pool(name, policy.max_concurrent_batches)
         self._closed = False  # whether calls are refused
-        self._answers = Answers()  # ended calls with callers that are not yet woken
+        self._wakeups = Wakeups()  # of callers whose calls have ended
+        self._renew_lock()
         self._reset()
+
+    def _renew_lock(self) -> None:
+        # guards the state below; never held while user code runs or callers are woken; reentrant,
+        # to know its owner
+        self._lock: Any = threading.RLock()
 
     def _reset(self) -> None:
         self._scheduler = Scheduler(self.policy, self.tick)
-        self.badge.running = self._scheduler.running
+        self.pool.running = self._scheduler.running
         self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._expiry = NEVER  # when the timer looks for calls that have waited too long (s)
         self._workers = 0  # workers that have started and not ended
-        self._resting: list[Any] = []  # bells of the workers that rest
+        self._parked: list[Any] = []  # parkers of the workers that wait for work
         # whether this state is being changed. If true while the lock is free, a signal or a full
         # stack has interrupted a change
-        self._torn = False
+        self._changing = False
         self._until_drained: list[Waker] = []  # wakers to wake once all calls have ended
+
+    def _later(self, method: Callable[..., object], *args: Any) -> bool:
+        """Return whether this thread holds the lock, and must change nothing now.
+
+        If so, `method` is called after the lock is free.
+        """
+        if not self._lock._is_owned():
+            return False
+        self._soon(functools.partial(method, *args))
+        return True
+
+    def _soon(self, act: Callable[[], object]) -> None:
+        """Call `act` a moment later, in a new thread: callbacks of futures may block."""
+        timer.start()
+        timer.call_soon(daemon_thread(f"{self.name}-later", act).start)
+
+    def wait_for(
+        self, request: Request | None, *, is_over: Callable[[], bool] | None = None
+    ) -> Wait | None:
+        """Note that this code is about to wait for `request`. Return None outside any batch.
+
+        `request` None stands for all calls. `is_over` returns whether the code has been woken, if
+        this is not at the end of the request.
+
+        Raises:
+            RuntimeError: the code would wait for itself, and so for ever.
+        """
+        if self._lock._is_owned():
+            raise RuntimeError(
+                f"{self.name} is called by a finalizer or a signal handler that broke in on it, "
+                "and would wait for itself"
+            )
+        return wait_for(
+            self.pool, request, is_over or (lambda: request is None or request.waker is None)
+        )
+
+    def waiting_for(
+        self, request: Request | None, *, room: bool = False
+    ) -> AbstractContextManager[None] | None:
+        """Return `wait_for` as a context manager, or None if the code would wait for itself.
+
+        With `room` the wait is only for room in the queue.
+        """
+        is_over = (lambda: request not in self._scheduler.blocked) if room else None
+        try:
+            return self.wait_for(request, is_over=is_over) or nullcontext()
+        except RuntimeError:
+            return None
 
     def load(self) -> tuple[int, int, int]:
         """Return the items that wait, the calls that wait for room, and the items that run."""
         scheduler = self._scheduler
         return scheduler.waiting, len(scheduler.blocked), scheduler.in_flight
-
-    @property
-    def busy(self) -> bool:
-        """Whether any worker has not ended yet."""
-        return self._workers > 0
 
     def pending(self, *, running_only: bool) -> bool:
         """Return whether accepted calls are unanswered.
@@ -88,21 +143,23 @@ class Reception(Guard, ABC):
             if not isinstance(request.waker, Future) and not hasattr(request.waker, "get_loop"):
                 self.wait_for(request)  # raises
             return self._later(self._submit_late, request, from_event_loop)
+        policy = self.policy
+        may_expire = policy.queue_timeout_ms is not None
         call = False
         expiry = NEVER  # for which the timer has to be set
         try:
-            if self._may_expire:
+            if may_expire:
                 timer.start()
             with self._lock:
-                if self._torn:
+                if self._changing:
                     self._repair()
                 scheduler = self._scheduler
                 taken = not self._closed or (
                     self.exiting and is_running() and not isinstance(request.waker, Future)
                 )
-                if not taken or (self._raises and not scheduler.admits(request)):
+                if not taken or (policy.on_full == "raise" and not scheduler.admits(request)):
                     raise self._refused()
-                self._torn = True
+                self._changing = True
                 now = request.arrived = time.perf_counter()
                 self.recorder.accepted()
                 scheduler.submit(request, now, from_event_loop=from_event_loop)
@@ -112,14 +169,14 @@ class Reception(Guard, ABC):
                     and scheduler.ready_at(request.queued_in) < self._alarm
                 ):
                     self._alarm = AWAKE
-                    if self._resting:
-                        self._resting[-1].ring(self)  # the worker takes its bell off the list
+                    if self._parked:
+                        self._parked[-1].unpark(self)  # the worker takes its parker off the list
                     else:
                         call = True
-                if self._may_expire:
+                if may_expire:
                     expiry = self._new_expiry(now)
                 queued = request.queued_in is not None
-                self._torn = False
+                self._changing = False
         except BaseException:
             self._call_for_repair()
             raise
@@ -137,21 +194,22 @@ class Reception(Guard, ABC):
         return queued
 
     def _call_for_repair(self) -> None:
-        """Have a worker repair the queue, if an exception from a signal handler, or of a full
-        stack, has left a change half made. No signal breaks in on a worker's thread.
+        """Wake a worker to repair the queue if an exception has left a change half made.
+
+        No signal interrupts a worker's thread.
         """
-        if self._torn and self._resting:
-            self._resting[-1].ring(self)  # a worker that does not rest looks for a batch anyway
+        if self._changing and self._parked:
+            self._parked[-1].unpark(self)  # a worker that is awake looks for a batch anyway
 
     def _repair(self) -> None:
-        """Make the queue whole again, under the lock."""
+        """Rebuild the queue from the requests that wait, under the lock."""
         self._scheduler.repair()
         self._alarm = self._expiry = NEVER
-        self._torn = False
+        self._changing = False
 
     def _refused(self) -> Exception:
         """Return the exception for a refused call."""
-        self.recorder.rejected()
+        self.recorder.count("rejected")
         if self._closed:
             return BatcherClosed(
                 f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
@@ -162,7 +220,7 @@ class Reception(Guard, ABC):
         )
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
-        """Submit `request` of a finalizer or signal handler that has gone on. Answer any error."""
+        """Submit `request` of a finalizer or signal handler that has gone on. Answer errors."""
         try:
             self.submit(request, from_event_loop=from_event_loop)
         except BaseException as error:
@@ -181,19 +239,19 @@ class Reception(Guard, ABC):
             with self._lock:
                 if request.dispatched or request.waker is None:
                     return False
-                if self._torn:
+                if self._changing:
                     self._repair()
-                self._torn = True
+                self._changing = True
                 request.error = CancelledError()
-                self._answers.end(key, [request])
+                self._wakeups.add(key, [request])
                 self._scheduler.cancel(request)
-                self._torn = False
+                self._changing = False
             request.items = None  # the queue may keep the request for a while
-            self.recorder.cancelled()
+            self.recorder.count("cancelled")
             self._admit()
-            self._answers.tell(key)
+            self._wakeups.wake(key)
         except BaseException:
-            self._answers.leave(key)
+            self._wakeups.leave(key)
             self._call_for_repair()
             raise
         return True
@@ -206,16 +264,16 @@ class Reception(Guard, ABC):
             with self._lock:
                 if request.waker is None:
                     return
-                if self._torn:
+                if self._changing:
                     self._repair()
-                self._torn = True
+                self._changing = True
                 request.waker = None
                 self._scheduler.cancel(request)
-                self._torn = False
+                self._changing = False
             if not request.dispatched:
                 request.items = None  # as in `cancel`
             if request.arrived:  # else it was never accepted
-                self.recorder.cancelled()
+                self.recorder.count("cancelled")
             self._admit()
         except BaseException:
             self._call_for_repair()
@@ -253,7 +311,7 @@ class Reception(Guard, ABC):
         """
         key = object()
         with self._lock:
-            if self._torn:
+            if self._changing:
                 self._repair()
             ended = self._scheduler.expire(time.perf_counter())
             expiry = self._expiry = self._scheduler.next_expiry()
@@ -263,9 +321,9 @@ class Reception(Guard, ABC):
                     "(queue_timeout_ms), and nothing of it had begun to run; let calls wait for "
                     "longer, or fewer of them (max_queue_size)"
                 )
-                self.recorder.timed_out()
+                self.recorder.count("timed_out")
             futures = any(isinstance(request.waker, Future) for request in ended)
-            self._answers.end(key, ended)
+            self._wakeups.add(key, ended)
         for request in ended:
             request.items = None  # as in `cancel`
         if expiry < NEVER:
@@ -273,11 +331,11 @@ class Reception(Guard, ABC):
         self._admit()
         if futures:  # their callbacks may block, and all batchers share the timer
             try:
-                daemon_thread(f"{self.name}-callbacks", self._answers.tell, key).start()
+                daemon_thread(f"{self.name}-callbacks", self._wakeups.wake, key).start()
             except RuntimeError:  # no more threads
-                self._answers.tell(key)
+                self._wakeups.wake(key)
         else:
-            self._answers.tell(key)
+            self._wakeups.wake(key)
 
     def _admit(self) -> None:
         """Notify callers whose requests have entered the queue. Called after room was made.
@@ -289,7 +347,7 @@ class Reception(Guard, ABC):
         for request in list(entered):
             future = request.waker
             if isinstance(future, Future):
-                future.enters()
+                future.notify_of_room()
             entered.pop(request, None)
 
     def close(self, cancel: bool) -> None:
@@ -302,9 +360,9 @@ class Reception(Guard, ABC):
         key = object()
         try:
             with self._lock:
-                if self._torn:
+                if self._changing:
                     self._repair()
-                self._torn = True
+                self._changing = True
                 self._closed = True
                 self._scheduler.draining = True
                 ended = list(self._scheduler) if cancel else []
@@ -314,21 +372,21 @@ class Reception(Guard, ABC):
                         if isinstance(request.waker, Future)
                         else BatcherClosed(f"{self.name} was shut down before this call ran")
                     )
-                    self.recorder.cancelled()
-                self._answers.end(key, ended)
+                    self.recorder.count("cancelled")
+                self._wakeups.add(key, ended)
                 for request in ended:
                     self._scheduler.cancel(request)
-                resting = list(self._resting)
+                parked = list(self._parked)
                 drained = self._drained()
-                self._torn = False
+                self._changing = False
             # before the callers: callbacks of futures may wait for these workers
-            for bell in resting:
-                bell.ring(self)
+            for parker in parked:
+                parker.unpark(self)
             self._admit()
-            self._answers.tell(key)
+            self._wakeups.wake(key)
             wake_all(drained)
         except BaseException:
-            self._answers.leave(key)
+            self._wakeups.leave(key)
             self._call_for_repair()
             raise
 
@@ -352,38 +410,69 @@ class Reception(Guard, ABC):
             drained = self._drained() if self._closed else [waker]
         wake_all(drained)
 
-    def forsake(self, why: str, *, forked: bool = False) -> None:
+    def drain(self, loop: object = None) -> bool:
+        """Wait until the closed runtime has ended every call and every worker.
+
+        If `loop`, which runs them, stops, end them. Return False at once if the code would wait for
+        itself.
+        """
+        self._abort_if_over(loop)
+        waiting = self.waiting_for(None)
+        if waiting is None:
+            return False
+        with waiting:
+            drained = blocking_waker()
+            self.when_drained(drained)
+            while not drained.acquire(timeout=POLL_INTERVAL):
+                self._abort_if_over(loop)
+        return True
+
+    async def drain_async(self, loop: object = None) -> None:
+        """Wait as `drain` does, without blocking the event loop."""
+        self._abort_if_over(loop)
+        waiting = self.waiting_for(None)
+        if waiting is not None:
+            with waiting:
+                drained = async_waker(current_loop())
+                self.when_drained(drained)
+                while not await wait(drained, POLL_INTERVAL):
+                    self._abort_if_over(loop)
+
+    def _abort_if_over(self, loop: object) -> None:
+        if loop is not None and is_over(loop):
+            self.abort("the event loop that was to run it has stopped")
+
+    def abort(self, why: str, *, forked: bool = False) -> None:
         """End every call with `BatcherClosed`, also in running batches, and replace all workers.
 
         `why` is the reason in the message. `forked`: called in the child of a fork.
         """
-        if forked:  # the thread that held the lock is gone
+        if forked:  # threads that held the lock, or waited, are gone
             self._renew_lock()
+            self.pool.waits = WeakSet()
         with self._lock:
-            scheduler, drained, resting = self._scheduler, self._until_drained, self._resting
+            scheduler, drained, parked = self._scheduler, self._until_drained, self._parked
             self._reset()
-            if self._closed:
-                self._scheduler.draining = True
+            self._scheduler.draining = self._closed
             running = [request for batch in scheduler.running for request, _, _ in batch.slices]
-            ended = list(
-                dict.fromkeys(
-                    request for request in (*scheduler, *running) if request.waker is not None
-                )
-            )
-            orphans = [(request, request.waker) for request in ended]
-            for request in ended:
+            orphans = {
+                request: request.waker
+                for request in (*scheduler, *running)
+                if request.waker is not None
+            }
+            for request in orphans:
                 request.waker = None
             if forked:
-                orphans += self._answers.take_all()
-        for request, waker in orphans:
+                orphans.update(self._wakeups.take_all())
+        for request, waker in orphans.items():
             request.error = BatcherClosed(f"{self.name}: {why}")
-            self.recorder.cancelled()
+            self.recorder.count("cancelled")
             if forked and isinstance(waker, Future):
                 waker.renew_lock()
-        for bell in resting:
-            bell.ring(self)
-        wake_all([*(waker for _, waker in orphans), *drained])
-        self._answers.tell_left()
+        for parker in parked:
+            parker.unpark(self)
+        wake_all([*orphans.values(), *drained])
+        self._wakeups.wake_left()
 
     def _drained(self) -> list[Waker]:
         """Return the wakers of callers that wait for the end of all calls, if all have ended."""
@@ -392,7 +481,7 @@ class Reception(Guard, ABC):
             or self._workers
             or self._scheduler.waiting
             or self._scheduler.running
-            or self._answers.of_batches
+            or self._wakeups.of_batches
         ):
             return []  # with `prefetch`, threads may still answer after their worker has ended
         wakers, self._until_drained = self._until_drained, []

@@ -1,0 +1,194 @@
+"""Recorder: counts and times of one batcher, from which snapshots are made."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import chain
+from typing import Final, Literal
+
+from .._core.linger import FlushReason
+from .._core.scheduler import Batch
+from ..stats import Percentiles, Stats
+
+
+class _Histogram:
+    """Counts of durations in buckets 6 % wide, from a microsecond to a day.
+
+    Memory is fixed. Many durations of similar length take only one or two look-ups.
+    """
+
+    PER_OCTAVE: Final = 12  # 2 ** (1 / 12) = 1.06
+    SHORTEST: Final = 1e-6
+    OCTAVES: Final = 37  # 2 ** 37 microseconds are 38 hours
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(ENDS) + 1)
+
+    def add(self, durations: list[float]) -> None:
+        """Count `durations` (s), and sort the list in place."""
+        durations.sort()
+        low = 0
+        while low < len(durations):
+            bucket = bisect_left(ENDS, durations[low])
+            high = (
+                bisect_right(durations, ENDS[bucket], low) if bucket < len(ENDS) else len(durations)
+            )
+            self.counts[bucket] += high - low
+            low = high
+
+    def percentiles(self) -> Percentiles:
+        """Return the percentiles of all counted durations."""
+        return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
+
+    def _quantile(self, share: float) -> float:
+        """Return the middle of the bucket of a quantile (s).
+
+        The quantile is the shortest duration that is not exceeded by `share` of all.
+        """
+        wanted = math.ceil(share * sum(self.counts))
+        if not wanted:
+            return 0.0
+        position = 0
+        while (wanted := wanted - self.counts[position]) > 0:
+            position += 1
+        return float(self.SHORTEST * 2 ** ((position + 0.5) / self.PER_OCTAVE))
+
+
+ENDS: Final = [
+    _Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE)
+    for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)
+]
+"""Ends of all buckets of a histogram except the last (s)."""
+
+
+Ending = Literal["cancelled", "timed_out", "rejected"]
+"""End of a call without a batch: see the fields of `Stats`."""
+
+_Ended = tuple[tuple[int, FlushReason], float, Sequence[float], int, int, int, int]
+"""Ended batch: its size and flush reason, duration (s), waits of its calls (s), failed calls,
+cells, cells of padding, and calls of the function that ran out of memory.
+"""
+
+MOST_UNREAD: Final = 256
+"""Most ended batches that are kept before they are added to the counts."""
+
+
+class Recorder:
+    """Counts of one batcher, updated from any thread.
+
+    A call or a batch costs a few operations, an item none.
+    """
+
+    def __init__(self) -> None:
+        # reentrant: a signal handler may read statistics at any moment
+        self._lock = threading.RLock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Set all counts to zero."""
+        with self._lock:
+            numbers = itertools.count()
+            self.accepted = numbers.__next__
+            """Count a call. No lock is needed: taking the next number is atomic."""
+            self._looks = 0  # numbers that `snapshot` has taken
+            self._endings: Counter[Ending] = Counter()  # calls that ended without a batch
+            self._errors = 0  # calls that a batch has failed
+            # positions in batches of items with lengths, and positions that are padding
+            self._cells = self._padding = 0
+            self._memory_errors = 0  # calls of the function
+            self._processing = 0.0  # sum over all batches (s)
+            self._waits = _Histogram()  # one entry per call
+            self._durations = _Histogram()  # one entry per batch
+            self._batches: Counter[tuple[int, FlushReason]] = Counter()  # by size and flush reason
+            self._latest: deque[_Ended] = deque()  # ended batches that are not in the counts yet
+
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked process, where the thread that held it is gone."""
+        self._lock = threading.RLock()
+
+    def count(self, ending: Ending) -> None:
+        """Count a call that ended without a batch."""
+        with self._lock:
+            self._endings[ending] += 1
+
+    def ended(self, batch: Batch, errors: int) -> None:
+        """Count a batch that has ended, with `errors` failed calls.
+
+        No lock is needed: appending is atomic.
+        """
+        latest = self._latest
+        latest.append(
+            (
+                (batch.size, batch.reason),
+                batch.ended - batch.started,
+                batch.waits,
+                errors,
+                batch.cells,
+                batch.padding,
+                len(batch.too_big),
+            )
+        )
+        if len(latest) >= MOST_UNREAD:
+            with self._lock:
+                self._count()
+
+    def _count(self) -> None:
+        """Add the latest batches to the counts."""
+        latest: list[_Ended] = []
+        # no test for emptiness: a signal handler may take the last batch after the test
+        with contextlib.suppress(IndexError):
+            while True:
+                latest.append(self._latest.popleft())
+        if not latest:
+            return
+        kinds, durations, waits, errors, cells, padding, memory_errors = zip(*latest, strict=True)
+        self._batches.update(kinds)
+        self._processing += sum(durations)
+        self._durations.add(list(durations))
+        self._waits.add(list(chain.from_iterable(waits)))
+        self._errors += sum(errors)
+        self._cells += sum(cells)
+        self._padding += sum(padding)
+        self._memory_errors += sum(memory_errors)
+
+    def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
+        """Return all counts, with the present load of the queue (see `Stats`)."""
+        with self._lock:
+            self._count()
+            sizes: Counter[int] = Counter()
+            reasons: Counter[str] = Counter()
+            for (size, reason), count in self._batches.items():
+                sizes[size] += count
+                reasons[reason] += count
+            batches = sum(sizes.values())
+            items = sum(size * count for size, count in sizes.items())
+            calls = self.accepted() - self._looks
+            self._looks += 1
+            return Stats(
+                queue_size=queue_size,
+                blocked=blocked,
+                in_flight=in_flight,
+                total_processed=items,
+                total_batches=batches,
+                avg_batch_size=items / batches if batches else 0.0,
+                avg_processing_time=self._processing / batches if batches else 0.0,
+                calls=calls,
+                errors=self._errors,
+                cancelled=self._endings["cancelled"],
+                timed_out=self._endings["timed_out"],
+                rejected=self._endings["rejected"],
+                queue_wait=self._waits.percentiles(),
+                processing_time=self._durations.percentiles(),
+                padding_waste=self._padding / self._cells if self._cells else 0.0,
+                memory_errors=self._memory_errors,
+                batch_sizes=dict(sorted(sizes.items())),
+                flush_reasons=dict(reasons),
+            )
