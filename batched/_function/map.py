@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from .._core.policy import BatchPolicy
 from .._runtime.async_backend import current_loop
-from .._runtime.wakers import Future, async_waker, wait, wake_all
+from .._runtime.wakers import Future, wait
 from ..errors import BatcherClosed
 
 T = TypeVar("T")
@@ -88,8 +88,7 @@ class Ahead(Generic[T]):
         """
         future, left = self._futures[0], self._left()
         if not future.done():
-            waker = async_waker(current_loop())
-            future.add_done_callback(lambda _: wake_all([waker]))
+            waker = future.new_waker(current_loop())
             with future.note_wait(left) or nullcontext():
                 if not await wait(waker, left):
                     raise _late()

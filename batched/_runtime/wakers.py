@@ -70,6 +70,7 @@ class Future(concurrent.futures.Future[U]):
     _call: tuple[Request, Any] | None = None
     _notified = False  # whether `concurrent.futures.wait` has been notified of a cancellation
     _room: Lock | None = None  # wakes the submitting thread when the queue has room
+    _wakers: Sequence[AsyncWaker] = ()  # wake the tasks that await this future
 
     def bind(self, request: Request, runtime: Any, loop: object, room: Lock | None) -> None:
         """Make this the future of `request`, answered by `runtime`, on `loop` if one is given."""
@@ -87,11 +88,13 @@ class Future(concurrent.futures.Future[U]):
     def wake(self) -> None:
         """Take the answer of the request. May be called again after an interruption."""
         self.notify_of_room()
-        call = self._call
-        if call is None or self._settled:
-            self._call = None
-            return
-        request = call[0]
+        if (call := self._call) is not None and not self._settled:
+            self._take_answer(call[0])
+        self._call = None
+        if self._wakers:
+            wake_all(self._wakers)
+
+    def _take_answer(self, request: Request) -> None:
         error, request.error = request.error, None
         try:  # done-callbacks run in here
             if error is None and not self.cancelled():
@@ -110,7 +113,14 @@ class Future(concurrent.futures.Future[U]):
             log_failure("a callback of a future raised")
         finally:
             del error  # its traceback may hold this frame
-        self._call = None
+
+    def new_waker(self, loop: object) -> AsyncWaker:
+        """Return a waker for a task on `loop`, the running loop. It is woken with this future."""
+        waker = async_waker(loop)
+        vars(self).setdefault("_wakers", []).append(waker)
+        if self.done():
+            wake_all([waker])
+        return waker
 
     def cancel(self) -> bool:
         """Take the item out of the queue. Return False if the item is running or answered."""
@@ -157,8 +167,7 @@ class Future(concurrent.futures.Future[U]):
             loop = current_loop()
             try:
                 if not self.done():
-                    waker = async_waker(loop)
-                    self.add_done_callback(lambda _: wake_all([waker]))
+                    waker = self.new_waker(loop)
                     interval = None if self._loop in (None, loop) else POLL_INTERVAL
                     while not await wait(waker, interval):
                         self._look_at_loop()
