@@ -1,3 +1,1 @@
-"""Collators: from the slices of a batch to the argument of the batch function, and from its output
-to one result for each caller.
-"""
+"""Collators: slices of a batch to arguments of the batch function, and its output to results."""

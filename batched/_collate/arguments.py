@@ -29,14 +29,14 @@ _PLACEHOLDER: Final = object()
 """Placeholder of the instance, the items and the features when a signature is bound."""
 
 CACHE_LIMIT: Final = 64
-"""Limit of shapes of calls whose parameters are kept."""
+"""Limit of shapes of calls, each kept with the parameters of its arguments."""
 
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 PLAIN: Final = {str, bytes, int, bool, type(None)}
 VALUES: Final = {"datetime", "decimal", "fractions", "pathlib", "uuid"}
-"""Modules of classes whose `repr` has the whole value."""
+"""Modules of classes with a `repr` that has the whole value."""
 
 CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 MUTABLE: Final = {list, set, dict}

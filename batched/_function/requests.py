@@ -9,7 +9,8 @@ from typing import Any, Final, Protocol
 
 from .._collate.arguments import Binder
 from .._collate.features.collate import GroupKey
-from .._collate.features.parse import FeatureParser, validate_lengths
+from .._collate.features.parse import FeatureParser
+from .._collate.lengths import validate_lengths
 from .._core.scheduler import Request
 from ..errors import CollationError
 

@@ -1,5 +1,7 @@
-"""Transfers of features to the device of the function, and of outputs to that of the callers: one
-for each feature and each output, none where all is there already.
+"""Transfers of features to the device of the function, and of outputs to the device of the callers.
+
+There is one transfer for each feature and each output, and none for data that is there already.
+Pinned memory and streams let these transfers run while the GPU computes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ class Devices:
     """Devices on which a batch function gets its features and its callers their results."""
 
     def __init__(self, device: Any, output_device: Any) -> None:
-        """Devices as `torch.device` takes them; None: features, or results, stay where they are."""
+        """Take devices as `torch.device` does; None: features, or results, stay on their device."""
         if device is not None or output_device is not None:
             import torch
 
@@ -29,8 +31,9 @@ class Devices:
         self._staging = _PinnedBuffers() if device is not None and device.type == "cuda" else None
 
     def resolve(self) -> None:
-        """Gives "cuda" the index of the current device of this thread, which calls the function for
-        the first time: in a worker that would be GPU 0.
+        """Give "cuda" the index of the current device of this thread, the first caller's.
+
+        The current device of a worker would be GPU 0.
         """
         if not self._resolved:
             self._device = _with_index(self._device)
@@ -38,26 +41,26 @@ class Devices:
             self._resolved = True
 
     def enter_stream(self) -> None:
-        """Has this thread use a stream of its own on the device of the function, if that is a
-        GPU.
-        """
+        """Let this thread use a stream of its own if the device of the function is a GPU."""
         if self._staging is not None:
             cuda = sys.modules["torch"].cuda
-            with cuda.device(self._device):  # which `set_stream` makes the current one
+            with cuda.device(self._device):  # a new stream is of the current device
                 stream = cuda.Stream()
             cuda.set_stream(stream)
 
     def allocate(self, spec: FeatureSpec, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """An array for a feature, and the view that it is written through; it goes `to_function`
-        next.
+        """Return an array for a feature, and the view through which it is written.
+
+        The array goes `to_function` next.
         """
         if self._staging is None or (spec.device is not None and spec.device.type != "cpu"):
             return spec.allocate(shape)
         return self._staging.allocate(spec, shape) or spec.allocate(shape)
 
     def to_function(self, array: Array) -> Array:
-        """`array` on the device of the function; an array of numpy as a tensor, unless its elements
-        are no numbers.
+        """Return `array` on the device of the function.
+
+        An array of numpy becomes a tensor if a tensor can hold its elements.
         """
         if self._device is None:
             return array
@@ -70,7 +73,7 @@ class Devices:
             strides_fit = all(
                 stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides
             )
-            # what torch cannot share
+            # torch shares no memory with these arrays
             if not (array.flags.writeable and array.dtype.isnative and strides_fit):
                 array = array.astype(array.dtype.newbyteorder("="))
             try:
@@ -80,8 +83,9 @@ class Devices:
         return array.to(self._device)
 
     def to_callers(self, arrays: Iterable[Array]) -> list[Array]:
-        """Outputs on the device of the callers, without the graph of their gradients, which would
-        keep the whole batch alive.
+        """Return outputs on the device of the callers, without the graph of their gradients.
+
+        The graph would keep the whole batch alive.
         """
         tensors = find_imported("torch", "Tensor")
         moved: list[Array] = []
@@ -96,18 +100,17 @@ class Devices:
 
 
 class _PinnedBuffers(threading.local):
-    """Pinned host memory, other in each thread, used again once what was sent from it has arrived
-    on the device.
-    """
+    """Pinned host memory of one thread. A buffer is used again once its data is on the device."""
 
     def __init__(self) -> None:
-        # by feature: a tensor, and the event of its arrival if it is on its way
+        # by feature: a tensor, and the event of its arrival if its transfer has begun
         self._buffers: dict[str, tuple[Any, Any]] = {}
-        self._latest: tuple[str, Any] = "", None  # feature and tensor that were allocated last
+        self._latest: tuple[str, Any] = "", None  # feature and tensor of the last allocation
 
     def allocate(self, spec: FeatureSpec, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-        """A pinned tensor of that shape, and the view that it is written through; None for elements
-        that no tensor can hold.
+        """Return a pinned tensor of this shape, and the view through which it is written.
+
+        Return None for elements that no tensor can hold.
         """
         torch = sys.modules["torch"]
         if isinstance(spec, NumpySpec):
@@ -131,8 +134,9 @@ class _PinnedBuffers(threading.local):
         return array, array.numpy() if isinstance(spec, NumpySpec) else spec.view(array)
 
     def send(self, array: Array, device: Any) -> Array | None:
-        """`array` on the device, sent without waiting, if it is the one that was allocated last;
-        else None. Its memory is not used again before it has arrived.
+        """Return the array of the last allocation on the device, or None for any other array.
+
+        The array is sent without waiting. Its memory is not used again before it has arrived.
         """
         name, latest = self._latest
         if latest is not array:
@@ -146,7 +150,7 @@ class _PinnedBuffers(threading.local):
 
 
 def _with_index(device: Any) -> Any:
-    """`device`, which may be None, with the index of the current one if it is CUDA's without."""
+    """Return `device`, with the index of the current device if it is "cuda" without an index."""
     if device is None or device.type != "cuda" or device.index is not None:
         return device
     torch = sys.modules["torch"]
@@ -154,14 +158,15 @@ def _with_index(device: Any) -> Any:
 
 
 def stream_wait(events: Iterable[Any]) -> None:
-    """Makes the current streams of this thread wait, on their devices, for `ready_events`."""
+    """Let the current streams of this thread wait for `ready_events`."""
     for device, event in events:
         sys.modules["torch"].cuda.current_stream(device).wait_event(event)
 
 
 def keep_for_stream(tensors: Iterable[Array]) -> None:
-    """Has the memory of those on a GPU not be used again before the current streams of this thread
-    have done with it; another stream has allocated it.
+    """Keep the memory of tensors on GPUs until the current streams of this thread have used it.
+
+    Another stream has allocated this memory.
     """
     kinds = find_imported("torch", "Tensor")
     for each in tensors:

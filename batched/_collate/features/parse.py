@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...errors import CollationError
 from ..arrays import Array, find_imported, is_array, is_dense, ready_events
+from ..lengths import validate_lengths
 from .devices import Devices
 from .settings import FeatureSettings
 from .spec import (
@@ -74,14 +74,13 @@ class FeatureParser:
         settings: FeatureSettings,
         length: Callable[[Any], Any] | None,
         devices: Devices | None = None,
-        told: set[str] | None = None,
+        warned: set[str] | None = None,
     ) -> None:
         self._name = name  # name of the batch function, for error messages
-        self._pad_tokens = settings.pad_token
         self._settings = settings
         self._length = length  # of one row: a dict of features without their first axis
         self._devices = devices  # devices of the function, not resolved yet; None after a call
-        self._told = set() if told is None else told  # warnings that have been logged
+        self._warned = set() if warned is None else warned  # warnings that have been logged
         self._specs: dict[Hashable, FeatureSpec] = {}  # by name, dtype, device and axes
 
     def parse(self, given: Mapping[str, Any]) -> Features:
@@ -106,8 +105,8 @@ class FeatureParser:
                 raise CollationError(f"{self._name}: features are named by strings, got {name!r}")
             array = value
             if isinstance(value, list):
-                array, short = self._stack(name, value)
-                padding.append(short)
+                array, padded = self._stack(name, value)
+                padding.append(padded)
             feature = self._inspect(name, array)
             fixed = fixed or feature[0].is_fixed
             parsed.append(feature)
@@ -126,9 +125,9 @@ class FeatureParser:
 
     def _warn_of_unknown(self, given: Mapping[str, Any]) -> None:
         """Warn if `pad_token` names a feature that the first call does not have."""
-        unknown = [name for name in self._pad_tokens if name not in given]
-        if unknown and "pad_token" not in self._told:
-            self._told.add("pad_token")
+        unknown = [name for name in self._settings.pad_token if name not in given]
+        if unknown and "pad_token" not in self._warned:
+            self._warned.add("pad_token")
             logger.warning(
                 "%s: pad_token names %s, which the first call does not pass: its features are %s",
                 self._name,
@@ -176,7 +175,9 @@ class FeatureParser:
             if len(self._specs) >= CACHE_LIMIT:
                 self._specs.clear()
             try:
-                spec = self._specs.setdefault(key, kind(name, array, self._pad_tokens.get(name)))
+                spec = self._specs.setdefault(
+                    key, kind(name, array, self._settings.pad_token.get(name))
+                )
             # from torch, for quantized numbers or numbers of less than a byte
             except (RuntimeError, TypeError):
                 raise CollationError(
@@ -266,39 +267,6 @@ def _with_lengths(
             for spec, width in zip(specs, widths, strict=True)
         ]
     )
-
-
-def validate_lengths(name: str, lengths: list[Any]) -> list[int]:
-    """Return the lengths that the user's function `length` returned, rounded up to integers.
-
-    `name` is the name of the batch function, for messages.
-
-    Raises:
-        TypeError: a length is not a number.
-        ValueError: a length is negative or too large.
-    """
-    # the most frequent case: integers in range
-    if set(map(type, lengths)) == {int} and min(lengths) >= 0 and max(lengths) <= sys.maxsize:
-        return lengths
-    return [_validate_length(name, length) for length in lengths]
-
-
-def _validate_length(name: str, length: Any) -> int:
-    """Return one length, rounded up."""
-    try:
-        whole = length if type(length) is int else math.ceil(length)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(
-            f"{name}: length must return a number of at least 0, got {length!r}"
-        ) from None
-    if whole < 0:
-        raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
-    if whole > sys.maxsize:
-        raise ValueError(
-            f"{name}: length must return a number of at most {sys.maxsize}, got one "
-            f"of {whole.bit_length()} bits"
-        )
-    return whole
 
 
 def _hint(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Settings of the tensor variant, checked once."""
+"""Settings of batch functions of features."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Unpad = Literal["auto", False] | Mapping[str, Mapping[int, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """Settings of how features are padded, called, cut and moved. An invalid one is an error that
-    names the setting, the value and what is allowed.
+    """Settings of the padding, the call, the cuts and the devices of features.
 
     Raises:
         TypeError: a setting is of the wrong type.
@@ -29,31 +28,30 @@ class FeatureSettings:
     """
 
     pad_token: Mapping[str, Any] = field(default_factory=dict)
-    """Value that fills short rows, by the name of the feature; 0 for those not named. `pad_tokens`
-    is another spelling.
+    """Value that fills short rows, by the name of the feature; 0 for a feature without a name here.
+    `pad_tokens` is another spelling.
     """
     padding_side: PaddingSide = "right"
     """Side on which short rows are filled."""
     pad_to_multiple_of: int = 1
-    """Divisor of the length of rows of tokens, of what is as long as they are, and of all rows that
-    are padded.
-    """
+    """Divisor of the length of tokens, of features as long as tokens, and of all padded rows."""
     unpad: Unpad = "auto"
-    """Rule by which outputs are cut to the caller's own length: learned, none, or as declared: the
-    feature that an axis follows, by the path of the output and the axis.
+    """Rule for cuts of outputs to the caller's own length: learned, none, or declared.
+
+    A declaration has the feature that an axis follows, by the path of the output and the axis.
     """
     spread_kwargs: bool = False
     """True: the function is called `func(**features)`; False: `func(features)`."""
     device: Device | None = None
-    """Device of the features that the function gets; None: where the callers' are."""
+    """Device of the features that the function gets; None: the device of the callers' features."""
     output_device: Device | None = None
-    """Device of the results that callers get; None: where the function leaves them."""
+    """Device of the results that callers get; None: the device of the output."""
 
     def __post_init__(self) -> None:
         pads = self.pad_token
         if not isinstance(pads, Mapping) or not all(isinstance(name, str) for name in pads):
             raise TypeError(
-                f"pad_token must map names of features to what fills them, got {pads!r}"
+                f"pad_token must map names of features to the numbers that fill them, got {pads!r}"
             )
         for name, pad in pads.items():
             if not isinstance(pad, Number):
@@ -77,7 +75,7 @@ class FeatureSettings:
             _check_device(name, getattr(self, name))
 
     def round_up(self, width: int) -> int:
-        """`width` rounded up to `pad_to_multiple_of`."""
+        """Return `width` rounded up to a multiple of `pad_to_multiple_of`."""
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
     def _check_unpad(self) -> None:
@@ -117,7 +115,7 @@ def _check_device(name: str, device: Device | None) -> None:
         raise ValueError(
             f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}"
         ) from None
-    # asking whether one is there would break forks
+    # a look for a device itself would break forks
     built = {"cuda": torch.backends.cuda, "mps": torch.backends.mps}.get(kind)
     if built is not None and not built.is_built():
         raise ValueError(

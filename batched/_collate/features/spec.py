@@ -1,8 +1,7 @@
-"""Specs of features: what the calls of one group agree on in one of them, and how blocks of its
-rows become one array.
+"""Specs of features: the properties that all calls of a group share, and the padding of blocks.
 
-Tensors on the CPU are read and written through numpy: a slice costs a third of what one of a tensor
-costs. What numpy has no dtype for (bfloat16) passes as integers of its size.
+Tensors on the CPU are read and written through numpy, where a slice costs a third of the time.
+Elements without a dtype in numpy (bfloat16) pass as integers of the same size.
 """
 
 from __future__ import annotations
@@ -20,21 +19,23 @@ from ...errors import CollationError
 from ..arrays import Array
 
 WHOLE = "biu"
-"""Kinds of dtypes, in the letters of numpy, whose elements are bools or integers."""
+"""Kinds of dtypes of bools and integers, in the letters of numpy."""
 
 TEXT = "US"
-"""Kinds of dtypes whose elements are texts."""
+"""Kinds of dtypes of texts."""
 
 _MASK: Final = re.compile("mask|length", re.IGNORECASE)
-"""Names of features that tell tokens from padding, whatever their dtype."""
+"""Names of features of any dtype that mark padding."""
 
 CACHE_LIMIT: Final = 1024
-"""Most specs of one kind that are kept; only shapes of rows can be more, in images of all sizes."""
+"""Limit of specs of one kind. Images of many sizes have as many specs."""
 
 
 class FeatureSpec(ABC):
-    """Name, dtype, device and shape of the rows of a feature. Specs are equal if all of these are,
-    but for the length of rows that are padded, which is axis 1 of the arrays, and of texts.
+    """Name, dtype, device and shape of the rows of a feature. Specs are equal if all of these are.
+
+    The length of rows that are padded, axis 1 of the arrays, is no part of the spec. Nor is the
+    length of texts.
     """
 
     __slots__ = (
@@ -55,7 +56,7 @@ class FeatureSpec(ABC):
     library: ClassVar[str]
 
     def __init__(self, name: str, array: Array, pad: Any) -> None:
-        """Spec of `array` [rows, length, ...], whose shorter rows are filled with `pad`; None: 0.
+        """Make the spec of `array` [rows, length, ...], with shorter rows filled with `pad`, or 0.
 
         Raises:
             CollationError: no element of the array can be `pad`.
@@ -63,27 +64,25 @@ class FeatureSpec(ABC):
         self.name = name
         self.dtype = array.dtype
         self.device = array.device if isinstance(self, TensorSpec) else None
-        self.kind = self._kind()  # of the dtype, as letters of numpy: b, i, u, f, c and others
+        self.kind = self._kind()  # of the dtype, in the letters of numpy: b, i, u, f, c and more
         self.is_sequence = array.ndim > 1  # rows have a length
-        # a row is one integer or bool after another: [rows, length]
+        # a row is a sequence of integers or bools: [rows, length]
         self.is_token = array.ndim == 2 and self.kind in WHOLE
-        # it tells the function which tokens are padding
+        # the feature shows the function which tokens are padding
         self.is_mask = (self.is_sequence and self.kind == "b") or bool(_MASK.search(name))
-        # rows are not padded, unless they are as long as others that are: see `with_length`
+        # rows are padded only with a feature of the same lengths: see `with_length`
         self.is_fixed = self.is_sequence and not self.is_token and pad is None
-        # the length of rows becomes a multiple even where nothing is padded
+        # the length of rows is rounded up to a multiple even if nothing is padded
         self.is_rounded = self.is_token
-        self.trailing = tuple(array.shape[2:])  # the shape of rows behind their length
+        self.trailing = tuple(array.shape[2:])  # shape of rows after their length
         # texts of different size share a batch
         dtype = self.dtype.str[:2] if self.kind in TEXT else self.dtype
         self._key: tuple[Any, ...] = name, dtype, self.device, array.ndim, self.trailing
-        self._with_length: dict[Any, FeatureSpec] = {}  # what `with_length` has made
-        self.pad = self._convert_pad(
-            self._check_pad(pad)
-        )  # what fills short rows, as views hold it
+        self._with_length: dict[Any, FeatureSpec] = {}  # results of `with_length`
+        self.pad = self._convert_pad(self._check_pad(pad))  # element of the views
 
     def with_length(self, length: int | FeatureSpec) -> FeatureSpec:
-        """Spec of those rows that are of this length or, in every call, as long as that feature."""
+        """Return the spec of rows of this length or, in every call, as long as that feature."""
         known: Any = length
         if isinstance(length, FeatureSpec):
             known = length.name, length.is_rounded
@@ -98,7 +97,7 @@ class FeatureSpec(ABC):
         return found
 
     def widest(self, specs: Iterable[FeatureSpec]) -> FeatureSpec:
-        """Of specs equal to this one, that whose dtype can hold the elements of all."""
+        """Return the one of `specs`, equal to this one, with room for the elements of all."""
         return max(specs, key=lambda each: each.dtype.itemsize) if self.kind in TEXT else self
 
     @abstractmethod
@@ -109,27 +108,24 @@ class FeatureSpec(ABC):
 
     @abstractmethod
     def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """An uninitialized array of that shape, and the view that it is written through."""
+        """Return an uninitialized array of this shape, and the view through which it is written."""
 
     def view(self, array: Array) -> Array:
-        """View of `array` through which blocks of rows are read and written."""
+        """Return the view of `array` through which blocks of rows are read and written."""
         return array
 
     def concatenate(self, blocks: list[Array], out: Array) -> None:
-        """Writes views of blocks [rows of the block, width, ...] below each other to the view `out`
-        [rows, width, ...].
-        """
+        """Write views of blocks, each [rows of the block, width, ...], to the view `out`."""
         sys.modules["numpy"].concatenate(blocks, out=out)
 
     def shape(self, rows: int, width: int) -> tuple[int, ...]:
-        """Shape of an array with so many rows: [rows, width, ...], or [rows] if they have no
-        length.
-        """
+        """Return the shape of an array: [rows, width, ...], or [rows] if rows have no length."""
         return (rows, width, *self.trailing) if self.is_sequence else (rows,)
 
     def fill(self, out: Array, blocks: list[Array], width: int, *, left: bool) -> None:
-        """Writes views of blocks [rows of the block, length, ...] below each other to the view
-        `out` [rows, width, ...], padded on the `left` or on the right where they are shorter.
+        """Write views of blocks [rows of the block, length, ...] to the view `out`.
+
+        Rows shorter than `width` are padded, on the `left` or on the right.
         """
         if not self.is_sequence or all(block.shape[1] == width for block in blocks):
             self.concatenate(blocks, out)
@@ -146,7 +142,7 @@ class FeatureSpec(ABC):
             start = stop
 
     def _check_pad(self, pad: Any) -> Any:
-        """`pad` as an int or float that an element can be, if elements are numbers."""
+        """Return `pad` as an int or float that an element can be, if elements are real numbers."""
         if pad is None or self.kind not in f"{WHOLE}f":
             return pad
         library, whole = sys.modules[self.library], self.kind in WHOLE
@@ -169,9 +165,6 @@ class FeatureSpec(ABC):
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, FeatureSpec) and self._key == other._key)
 
-    def __repr__(self) -> str:
-        return f"<spec of {self.name}, {self.dtype}>"
-
 
 class NumpySpec(FeatureSpec):
     """Spec of arrays of numpy."""
@@ -186,10 +179,9 @@ class NumpySpec(FeatureSpec):
     def _convert_pad(self, pad: Any) -> Any:
         numpy = sys.modules["numpy"]
         try:
-            # zeros are empty strings, too
-            return (numpy.zeros((), self.dtype) if pad is None else numpy.asarray(pad, self.dtype))[
-                ()
-            ]
+            # a zero of texts is the empty text
+            array = numpy.zeros((), self.dtype) if pad is None else numpy.asarray(pad, self.dtype)
+            return array[()]
         except (TypeError, ValueError) as error:
             raise CollationError(
                 f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}: {error}"
@@ -201,7 +193,7 @@ class NumpySpec(FeatureSpec):
 
 
 class TensorSpec(FeatureSpec):
-    """Spec of tensors on any device but the CPU."""
+    """Spec of tensors on a device other than the CPU."""
 
     __slots__ = ()
     library = "torch"
@@ -223,14 +215,14 @@ class TensorSpec(FeatureSpec):
 
 
 class CpuTensorSpec(TensorSpec):
-    """Spec of tensors on the CPU, whose views are arrays of numpy."""
+    """Spec of tensors on the CPU. Their views are arrays of numpy."""
 
     __slots__ = ("_carrier",)
     concatenate = FeatureSpec.concatenate
 
     def __init__(self, name: str, array: Array, pad: Any) -> None:
         torch = sys.modules["torch"]
-        self._carrier = None  # the dtype as which numpy holds the elements, if it has not their own
+        self._carrier = None  # dtype of the views if numpy lacks the dtype of the elements
         try:
             torch.empty(0, dtype=array.dtype, device="cpu").numpy()
         except TypeError:

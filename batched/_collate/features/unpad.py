@@ -94,7 +94,7 @@ class Unpadding:
             )
 
     def find_apart(self, group: Any, callers: Callers) -> Collection[Widths]:
-        """Return widths of callers that have to run apart, whatever the output; often empty."""
+        """Return widths of callers that have to run apart with any output; often empty."""
         evidence = self._evidence.get((group.arguments.key, group.specs))
         return () if evidence is None else self._find_apart(evidence, (), callers)
 

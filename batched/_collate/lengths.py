@@ -1,0 +1,40 @@
+"""Checks of the lengths that the user's function `length` returns."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+
+def validate_lengths(name: str, lengths: list[Any]) -> list[int]:
+    """Return the lengths that the user's function `length` returned, rounded up to integers.
+
+    `name` is the name of the batch function, for messages.
+
+    Raises:
+        TypeError: a length is not a number.
+        ValueError: a length is negative or too large.
+    """
+    # the most frequent case: integers in range
+    if set(map(type, lengths)) == {int} and min(lengths) >= 0 and max(lengths) <= sys.maxsize:
+        return lengths
+    return [_validate_length(name, length) for length in lengths]
+
+
+def _validate_length(name: str, length: Any) -> int:
+    """Return one length, rounded up."""
+    try:
+        whole = length if type(length) is int else math.ceil(length)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(
+            f"{name}: length must return a number of at least 0, got {length!r}"
+        ) from None
+    if whole < 0:
+        raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
+    if whole > sys.maxsize:
+        raise ValueError(
+            f"{name}: length must return a number of at most {sys.maxsize}, got one "
+            f"of {whole.bit_length()} bits"
+        )
+    return whole
