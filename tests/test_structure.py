@@ -41,9 +41,9 @@ LAYERS = [
 
 WITH_EXTRAS = {
     "batched.beam": "apache_beam",
-    "batched._commands.bench": "matplotlib",
+    "batched._commands.bench": "rich",
     "batched._commands.demo": "matplotlib",
-    "batched._commands.display": "matplotlib",
+    "batched._commands.display": "rich",
     "batched._generation": "torch",
     "batched.generation": "torch",
 }

@@ -1,90 +1,88 @@
-"""Closed-loop callers, threads or coroutines: each makes its next call when it has the answer to
-its last.
-"""
+"""Closed-loop callers, threads or coroutines: each calls again once its last call is answered."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import AsyncBatched, Batched, Stats
+from .. import AsyncBatched, Batched
 
 T = TypeVar("T")
-R = TypeVar("R")
-C = TypeVar("C", bound="Calls[Any, Any]")
 
 
-class Calls(Generic[T, R]):
-    """Calls of some callers, who share the items, and their latencies."""
+@dataclass(frozen=True)
+class Calls:
+    """Answered calls of some callers."""
 
-    def __init__(self, items: Iterator[tuple[int, T]], callers: int) -> None:
-        self.callers = callers
-        self.seconds = 0.0  # from the first call to the last answer
-        self.latencies: list[float] = []  # from call to answer (s), of each call
-        self.stats: Stats | None = None  # of the batcher, if there is one
-        self._items = items  # each with its number; no generator, because threads cannot share one
+    callers: int
+    seconds: float
+    """Time from the first call to the last answer (s)."""
+    latencies: list[float]
+    """Time from call to answer (s), of each call."""
+    mean_batch: float = 1.0
+    """Items in a batch on average; 1 without a batcher."""
 
     @property
     def rate(self) -> float:
         """Calls per second."""
         return len(self.latencies) / self.seconds
 
-    @property
-    def mean_batch(self) -> float:
-        """Items; 1 without a batcher."""
-        return 1.0 if self.stats is None else self.stats.avg_batch_size
-
     def percentile(self, percent: int) -> float:
-        """Percentile of the latencies (s)."""
+        """Return a percentile of the latencies (s)."""
         return float(np.percentile(self.latencies, percent))
 
-    def make_calls(self, call: Callable[[T], R]) -> None:
-        """Makes the calls of one caller that is a thread."""
-        for number, item in self._items:
-            started = time.perf_counter()
-            self.record(number, call(item), started)
 
-    async def await_calls(self, call: Callable[[T], Awaitable[R]]) -> None:
-        """Makes the calls of one caller that is a coroutine."""
-        for number, item in self._items:
-            started = time.perf_counter()
-            self.record(number, await call(item), started)
+async def make_calls(
+    call: Callable[[T], Any],
+    items: Iterator[T],
+    callers: int,
+    *,
+    until: float = math.inf,
+    answered: Callable[[T, Any], object] | None = None,
+) -> Calls:
+    """Call `call` with each item from `callers` coroutines if it is awaited, else from threads.
 
-    def record(self, number: int, answer: R, started: float) -> None:
-        """Notes the answer to a call that was `started` then, on `perf_counter`."""
-        self.latencies.append(time.perf_counter() - started)
-        self.keep(number, answer)
+    Callers share `items`, which is no generator, because threads cannot share one. No call begins
+    after `until`, a moment of `perf_counter`. `answered` gets each item with its answer.
+    """
+    latencies: list[float] = []
 
-    def keep(self, number: int, answer: R) -> None:
-        """Does nothing with the answer to item `number`; to be overridden."""
+    def note(item: T, answer: Any, began: float) -> None:
+        latencies.append(time.perf_counter() - began)
+        if answered is not None:
+            answered(item, answer)
 
+    def call_from_thread() -> None:
+        for item in items:
+            if (began := time.perf_counter()) > until:
+                return
+            note(item, call(item), began)
 
-def run_threads(call: Callable[[T], R], calls: Calls[T, R]) -> None:
-    """Has threads make the calls."""
-    threads = ThreadPoolExecutor(calls.callers)
-    try:
-        for caller in [threads.submit(calls.make_calls, call) for _ in range(calls.callers)]:
-            caller.result()
-    finally:
-        threads.shutdown(wait=False)  # interrupted, they end when the server is shut down
+    async def call_from_coroutine() -> None:
+        for item in items:
+            if (began := time.perf_counter()) > until:
+                return
+            note(item, await call(item), began)
 
-
-async def measure_calls(call: Any, calls: C) -> C:
-    """Has callers, coroutines if they await `call`, else threads, make the calls; returns them."""
     batched = call if isinstance(call, (Batched, AsyncBatched)) else None
     if batched:
         batched.reset_stats()
     started = time.perf_counter()
     if inspect.iscoroutinefunction(call):
-        await asyncio.gather(*(calls.await_calls(call) for _ in range(calls.callers)))
+        await asyncio.gather(*(call_from_coroutine() for _ in range(callers)))
     else:
-        await asyncio.to_thread(run_threads, call, calls)
-    calls.seconds = time.perf_counter() - started
-    calls.stats = batched.stats if batched else None
-    return calls
+        run, threads = asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(callers)
+        try:
+            await asyncio.gather(*(run(threads, call_from_thread) for _ in range(callers)))
+        finally:
+            threads.shutdown(wait=False)  # interrupted callers end when `call` is shut down
+    seconds = time.perf_counter() - started
+    return Calls(callers, seconds, latencies, batched.stats.avg_batch_size if batched else 1.0)

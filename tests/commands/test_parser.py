@@ -1,0 +1,116 @@
+"""The command line around all commands: help, version, wrong arguments, missing packages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import batched
+from batched import cli
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+def ended(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[object, str, str]:
+    """Return the exit status and the output of a command that does not run."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    return end.value.code, *capsys.readouterr()
+
+
+def test_the_command_line_loads_no_package_before_a_command_needs_it() -> None:
+    code = "import sys, batched.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = set(run("-c", code).stdout.split())
+    assert "batched" in loaded
+    assert not loaded & {"numpy", "rich", "matplotlib", "pyarrow", "torch", "transformers"}
+
+
+def test_without_a_command_the_help_is_printed() -> None:
+    plain = run("-m", "batched")
+    assert plain.returncode == 0
+    assert "demo" in plain.stdout
+    assert run("-m", "batched", "--help").stdout == plain.stdout
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys, "--version") == (0, f"batched {batched.__version__}\n", "")
+
+
+DEFAULTS = {
+    "demo": {
+        "--callers N": "64",
+        "--sentences N": "512",
+        "--batch-size N": "32",
+        "--output FILE": "batched-demo.png",
+    },
+    "bench": {
+        "--max-batch-size N": "64",
+        "--batch-size N": "the recommended one",
+        "--concurrency N": "256",
+        "--seconds S": "1.0",
+    },
+}
+
+
+@pytest.mark.parametrize("command", DEFAULTS)
+def test_the_help_states_the_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ended(capsys, command, "--help")
+    assert status == 0
+    text = " ".join(out.split())
+    for option, default in DEFAULTS[command].items():
+        assert re.search(rf"{option} [^()]*\({default}\)", text), option
+
+
+BENCH = "bench m:f --input items"
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("demo --callers 0", "argument --callers: must be at least 1, got 0"),
+        ("demo --callers many", "argument --callers: invalid number value: 'many'"),
+        ("demo --speed", "unrecognized arguments: --speed"),
+        (f"{BENCH} --max-batch-size 1", "argument --max-batch-size: must be at least 2, got 1"),
+        (f"{BENCH} --batch-size 0", "argument --batch-size: must be at least 1, got 0"),
+        (f"{BENCH} --seconds nan", "argument --seconds: must be at least 0.1, got nan"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_sentence(
+    command: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = ended(capsys, *command.split())
+    assert (status, out) == (2, "")
+    assert re.fullmatch(rf"batched( demo| bench)?: {sentence}\n", err)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra", "packages"),
+    [
+        ("demo", "demo", ["matplotlib", "rich", "numpy"]),
+        (BENCH, "bench", ["rich", "numpy"]),
+        ("run m:f in.csv out.csv", "offline", ["pyarrow", "rich"]),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    command: str, extra: str, packages: list[str]
+) -> None:
+    for package in packages:
+        pytest.importorskip(package)
+    for package in packages:
+        code = (
+            f"import sys; sys.modules[{package!r}] = None; from batched.cli import main; "
+            f"sys.exit(main({command.split()}))"
+        )
+        missing = run("-c", code)
+        assert missing.returncode == 2
+        assert missing.stderr == (
+            f"batched {command.partition(' ')[0]}: {package} is not installed; "
+            f'run `pip install "batched-dynamically[{extra}]"`\n'
+        )
