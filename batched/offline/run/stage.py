@@ -4,7 +4,8 @@ A stage owns its counts, its queues and its engine; the coordinator only calls i
 
 1. A batch is formed when the engine has room: for each slot one batch runs and one waits. The
    batch must be full, unless no more rows will come.
-2. Rows of a step with a model for each key enter the scheduler key by key (`routing.py`).
+2. An engine with a model for each key gets all full batches at once, since it takes the batches of
+   the models that it has first.
 3. `verdicts.py` judges the rows that fail.
 """
 
@@ -28,7 +29,6 @@ from ..report import StepCounts
 from ..step import Auto, Step
 from ..types.columns import Columns, Values
 from ..types.values import describe_kind
-from .routing import Routing
 from .sizes import AutoSize
 from .transform import Dead, Transform, pick
 from .verdicts import Failure, Row, Verdicts
@@ -70,19 +70,20 @@ class Stage:
         options = step.parts.function.options
         policy = options.policy
         slots = engine.slots
+        # most rows that are read and not yet done
+        self.limit = max(AHEAD, 2 * slots + 1) * policy.batch_size
+        self._room = 2 * slots  # batches in the engine
         self._scheduler = Scheduler(
             replace(
                 policy,
                 flush="window",  # hold a batch until it is full
                 timeout_ms=1e15,
-                max_concurrent_batches=2 * slots,
+                max_concurrent_batches=self.limit if step.models else self._room,
                 prefetch=0,
                 max_queue_size=None,
                 queue_timeout_ms=None,
             )
         )
-        # most rows that are read and not yet done
-        self.limit = max(AHEAD, 2 * slots + 1) * policy.batch_size
         # rows that keep the engine busy; read even if they are large
         self.least = (1 + slots) * policy.batch_size
         # Batches of items that may be prepared and not yet run. The output of `preprocess` is often
@@ -94,8 +95,6 @@ class Stage:
         if self._auto:
             self._scheduler.capacity.batch_size = self._auto.size
         self._observer = None if options.on_batch is None else Observer(step.name, options.on_batch)
-        keys = engine.slots * step.models
-        self._routing = Routing(keys) if keys else None
         self._reserve = reserve
         self._began = False  # whether the engine was started: late, because it may build a model
         self._unprepared: deque[Row] = deque()  # rows that wait to be prepared
@@ -128,7 +127,7 @@ class Stage:
 
     def take_unprepared(self, together: int) -> list[Row]:
         """Return up to `together` rows that another thread is to prepare now."""
-        ready = self._waiting + self._preparing
+        ready = self._scheduler.waiting + self._preparing
         if ready >= self._prepared * self._scheduler.capacity.batch_size:
             return []
         rows = [self._unprepared.popleft() for _ in range(min(together, len(self._unprepared)))]
@@ -140,18 +139,10 @@ class Stage:
         if self.transform.prepares:
             self._preparing -= sum([request.size for request in requests]) + len(dead)
         self._dead += dead
-        if self._routing is not None:
-            self._routing.park(requests)
-            return
         for request in requests:
             self._scheduler.submit(request, now)
 
     # batches
-
-    @property
-    def _waiting(self) -> int:
-        """Rows that wait for a batch."""
-        return self._scheduler.waiting + (self._routing.waiting if self._routing else 0)
 
     @property
     def expects(self) -> bool:
@@ -161,7 +152,7 @@ class Stage:
     @property
     def busy(self) -> bool:
         """Whether a row is in the engine, is prepared or finished, or waits for a commit."""
-        idle = self._waiting + len(self._unprepared) + self.verdicts.pending
+        idle = self._scheduler.waiting + len(self._unprepared) + self.verdicts.pending
         return self.open > idle or self._trial is not None
 
     def dispatch(self, now: float, *, drain: bool) -> None:
@@ -169,7 +160,7 @@ class Stage:
         verdicts, scheduler = self.verdicts, self._scheduler
         if rows := verdicts.take_due(now):
             self._queue(rows, now)
-        rest = self._waiting or self.busy or self.expects or verdicts.next_moment() < math.inf
+        rest = self._scheduler.waiting or self.busy or self.expects or verdicts.next_moment() < math.inf
         if drain and verdicts.aside and not rest:
             verdicts.doubt(now)
         if verdicts.in_doubt:
@@ -177,14 +168,11 @@ class Stage:
                 self._try_row(now, drain=drain)
             return
         scheduler.draining = drain
-        if self._routing is not None:
-            self._routing.feed(scheduler, now)
-        while scheduler.has_room:
-            batch = scheduler.take(now) if scheduler.waiting else None
-            if batch is not None:
-                self._submit(batch)
-            elif self._routing is None or not self._routing.activate(scheduler, now, drain=drain):
+        while scheduler.waiting and not (drain and len(scheduler.running) >= self._room):
+            batch = scheduler.take(now)
+            if batch is None:
                 break
+            self._submit(batch)
 
     def _submit(self, batch: Batch, *, thorough: bool = False) -> None:
         if not self._began:
