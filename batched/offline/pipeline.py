@@ -25,11 +25,10 @@ from .results.opening import open_result
 from .run.coordinator import Coordinator
 from .run.plan import Plan
 from .run.reader import Kept
-from .sources.base import Source
 from .sources.opening import open_source
 from .step import Auto, Step
 from .types.columns import Columns
-from .watch.watcher import watcher
+from .watch.watcher import Watcher, watcher
 
 OnMismatch = Literal["refuse", "recompute", "keep"]
 Failed = Literal["drop", "keep"]
@@ -158,12 +157,22 @@ class Pipeline:
                 )
                 prints = [fingerprint(step) for step in self.steps]
                 first = min(first, _first_to_compute(store, prints, on_mismatch, key))
-                run = _Run(Plan(steps, key), opened, store, path, result, keep, failed)
+                names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
+                plan = Plan(steps, key)
+                kept = Kept(names, plan, is_typed=result.is_typed)
+                columns = [Columns(step.outputs, step.declared) for step in steps]
+                merge = Merge(opened, store, columns, names, key=key, keep_failed=failed == "keep")
+                merge.check(result)
+                opened.windows([*plan.columns, *(names or [])])  # refuses a missing column
                 # after all checks, because it may drop committed results
                 store.forget(first)
                 store.put_all({"key": key, "steps": prints})
                 store.clear_letters("source")  # each run counts them anew
-                return run.execute(engine, self.max_failed, row_threads, watch)
+                watching = watcher(watch, path, result.path)
+                work = Coordinator(
+                    plan, opened, store, kept, engine, self.max_failed, row_threads, watching.update
+                )
+                return _execute(work, merge, kept, result, path, watching)
             finally:
                 opened.close()
         finally:
@@ -249,101 +258,55 @@ def _columns(steps: Sequence[dict[str, Any]]) -> list[Any]:
     return [(step["input"], step["output"]) for step in steps]
 
 
-class _Run:
-    """One run of valid settings."""
+def _execute(
+    work: Coordinator, merge: Merge, kept: Kept, result: Result, path: Path, watching: Watcher
+) -> Report:
+    """Run all rows through all steps, and write the result. `path`: the progress file."""
+    stopped, cause = "", None
+    state: State = "failed"
+    try:
+        work.execute()
+        work.check_results()
+        watching.update(work.snapshot(), "writing")
+        _write(work, merge, kept, result, path)
+        state = "done"
+    except RunStopped as end:
+        stopped, state, cause = str(end), "stopped", end.__cause__
+    except KeyboardInterrupt:
+        state = "interrupted"
+        raise
+    except BaseException as error:
+        stopped = error_text(error).error
+        raise
+    finally:
+        seen = replace(work.snapshot(), stopped=stopped)
+        watching.update(seen, state)
+    report = Report(**vars(seen), output=result.path, progress=str(path))
+    if stopped:
+        refused = RunStopped(f"{stopped}; what is committed stays: {path}")
+        refused.report = report
+        if isinstance(cause, RemoteError):
+            refused.add_note(cause.lines)
+        raise refused from cause
+    return report
 
-    def __init__(
-        self,
-        plan: Plan,
-        source: Source,
-        store: Progress,
-        path: Path,
-        result: Result,
-        keep: str | Iterable[str] | None,
-        failed: Failed,
-    ) -> None:
-        self._plan = plan
-        self._source = source
-        self._store = store
-        self._path = path
-        self._result = result
-        names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
-        self._kept = Kept(names, plan, is_typed=result.is_typed)
-        self._failed = failed
-        columns = [Columns(step.outputs, step.declared) for step in plan.steps]
-        self._merge = Merge(
-            source, store, columns, names, key=plan.key, keep_failed=failed == "keep"
-        )
-        self._merge.check(result)
-        source.windows([*plan.columns, *(names or [])])  # refuses a missing column
 
-    def execute(
-        self,
-        ray: Ray | None,
-        max_failed: float | None,
-        row_threads: int,
-        watch: bool | Callable[[Snapshot], None],
-    ) -> Report:
-        """Run all rows through all steps, and write the result."""
-        watching = watcher(watch, self._path, self._result.path)
-        work = Coordinator(
-            self._plan,
-            self._source,
-            self._store,
-            self._kept,
-            ray,
-            max_failed,
-            row_threads,
-            watching.update,
-        )
-        stopped, cause = "", None
-        state: State = "failed"
-        try:
-            work.execute()
-            work.check_results()
-            watching.update(work.snapshot(), "writing")
-            self._write(work)
-            state = "done"
-        except RunStopped as end:
-            stopped, state, cause = str(end), "stopped", end.__cause__
-        except KeyboardInterrupt:
-            state = "interrupted"
-            raise
-        except BaseException as error:
-            stopped = error_text(error).error
-            raise
-        finally:
-            seen = replace(work.snapshot(), stopped=stopped)
-            watching.update(seen, state)
-        report = Report(**vars(seen), output=self._result.path, progress=str(self._path))
-        if stopped:
-            refused = RunStopped(f"{stopped}; what is committed stays: {self._path}")
-            refused.report = report
-            if isinstance(cause, RemoteError):
-                refused.add_note(cause.lines)
-            raise refused from cause
-        return report
+def _write(work: Coordinator, merge: Merge, kept: Kept, result: Result, path: Path) -> None:
+    """Write the result, unless it is there."""
+    store, files = merge.progress, merge.source.files
+    merged = {
+        "source": None if files is None else files.stamps,
+        "columns": [columns.names for columns in merge.columns],
+        "keep": merge.keep,
+        "failed": merge.keep_failed,
+    }
+    known = (store.get("results") or [])[-1:]
+    if files is not None and store.get("merged") == merged and result.find()[0] in known:
+        return
 
-    def _write(self, work: Coordinator) -> None:
-        """Write the result, unless it is there."""
-        store, result, source = self._store, self._result, self._source
-        merged = {
-            "source": None if source.files is None else source.files.stamps,
-            "columns": [list(step.outputs) for step in self._plan.steps],
-            "keep": self._kept.names,
-            "failed": self._failed,
-        }
-        known = (store.get("results") or [])[-1:]
-        if (
-            merged["source"] is not None
-            and store.get("merged") == merged
-            and result.find()[0] in known
-        ):
-            return
+    def note(stamps: Sequence[Stamp]) -> None:
+        # one of these is there if the run ends now; nothing tells of which source
+        store.put_all({"merged": None, "results": stamps})
 
-        def note(stamps: Sequence[Stamp]) -> None:
-            # one of these is there if the run ends now; nothing tells of which source
-            store.put_all({"merged": None, "results": stamps})
-
-        stamps = self._merge.write(result, self._kept.kinds, work.note_letters, note)
-        store.put_all({"results": stamps, "merged": merged})
+    stamps = merge.write(result, kept.kinds, work.note_letters, note)
+    store.put_all({"results": stamps, "merged": merged})

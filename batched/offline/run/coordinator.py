@@ -82,7 +82,7 @@ class Coordinator:
         self._limit = sum([stage.limit for stage in stages])  # rows under way
         self._asked = False  # whether a window is being read
         self._reading = True
-        self._ended = False  # nothing enters a step any more
+        self._ended = False  # row threads are closed
         self.read = self.skipped = self.recomputed = self.unreadable = 0  # rows
         self.tally = Tally(max_failed)
         # notes for the first commit: the result at the destination is then out of date
@@ -148,6 +148,9 @@ class Coordinator:
 
     def _loop(self) -> None:
         while True:
+            self._check_budget()
+            for stage in self._stages:
+                stage.check()
             open_rows = sum([stage.open for stage in self._stages])
             if self._reading and not self._asked and open_rows < self._limit:
                 self._asked = True
@@ -184,22 +187,16 @@ class Coordinator:
         if reading.letters:
             self._committer.submit(Commit(0, letters=reading.letters))
             self.note_letters(reading.letters)
-        if reading.last:  # the share of all rows is known only now
-            self._check_budget()
         for row, number in reading.samples:
             self._stages[number].verdicts.sample = row
         for number, rows in enumerate(reading.rows):
             if rows:
-                self._enter(self._stages[number], rows)
+                self._stages[number].enter(rows, time.perf_counter())
 
     def _reserve(self) -> None:
         """Reserve room for all engines, before one of them takes all of a cluster."""
         for stage in self._stages:
             stage.engine.reserve()
-
-    def _enter(self, stage: Stage, rows: Sequence[Row]) -> None:
-        if not self._ended:
-            stage.enter(rows, time.perf_counter())
 
     def _admit(self, stage: Stage, prepared: tuple[list[Request], list[Dead]]) -> None:
         stage.admit(*prepared, time.perf_counter())
@@ -220,7 +217,6 @@ class Coordinator:
             if dead := stage.take_dead():
                 self._bury(stage, dead)
                 wait = 0.0  # no row may be left
-            stage.check()
             wait = min(wait, stage.verdicts.next_moment() - now)
             if stage.done:
                 left = stage.committed + COMMIT_S - now
@@ -293,15 +289,13 @@ class Coordinator:
                     row.values[name] = value
             for row in rows:
                 row.start_step()
-            self._enter(self._stages[number + 1], rows)
+            self._stages[number + 1].enter(rows, time.perf_counter())
 
     def _bury(self, stage: Stage, dead: Sequence[Dead]) -> None:
         """Commit rows that have failed for good."""
         if not dead:
             return
         failed = []
-        outside = 0  # rows that failed outside the function
-        text, cause = "", None
         for row, phase, error in dead:
             cause = error if isinstance(error, BaseException) else None
             text, lines = error_text(error) if isinstance(error, BaseException) else (error, "")
@@ -318,17 +312,10 @@ class Coordinator:
                 ),
                 cause,
             )
-            outside += phase != "inference"
+            if phase != "inference":
+                stage.note_useless(text, cause)
         self._submit(Commit(stage.number, failed=failed))
-        stage.note_ended(failed=len(failed), outside=outside)
-        if self._ended:
-            return
-        self._check_budget()
-        if outside and stage.is_useless:
-            raise RunStopped(
-                f"step {stage.name!r}: none of the last rows has a result, the last one failed "
-                f"with {text}"
-            ) from cause
+        stage.note_ended(failed=len(failed))
 
     def _submit(self, commit: Commit) -> None:
         commit.notes = self._notes

@@ -30,7 +30,7 @@ from ..step import Auto, Step
 from ..types.columns import Columns, Values
 from ..types.values import describe_kind
 from .sizes import AutoSize
-from .transform import Dead, Transform, pick
+from .transform import Dead, Transform, take_row
 from .verdicts import Failure, Row, Verdicts
 
 _logger = logging.getLogger("batched")
@@ -105,7 +105,9 @@ class Stage:
         self._dead: list[Dead] = []  # rows that could not be prepared
         self.done: list[Row] = []  # rows with results that wait for the next commit
         self.committed = -math.inf  # moment of the last commit (s)
-        self._useless = 0  # rows that failed outside the function since the last one with a result
+        # rows that failed outside the function since the last one with a result, and the last error
+        self._useless = 0
+        self._useless_error: tuple[str, BaseException | None] = "", None
         self.ok = self.failed = self.filtered = self.batches = 0
         self.seconds = 0.0  # time of the function (s)
         # rows by type of value, for each output column
@@ -160,8 +162,7 @@ class Stage:
         verdicts, scheduler = self.verdicts, self._scheduler
         if rows := verdicts.take_due(now):
             self._queue(rows, now)
-        rest = self._scheduler.waiting or self.busy or self.expects or verdicts.next_moment() < math.inf
-        if drain and verdicts.aside and not rest:
+        if drain and 0 < self.open == len(verdicts.aside):  # no row is left that could succeed
             verdicts.doubt(now)
         if verdicts.in_doubt:
             if self._trial is None and now >= verdicts.next_moment():
@@ -185,47 +186,39 @@ class Stage:
 
     def _try_row(self, now: float, *, drain: bool) -> None:
         """Run the sample, or another row, alone."""
-        verdicts, scheduler = self.verdicts, self._scheduler
-        row = verdicts.sample
-        request = None
+        verdicts = self.verdicts
+        row = verdicts.sample or self._pick(now)
         if row is None:
-            waiting, failed = scheduler.waiting, verdicts.candidates()
-            self._spread += 1
-            if waiting and not (failed and self._spread % 2):
-                # rows far from each other tell most
-                request = self._pick(int(self._spread * SPREAD % 1 * waiting), now)
-                (row,) = request.waker
-            elif failed:
-                row = failed[0]
-            elif drain:
+            if drain:
                 verdicts.bury()
-                return
-            else:
-                return
+            return
         verdicts.start_trial(row, now)
-        if request is None:
-            requests, dead = self.transform.prepare([row])
-            if dead:
-                error = dead[0][2]
-                assert isinstance(error, BaseException)
-                verdicts.end_trial(row, error, now)
-                return
-            (request,) = requests
-        self._trial = Batch([(request, 0, 1)], 1, "drain", now, request.longest)
-        self._submit(self._trial, thorough=True)
+        requests, dead = self.transform.prepare([row])
+        for _, _, error in dead:
+            assert isinstance(error, BaseException)
+            verdicts.end_trial(row, error, now)
+        for request in requests:
+            self._trial = Batch([(request, 0, 1)], 1, "drain", now, request.longest)
+            self._submit(self._trial, thorough=True)
 
-    def _pick(self, place: int, now: float) -> Request:
-        """Return a request for the row at `place` among the rows that wait."""
-        requests = iter(self._scheduler)
+    def _pick(self, now: float) -> Row | None:
+        """Return a row to try: by turns one that waits and one that has failed."""
+        scheduler, failed = self._scheduler, self.verdicts.candidates()
+        self._spread += 1
+        if not scheduler.waiting or (failed and self._spread % 2):
+            return failed[0] if failed else None
+        # rows far from each other tell most
+        place = int(self._spread * SPREAD % 1 * scheduler.waiting)
+        requests = iter(scheduler)
         request = next(requests)
         while place >= (waiting := request.size - request.dispatched):
             place -= waiting
             request = next(requests)
-        self._scheduler.cancel(request)
-        picked, rest = pick(request, place)
+        scheduler.cancel(request)
+        row, rest = take_row(request, place)
         if rest is not None:
-            self._scheduler.submit(rest, now)
-        return picked
+            scheduler.submit(rest, now)
+        return row
 
     # outcomes
 
@@ -301,16 +294,26 @@ class Stage:
             why, error = self.verdicts.stopped
             text = error_text(error).error
             raise RunStopped(f"step {self.name!r} {why}; the last error: {text}") from error
+        if self._useless >= self._most_useless:
+            text, cause = self._useless_error
+            raise RunStopped(
+                f"step {self.name!r}: none of the last rows has a result, the last one failed "
+                f"with {text}"
+            ) from cause
 
-    def note_ended(
-        self, *, ok: int = 0, filtered: int = 0, failed: int = 0, outside: int = 0
-    ) -> None:
-        """Count rows that have ended, `outside` of which failed outside the function."""
+    def note_useless(self, text: str, error: BaseException | None) -> None:
+        """Count a row that failed outside the function."""
+        self._useless += 1
+        self._useless_error = text, error
+
+    def note_ended(self, *, ok: int = 0, filtered: int = 0, failed: int = 0) -> None:
+        """Count rows that have ended."""
         self.ok += ok
         self.filtered += filtered
         self.failed += failed
         self.open -= ok + filtered + failed
-        self._useless = 0 if ok or filtered else self._useless + outside
+        if ok or filtered:
+            self._useless = 0
 
     def note_kinds(self, values: Values) -> None:
         """Count the types of results."""
@@ -318,11 +321,6 @@ class Stage:
             for kind, rows in kinds.items():
                 if kind != "null":
                     counts[describe_kind(kind)] += rows
-
-    @property
-    def is_useless(self) -> bool:
-        """Whether too many rows in a row have failed outside the function."""
-        return self._useless >= self._most_useless
 
     def counts(self) -> StepCounts:
         """Return the counts of now."""

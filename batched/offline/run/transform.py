@@ -123,23 +123,18 @@ class Transform:
         return output if step.where is None or step.where(output) else FILTERED
 
 
-def pick(request: Request, place: int) -> tuple[Request, Request | None]:
-    """Return a request for the waiting item at `place`, and one for all other waiting items."""
+def take_row(request: Request, place: int) -> tuple[Row, Request | None]:
+    """Return the row of the waiting item at `place`, and a request for all other waiting items."""
     spans = [(request.dispatched, request.size)]
     if request.lengths is not None:
         spans = request.remaining.spans
     waiting = [position for start, stop in spans for position in range(start, stop)]
-    chosen = waiting.pop(place)
-    return _part(request, [chosen]), _part(request, waiting) if waiting else None
-
-
-def _part(request: Request, positions: Sequence[int]) -> Request:
-    """Return a request for the items at `positions`."""
-    if not request.listed:
-        return request
-    part = Request([request.items[at] for at in positions], len(positions), request.group_key)
-    part.waker = [request.waker[at] for at in positions]
-    part.listed = part.separate = True
+    row: Row = request.waker[waiting.pop(place)]
+    if not waiting:
+        return row, None
+    rest = Request([request.items[at] for at in waiting], len(waiting), request.group_key)
+    rest.waker = [request.waker[at] for at in waiting]
+    rest.listed = rest.separate = True
     if request.lengths is not None:
-        part.lengths = [request.lengths[at] for at in positions]
-    return part
+        rest.lengths = [request.lengths[at] for at in waiting]
+    return row, rest

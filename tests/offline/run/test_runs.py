@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from batched import offline
 from batched.errors import RemoteError, ResultError, RunMismatch, RunStopped, SourceError
+from batched.offline.progress.store import Progress
 from batched.offline.watch.watcher import read_status
 
 
@@ -730,7 +731,10 @@ def test_one_result_for_a_whole_batch_is_warned_of(
     )
 
 
-def test_what_ends_a_run_in_a_process_is_told_with_its_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("processes", "kind"), [(False, KeyError), (True, RemoteError)])
+def test_a_class_that_cannot_be_built_ends_the_run_with_its_error(
+    tmp_path: Path, processes: bool, kind: type[Exception]
+) -> None:
     class Broken:
         def __init__(self) -> None:
             raise KeyError("path")
@@ -738,11 +742,11 @@ def test_what_ends_a_run_in_a_process_is_told_with_its_lines(tmp_path: Path) -> 
         def __call__(self, texts: list[str]) -> list[str]:
             return texts
 
-    with pytest.raises(RemoteError) as stopped:
-        run(Broken, rows_of(5), tmp_path / "out.parquet", processes=True)
-    step, lines = stopped.value.__notes__
+    with pytest.raises(kind) as stopped:
+        run(Broken, rows_of(5), tmp_path / "out.parquet", processes=processes)
+    step, *lines = stopped.value.__notes__
     assert step == "in step 'lengths'"
-    assert 'raise KeyError("path")' in lines
+    assert ['raise KeyError("path")' in text for text in lines] == [True] * processes
     known = read_status(tmp_path / "out.parquet.progress")
     assert known is not None
     assert (known["state"], known["stopped"]) == ("failed", "KeyError: 'path'")
@@ -758,6 +762,68 @@ def test_a_stop_tells_the_error_with_its_lines(tmp_path: Path) -> None:
     with pytest.raises(RunStopped) as stopped:
         run(broken, rows_of(5), tmp_path / "out.parquet", processes=True)
     assert "in broken" in "".join(stopped.value.__notes__)
+
+
+def test_an_error_of_the_source_ends_the_run_and_costs_no_result(tmp_path: Path) -> None:
+    def source(count: int) -> Iterator[dict[str, Any]]:
+        yield from rows_of(count)
+        if count < 5000:
+            raise OSError("the network is gone")
+
+    dest = tmp_path / "out.parquet"
+    with pytest.raises(SourceError, match="OSError: the network is gone"):
+        run(Lengths(), source(4096), dest)
+    assert run(Lengths(), source(5000), dest).ok + 4096 >= 5000
+
+
+def test_an_error_of_the_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "commit", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(Lengths(), rows_of(100), tmp_path / "out.parquet")
+    assert run(Lengths(), rows_of(100), tmp_path / "out.parquet").ok == 100
+
+
+def test_code_for_single_rows_that_always_fails_ends_the_run_before_the_source_does(
+    tmp_path: Path,
+) -> None:
+    fn = Lengths()
+    with pytest.raises(RunStopped, match="none of the last rows has a result.*ZeroDivisionError"):
+        run(fn, rows_of(5000), tmp_path / "out.parquet", postprocess=lambda size: size / 0)
+    assert len(fn.given) < 4000
+
+
+def test_rows_that_the_source_gives_twice_or_that_no_result_can_hold_cost_themselves(
+    tmp_path: Path,
+) -> None:
+    rows: list[dict[str, Any]] = [{**row, "more": 1} for row in rows_of(20)]
+    rows[3]["more"] = object()
+    rows[9]["id"] = 8
+    report = run(Lengths(), rows, tmp_path / "out.parquet")
+    assert (report.ok, report.failed, report.unreadable) == (18, 2, 2)
+    phases = [(letter["key"], letter["phase"]) for letter in report.dead_letters()]
+    assert phases == [(3, "source"), (8, "source")]
+
+
+def test_rows_that_where_refuses_are_not_computed_again(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    fn = Lengths()
+    report = run(fn, rows, dest, where=lambda size: size > 6)
+    assert (report.ok, report.filtered) == (10, 10)
+    report = run(fn, rows, dest, where=lambda size: size > 6)
+    assert (report.ok, report.filtered, report.skipped) == (0, 0, 20)
+    assert len(fn.given) == 20
+    assert len(read(dest)) == 10
+
+
+def test_a_null_is_a_result_of_no_type(tmp_path: Path) -> None:
+    rows, dest = rows_of(20), tmp_path / "out.parquet"
+    report = run(lambda texts: [None if "1" in text else 7 for text in texts], rows, dest)
+    assert report.steps[0].types == {"length": {"int": 9}}
+    assert read(dest)[1] == {**rows[1], "length": None}
 
 
 def test_a_run_without_any_result_is_stopped_and_replaces_none(tmp_path: Path) -> None:

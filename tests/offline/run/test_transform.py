@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 from batched import offline
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Request, Scheduler
-from batched.offline.run.transform import Transform, pick
+from batched.offline.run.transform import Transform, take_row
 from batched.offline.run.verdicts import Row
 
 
@@ -64,7 +64,7 @@ def test_rows_of_which_one_has_no_length_are_requests_of_their_own() -> None:
 
 @pytest.mark.parametrize("length", [None, len])
 @pytest.mark.parametrize("place", range(3))
-def test_the_request_for_one_waiting_row_leaves_all_other_waiting_rows(
+def test_taking_one_waiting_row_leaves_a_request_for_all_other_waiting_rows(
     length: Any, place: int
 ) -> None:
     (request,) = prepared("dddd ccc bb a", length=length)
@@ -72,15 +72,14 @@ def test_the_request_for_one_waiting_row_leaves_all_other_waiting_rows(
     scheduler.submit(request, 0.0)
     assert scheduler.take(0.0) is not None
     left = pairs(request)[1:]
-    one, rest = pick(request, place)
+    row, rest = take_row(request, place)
     assert rest is not None
-    assert pairs(one) == [left.pop(place)]
+    assert row.values["text"] == left.pop(place)[1]
     assert pairs(rest) == left
-    assert one.separate
     assert rest.lengths == (None if length is None else [len(item) for item, _ in left])
 
 
-def test_the_last_waiting_row_leaves_none() -> None:
+def test_taking_the_last_waiting_row_leaves_no_request() -> None:
     (request,) = prepared("a")
-    one, rest = pick(request, 0)
-    assert (pairs(one), rest) == ([("a", "a")], None)
+    row, rest = take_row(request, 0)
+    assert (row.values["text"], rest) == ("a", None)
