@@ -268,7 +268,7 @@ def _execute(
         work.execute()
         work.check_results()
         watching.update(work.snapshot(), "writing")
-        _write(work, merge, kept, result, path)
+        _write(work, merge, kept, result)
         state = "done"
     except RunStopped as end:
         stopped, state, cause = str(end), "stopped", end.__cause__
@@ -291,7 +291,7 @@ def _execute(
     return report
 
 
-def _write(work: Coordinator, merge: Merge, kept: Kept, result: Result, path: Path) -> None:
+def _write(work: Coordinator, merge: Merge, kept: Kept, result: Result) -> None:
     """Write the result, unless it is there."""
     store, files = merge.progress, merge.source.files
     merged = {
