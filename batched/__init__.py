@@ -8,32 +8,32 @@ await embed.acall("one text")    # from any event loop
 embed(["many", "texts"])
 """
 
-# dynamically                decorates a function that takes a list; callers are threads
+# dynamically                decorator of a function of a list; callers are threads
 # (_function/decorator.py)
-# inference.dynamically      the same for functions that take padded arrays or tensors
+# inference.dynamically      decorator of a function of padded arrays or tensors
 # (inference.py)
 # aio.dynamically,
-# aio.inference.dynamically  the same two for functions that coroutines await
+# aio.inference.dynamically  both decorators, for functions that coroutines await
 # (aio/)
-# Future, Feature, Features  what fn.submit returns, and what calls of functions of arrays pass
+# Future, Feature, Features  type of fn.submit's result; types of the arguments of array functions
 # (_runtime/wakers.py, _collate/features/parse.py, _function/inference.py)
-# Stats, BatchRecord         what fn.stats returns, and what an observer of batches gets
+# Stats, BatchRecord         type of fn.stats; type of the argument of observers
 # (stats.py)
-# metrics                    such observers for Prometheus and OpenTelemetry
+# metrics                    observers for Prometheus and OpenTelemetry
 # (metrics.py)
-# asgi                       middleware for web servers, which needs anyio; not imported here
+# asgi                       middleware for web servers; needs anyio, so it is not imported here
 # (asgi.py)
-# errors                     what calls raise besides the function's own exceptions
+# errors                     exceptions of calls besides the function's own
 # (errors.py)
 #
-# _function/   decorated functions: settings, calls, and how functions are made
-# _core/       which items form the next batch, and when: pure, no clock
+# _function/   decorated functions: settings, and ways of calling
+# _core/       rules for the items of the next batch, and for its time; pure, without a clock
 # _collate/    items to the argument of the function, and its output to results
-# _execution/  the calls of the function that one batch takes
-# _runtime/    threads, event loops, and how callers wait
+# _execution/  the calls of the function for one batch
+# _runtime/    threads, event loops, and the waits of callers
 # _commands/   the command `batched`, or python -m batched
 
-from ._installation import __version__  # first, before what another project may hide
+from ._installation import __version__  # first: it detects files of another project
 
 # isort: split
 from . import aio, errors, inference, metrics

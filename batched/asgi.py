@@ -56,6 +56,7 @@ class BatchedMiddleware:
     async def __call__(
         self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send
     ) -> None:
+        """Handle one request, or pass on a websocket or a lifespan."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -1,5 +1,6 @@
-"""Batching for functions of arrays and tensors: calls are padded to one batch, and each caller gets
-its own rows.
+"""Batching for functions of arrays and tensors.
+
+Calls are padded to one batch, and each caller gets its own rows.
 """
 
 from ._function.decorator import inference_dynamically as dynamically

@@ -1,9 +1,11 @@
-"""Observers that tell a metrics system of every batch:
-`@batched.dynamically(on_batch=batched.metrics.prometheus())`.
+"""Observers that report every batch to a metrics system.
 
-One observer serves any number of batched functions, told apart by the label `function`. Both count
-items, failed items, padded positions and padding, and batches by flush reason and outcome, and keep
-histograms of batch sizes, waits and processing times.
+For example `@batched.dynamically(on_batch=batched.metrics.prometheus())`.
+
+One observer serves any number of batched functions, which the label `function` distinguishes. Both
+systems count items, failed items, padded positions and padding, and batches by flush reason and
+outcome. Both keep histograms of batch sizes, waits and processing times. Each system declares its
+instruments itself: a table for both would be as long, because names, units and calls all differ.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ SECONDS: Final = (
     5.0,
     10.0,
 )
-"""Upper bounds of the buckets of durations (s): steps of 2 to 2.5, as both systems have them by
-default, from half a millisecond on.
+"""Upper bounds of the buckets of durations (s), from half a millisecond on.
+
+The steps of 2 to 2.5 are the default of both systems.
 """
 ITEMS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Upper bounds of the buckets of batch sizes."""
@@ -45,8 +48,9 @@ ITEMS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 def prometheus(
     *, registry: CollectorRegistry | None = None, namespace: str = "batched"
 ) -> Callable[[BatchRecord], None]:
-    """An observer that fills metrics of `prometheus-client`, in `registry` or its default one; to
-    be made once for each.
+    """Return an observer that fills metrics of `prometheus-client`.
+
+    The metrics are in `registry`, by default the global one. Make one observer for each registry.
 
     Raises:
         ImportError: `prometheus-client` is not installed.
@@ -96,8 +100,9 @@ def prometheus(
 
 
 def opentelemetry(*, provider: MeterProvider | None = None) -> Callable[[BatchRecord], None]:
-    """An observer that fills instruments of OpenTelemetry's meter "batched", of `provider` or the
-    global one.
+    """Return an observer that fills instruments of OpenTelemetry's meter "batched".
+
+    The meter is of `provider`, by default the global one.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.

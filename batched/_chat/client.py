@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, overload
 
 from .._function.batched import Batched
 from .._function.function import BatchFunction
@@ -225,7 +225,7 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
         self._endpoint.open()
         return await super().__aenter__()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
         return functools.partial(type(self), **self._arguments), ()
 
     def __repr__(self) -> str:

@@ -174,7 +174,8 @@ class BatchedCallable(Generic[T, U, P]):
     @property
     def stats(self) -> Stats:
         """Counts and times of this batcher so far, as a frozen snapshot."""
-        return self._batcher.stats()
+        batcher = self._batcher
+        return batcher.recorder.snapshot(*batcher.runtime.load())
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -279,7 +280,7 @@ class BatchedCallable(Generic[T, U, P]):
         func = self._function.func
         return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         owner = self._owner
         if owner is not None:
             for name in (self._held_as.rpartition(".")[2], self.__name__):
@@ -287,13 +288,9 @@ class BatchedCallable(Generic[T, U, P]):
                     return getattr, (owner, name)
         elif self._is_a_function:
             name = importable_name(self, self._held_as) or self.__qualname__
-            return self._carriers.reduce(name)
+            old = operator.index(protocol) < DOTTED_NAMES
+            return name if old else self._carriers.reduce(name)
         return type(self), (dataclasses.replace(self._function), owner)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        reduced = self.__reduce__()
-        old = operator.index(protocol) < DOTTED_NAMES
-        return self._carriers.name if old and reduced[0] is self._carriers.locate else reduced
 
     def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:
         if not hasattr(self, "_batcher"):  # pickled by value: the name leads to no function
@@ -305,7 +302,8 @@ class BatchedCallable(Generic[T, U, P]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._owner is None and self._is_a_function:
             return self
-        kind, parts = self.__reduce__()
+        reduced: Any = self.__reduce_ex__(DOTTED_NAMES)
+        kind, parts = reduced
         return kind(*copy.deepcopy(parts, memo))  # a method of the copied instance
 
     def __getattr__(self, name: str) -> Any:

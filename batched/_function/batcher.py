@@ -6,7 +6,6 @@ from .._runtime.event_loop import EventLoopRuntime, EventLoops
 from .._runtime.observer import Observer
 from .._runtime.recorder import Recorder
 from .._runtime.thread import ThreadRuntime
-from ..stats import Stats
 from .function import Parts
 
 
@@ -27,6 +26,3 @@ class Batcher:
             if function.coroutine
             else ThreadRuntime(policy, execution, recorder, observer, name)
         )
-
-    def stats(self) -> Stats:
-        return self.recorder.snapshot(*self.runtime.load())

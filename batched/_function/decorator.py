@@ -66,7 +66,6 @@ MaybeAwaitableRows: TypeAlias = Awaitable[Rows[U]] | Rows[U]
 class _Decorator:
     """A decorator with its settings."""
 
-    _name: ClassVar[str]
     _face: ClassVar[type[Any]]
     """Class of the decorated function."""
     _defaults: ClassVar[Options]
@@ -99,9 +98,6 @@ class _Decorator:
             for name, value in self._options.settings().items()
         ]
         return inspect.Signature([func, *settings])
-
-    def __repr__(self) -> str:
-        return f"<{self._name}>"
 
 
 # A function whose first two parameters are lists is a function as well as a method; checkers take
@@ -151,7 +147,6 @@ class Dynamically(_Decorator):
         TypeError, ValueError: at decoration, for a setting or a function that cannot work.
     """
 
-    _name = "batched.dynamically"
     _face = Batched
     _defaults = Options()
 
@@ -179,7 +174,6 @@ class AsyncDynamically(_Decorator):
     serves any number of loops.
     """
 
-    _name = "batched.aio.dynamically"
     _face = AsyncBatched
     _defaults = Options()
 
@@ -229,7 +223,6 @@ class InferenceDynamically(_Decorator):
         TypeError, ValueError: at decoration, for a setting or a function that cannot work.
     """
 
-    _name = "batched.inference.dynamically"
     _face = BatchedInference
     _defaults = _FEATURES
 
@@ -254,7 +247,6 @@ class InferenceDynamically(_Decorator):
 class AsyncInferenceDynamically(_Decorator):
     """Decorator as `batched.inference.dynamically`, for functions that are awaited."""
 
-    _name = "batched.aio.inference.dynamically"
     _face = AsyncBatchedInference
     _defaults = _FEATURES
 

@@ -31,7 +31,6 @@ class Carriers:
             return function
 
         self._kind = type(thing)
-        self.name = ""  # in the module of the function
         self.locate, self.describe = locate, describe
         locate.__module__ = describe.__module__ = thing.__module__
 
@@ -40,7 +39,6 @@ class Carriers:
 
         The content travels as state, so that a function may refer to itself.
         """
-        self.name = name
         self.locate.__qualname__ = f"{name}._carriers.locate"
         self.describe.__qualname__ = f"{name}._carriers.describe"
         return self.locate, (self._kind,), self.describe

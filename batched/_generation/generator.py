@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, overload
 
 from .._core.policy import BatchPolicy
 from .._function.batched import Batched
@@ -282,7 +282,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         made: Self = make(model, tokenizer, **{**before, **settings})
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
         model, tokenizer, settings = self._arguments
         return partial(type(self), **settings), (model, tokenizer)
 

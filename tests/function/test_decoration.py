@@ -355,9 +355,8 @@ def test_the_signature_has_every_setting_with_its_default_and_type(
 
 
 @every_decorator
-def test_a_decorator_shows_its_name_and_its_settings(name: str, decorator: Any) -> None:
+def test_a_decorator_shows_its_settings(name: str, decorator: Any) -> None:
     given = decorator(batch_size=64, name="embedder")
-    assert repr(decorator) == repr(given) == f"<{name}>"
     assert inspect.signature(given).parameters["batch_size"].default == 64
 
 
