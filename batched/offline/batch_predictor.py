@@ -44,7 +44,7 @@ _NUMBERS: Final = (bool, int, float, np.bool_, np.number)
 
 
 class BatchPredictor:
-    """A batch function, plain or decorated, or a class of one, for `ray.data.Dataset.map_batches`:
+    """A batch function, plain or decorated, or a class of one, for `ray.data.Dataset.map_batches`.
 
         dataset.map_batches(
             offline.BatchPredictor,

@@ -134,7 +134,9 @@ class Pipeline:
             replace(
                 step,
                 batch_size=step.batch_size or batch_size,
-                workers=step.workers or workers or step.own_workers,
+                workers=step.workers
+                or workers
+                or step.parts.function.options.policy.max_concurrent_batches,
             )
             for step in self.steps
         ]

@@ -17,8 +17,10 @@ from .retry import Retry
 
 @dataclass(frozen=True)
 class Auto:
-    """A batch size that the library finds. Batches begin with `least` rows, and double up to
-    `most`, for as long as a larger batch makes a row cheaper.
+    """A batch size that the library finds.
+
+    Batches begin with `least` rows, and double up to `most`, for as long as a larger batch makes a
+    row cheaper.
     """
 
     least: int = 8
@@ -168,11 +170,6 @@ class Step:
         """Whether calls of the function are awaited."""
         func = unwrap(self.fn)
         return any(map(inspect.iscoroutinefunction, (func, func.__call__)))
-
-    @property
-    def own_workers(self) -> int:
-        """Batches that run at once by the function's own settings."""
-        return self.parts.function.options.policy.max_concurrent_batches
 
     @property
     def models(self) -> int:

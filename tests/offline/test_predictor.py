@@ -80,19 +80,6 @@ def test_what_memory_allows_is_remembered_from_call_to_call() -> None:
     assert fn.sizes == [16] * 4
 
 
-def test_rows_of_like_length_run_together_within_the_budget() -> None:
-    calls: list[list[str]] = []
-
-    def count(texts: list[str]) -> list[int]:
-        calls.append(texts)
-        return [len(text) for text in texts]
-
-    ready = predictor(count, length=len, max_batch_tokens=40)
-    texts = ["a" * (1 if n % 2 else 20) for n in range(8)]
-    assert ready.rows([{"n": text} for text in texts]) == [len(text) for text in texts]
-    assert sorted(map(len, calls)) == [2, 2, 4]
-
-
 def test_code_for_single_rows_fails_for_single_rows() -> None:
     def prepare(n: int) -> int:
         return 10 // n
@@ -159,17 +146,6 @@ def test_a_coroutine_function_is_awaited_on_one_loop() -> None:
     assert outcomes(ready, range(3)) == [0, 2, 4]
     assert outcomes(ready, range(3)) == [0, 2, 4]
     assert len(loops) == 1
-
-
-def test_a_call_of_a_service_is_made_again() -> None:
-    fails = [True]
-
-    def ask(items: list[int]) -> list[int]:
-        if fails and fails.pop():
-            raise ConnectionError("reset")
-        return items
-
-    assert outcomes(predictor(ask, retry=AT_ONCE), [1, 2]) == [1, 2]
 
 
 def test_rows_that_a_service_fails_for_are_told_apart_while_it_answers_others() -> None:

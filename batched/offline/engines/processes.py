@@ -59,6 +59,7 @@ class ProcessWorker(Worker):
         self._killed = False
 
     def start(self) -> bool:
+        """Start a process that builds the function."""
         failed: Exception | None = None
         for _ in range(BUILDS):
             try:
@@ -72,6 +73,7 @@ class ProcessWorker(Worker):
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the function in the process."""
         reply = self._ask((args, kwargs), self.step.timeout_s)
         if isinstance(reply, RemoteError):
             raise reply
@@ -92,12 +94,14 @@ class ProcessWorker(Worker):
         return failed
 
     def kill(self) -> bool:
+        """End the process, with the call that runs."""
         self._killed = True
         if (process := self._process) is not None:
             process.kill()
         return True
 
     def close(self) -> None:
+        """Ask the process to end, and kill the process if it does not."""
         if self._process is not None:
             with suppress(OSError):
                 send(self._connection, b"")  # which ends the process

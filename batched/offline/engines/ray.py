@@ -121,6 +121,7 @@ class ActorPool(Worker):
         self._since = inf  # moment from which no actor has been present (s)
 
     def reserve(self) -> None:
+        """Ask for the first actor."""
         with self._changed:
             if not self._actors:
                 join(self._settings)
@@ -130,6 +131,7 @@ class ActorPool(Worker):
                 self._add()
 
     def start(self) -> bool:
+        """Wait for the first actor that has built the function."""
         self.reserve()
         while not any(actor.ready for actor in self._actors):
             if self.closing.is_set():
@@ -140,6 +142,7 @@ class ActorPool(Worker):
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the function in an actor."""
         data: Any = pickled((args, kwargs))
         key = args[1] if self.step.models else None
         if len(data) > _INLINE:
@@ -152,10 +155,12 @@ class ActorPool(Worker):
         return reply[0]
 
     def kill(self) -> bool:
+        """End all actors, with the calls that run."""
         self.close()
         return True
 
     def close(self) -> None:
+        """End all actors."""
         with self._changed:
             self._steps.discard(self)
             for actor in [*self._actors]:

@@ -17,13 +17,16 @@ class LocalWorker(Worker):
     """The function in the thread that calls it."""
 
     def start(self) -> bool:
+        """Build the function."""
         self._func = build(self.step)
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the function, or for a coroutine function an awaitable of it."""
         return self._func(*args, **kwargs)
 
     def close(self) -> None:
+        """Drop the function, with its model."""
         vars(self).pop("_func", None)
 
 
@@ -44,6 +47,7 @@ class LoopEngine(Engine):
         self._ended = asyncio.Event()
 
     def stop(self) -> None:
+        """Let no further call begin, and end the loop after its calls."""
         super().stop()
         self._post(self._ended.set)
 
@@ -98,9 +102,11 @@ class CallerEngine(Engine):
         self._runner = asyncio.Runner() if step.is_coroutine else None
 
     def start(self) -> None:
+        """Build the function."""
         self._workers[0].make_ready()
 
     def close(self, deadline: float) -> None:
+        """End the worker and its loop."""
         super().close(deadline)
         if self._runner is not None:
             self._runner.close()

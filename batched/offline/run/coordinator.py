@@ -1,5 +1,7 @@
-"""Coordinator: one source through all steps. The thread of the coordinator owns the state of the
-run; other threads put calls of its methods into one queue.
+"""Coordinator: one source through all steps.
+
+The thread of the coordinator owns the state of the run; other threads put calls of its methods into
+one queue.
 
 A row enters a step and leaves it with a result, with an error, or to be called again. The result is
 queued for the committer before the row enters the next step, and the committer keeps that order. So

@@ -97,6 +97,7 @@ class Reader:
         self._thread = threading.Thread(target=self._run, name="batched-reader", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def ask(self) -> None:

@@ -102,11 +102,9 @@ class Verdicts:
         self.in_doubt = False
         self.stopped: tuple[str, BaseException] | None = None  # reason for which the run ends
         self._dead: list[Failure] = []  # failures that stand
-        self.again: list[Row] = []  # rows to be called again now
         self.aside: list[Failure] = []  # failures without a verdict
-        # rows to be called again later: moment (s), a number that orders equal moments, the row
+        # rows to be called again: from which moment (s), number in the source, the row
         self._calendar: list[tuple[float, int, Row]] = []
-        self._entries = 0  # in the calendar so far
         self._last_success = -math.inf  # moment (s)
         self._trial_began = 0.0  # moment (s)
         self._doubt_began = 0.0  # moment (s)
@@ -119,7 +117,7 @@ class Verdicts:
     @property
     def pending(self) -> int:
         """Rows without a verdict."""
-        return len(self.aside) + len(self._calendar) + len(self.again)
+        return len(self.aside) + len(self._calendar)
 
     def take_dead(self) -> list[Failure]:
         """Return the failures that stand since the last call."""
@@ -130,16 +128,18 @@ class Verdicts:
         """Return the moment at which a row or a trial is due (s)."""
         if self.in_doubt:
             return self._trial_at
-        return -math.inf if self.again else self._calendar[0][0] if self._calendar else math.inf
+        return self._calendar[0][0] if self._calendar else math.inf
 
     def take_due(self, now: float) -> list[Row]:
         """Return the rows to be called again now; none while the step is in doubt."""
-        if self.in_doubt:
-            return []
-        rows, self.again = self.again, []
-        while self._calendar and self._calendar[0][0] <= now:
+        rows = []
+        while not self.in_doubt and self._calendar and self._calendar[0][0] <= now:
             rows.append(heapq.heappop(self._calendar)[2])
         return rows
+
+    def _call_again(self, row: Row, moment: float = -math.inf) -> None:
+        """Have `row` called again, from a moment on (s)."""
+        heapq.heappush(self._calendar, (moment, row.number, row))
 
     def note_batch(
         self, failures: list[Failure], *, succeeded: bool, started: float, now: float
@@ -156,9 +156,7 @@ class Verdicts:
                 row.tries += 1
                 if row.tries < self._retry.attempts:
                     row.thorough = row.tries == self._retry.attempts - 1
-                    self._entries += 1
-                    moment = now + self._retry.wait(row.tries, failure.error)
-                    heapq.heappush(self._calendar, (moment, self._entries, row))
+                    self._call_again(row, now + self._retry.wait(row.tries, failure.error))
                     continue
                 failure.alone = failure.alone and row.thorough
             if succeeded:
@@ -176,8 +174,7 @@ class Verdicts:
 
     def candidates(self) -> list[Row]:
         """Return the rows without a verdict that a trial could tell more about."""
-        rows = [row for _, _, row in self._calendar] + self.again
-        return rows + [
+        return [row for _, _, row in self._calendar] + [
             each.row for each in self.aside if not each.alone or self._retry.is_due(each.error)
         ]
 
@@ -187,7 +184,6 @@ class Verdicts:
         self._trial_began = now
         self._calendar = [each for each in self._calendar if each[2] is not row]
         heapq.heapify(self._calendar)
-        self.again = [each for each in self.again if each is not row]
         self.aside = [each for each in self.aside if each.row is not row]
 
     def end_trial(self, row: Row, error: BaseException | None, now: float) -> None:
@@ -245,10 +241,10 @@ class Verdicts:
             calendar, self._calendar = self._calendar, []
             for _, _, row in calendar:
                 self._rescue(row)
-                self.again.append(row)
+                self._call_again(row)
         for failure in aside:
             if outage and self._rescue(failure.row):
-                self.again.append(failure.row)
+                self._call_again(failure.row)
             elif outage or failure.moment <= began:
                 self._settle(failure)
             else:
@@ -268,4 +264,4 @@ class Verdicts:
             self._dead.append(failure)
         else:
             failure.row.thorough = True
-            self.again.append(failure.row)
+            self._call_again(failure.row)

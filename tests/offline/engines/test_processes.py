@@ -26,7 +26,7 @@ import batched
 from batched._core.request import Batch
 from batched._execution.memory import is_out_of_memory
 from batched._function.batched import parts_of
-from batched.errors import BatchSizeMismatch, RemoteError, TimeLimitExceeded, WorkerDied
+from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
 from batched.offline.engines import Outcome, engine_for
 from batched.offline.engines.processes import WorkerKilled
 from batched.offline.engines.serving import receive
@@ -188,12 +188,6 @@ def test_results_that_cannot_be_sent_are_an_error_of_the_batch() -> None:
 
 
 @pytest.mark.once
-def test_too_few_results_are_found_out() -> None:
-    (error,) = in_process(lambda items: [], [1]).results
-    assert type(error) is BatchSizeMismatch
-
-
-@pytest.mark.once
 def test_memory_errors_of_a_process_split() -> None:
     def small(items: list[int]) -> list[int]:
         if len(items) > 2:
@@ -244,33 +238,6 @@ def test_a_fault_costs_its_row_and_the_next_batch_runs(
     assert type(bad) is kind
     assert message in str(bad)
     assert is_out_of_memory(bad) is (fault == "be killed")
-
-
-@pytest.mark.slow
-def test_of_512_rows_with_six_faults_506_have_results() -> None:
-    faults = {
-        40: "hang",
-        100: "hold the GIL",
-        200: "segfault",
-        300: "exit 0",
-        400: "be killed",
-        500: "raise",
-    }
-    rows: list[Any] = [faults.get(row, row) for row in range(512)]
-    found: dict[int, Any] = {}
-    settings: dict[str, Any] = {"processes": True, "workers": 2, "timeout_s": 0.3}
-    with running(faulty, **settings) as (engine, outcomes):
-        batches = [batch_of(rows[start : start + 64]) for start in range(0, 512, 64)]
-        for batch in batches:
-            engine.submit(batch)
-        for _ in batches:
-            done = outcomes.get(timeout=2 * SOON)
-            assert done.fatal is None
-            first = 64 * [each is done.batch for each in batches].index(True)
-            found.update(enumerate(results(done), first))
-    failed = {row for row, result in found.items() if isinstance(result, BaseException)}
-    assert failed == set(faults)
-    assert all(found[row] == row for row in range(512) if row not in faults)
 
 
 @pytest.mark.once

@@ -152,11 +152,6 @@ def test_a_dict_of_columns_of_different_lengths_is_refused(columns: dict[str, An
     )
 
 
-def test_a_dict_of_columns_shorter_than_the_batch_is_refused() -> None:
-    done = outcome(lambda items: {"a": [1], "b": [2]}, [7, 8], output=("a", "b"))
-    assert results(done) == [{"a": 1, "b": 2}] * 2, "each row alone has its result"
-
-
 # narrowing
 
 
@@ -227,17 +222,6 @@ def test_rows_whose_errors_are_returned_in_their_place_are_not_given_up(kind: An
     done = outcome(kind(lambda items: [KeyError(item) for item in items]), list(range(8)))
     assert {type(each) for each in done.results} == {KeyError}
     assert done.tried == [1] * 8
-
-
-def test_an_exit_is_an_error_as_any_other() -> None:
-    def ending(items: list[int]) -> list[int]:
-        raise SystemExit(3)
-
-    with running(ending) as (engine, outcomes):
-        for _ in range(2):
-            engine.submit(batch_of([1, 2]))
-            done = outcomes.get(timeout=SOON)
-            assert [type(each) for each in done.results] == [SystemExit] * 2
 
 
 def test_an_error_whose_message_cannot_be_made_is_one_of_its_row(kind: Any) -> None:

@@ -9,7 +9,6 @@ import json
 import random
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,10 +48,6 @@ class Model:
 
     way: Way
     bad: frozenset[int]
-    call_s: float = 0.0
-    """Time of a call (s)."""
-    row_s: float = 0.0
-    """Time of each row besides (s)."""
     calls: int = 0
     rows: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -80,8 +75,6 @@ class Model:
 
         def plain(keys: list[int]) -> list[Any]:
             self.count(keys)
-            if self.call_s or self.row_s:
-                time.sleep(self.call_s + self.row_s * len(keys))
             return self.results(keys)
 
         async def limited(keys: list[int]) -> list[Any]:
@@ -252,31 +245,3 @@ def test_bad_rows_cost_themselves_in_all_cases(
     case = Case(way, count, place, workers)
     model, report = check(case, tmp_path, seed)
     again(case, tmp_path, model, report)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("workers", [1, 8])
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "time limit"])
-def test_bad_rows_are_timed(tmp_path: Path, way: Way, workers: int) -> None:
-    """Print the times of runs with bad rows and of a run without any. A call takes 20 ms, and 1 ms
-    more for each row.
-    """
-    clean = 0.0
-    for count in (0, 1, 2, 7, 50):
-        for place in ("start", "end", "spread") if count else ("start",):
-            folder = tmp_path / f"{count}-{place}"
-            folder.mkdir()
-            case = Case(way, count, place, workers)
-            bad = case.bad(random.Random(count))
-            model = Model(way, bad, call_s=0.02, row_s=0.001)
-            case.write(folder / "in.jsonl", bad)
-            report = case.run(model, folder / "in.jsonl", folder / "out.jsonl")
-            clean = clean or report.seconds
-            print(
-                f"\n{way}, {workers} workers, {count} bad at the {place}: {report.seconds:.2f} s, "
-                f"{report.seconds / clean:.2f} times the time without; {model.calls} calls of "
-                f"{model.rows} rows",
-                end="",
-            )
-            assert report.failed == count

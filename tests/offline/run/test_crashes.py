@@ -175,35 +175,6 @@ def test_two_hundred_torn_logs_end_with_a_whole_commit(tmp_path: Path) -> None:
     check_torn_logs(tmp_path, 200)
 
 
-def test_a_checkpoint_cut_short_loses_nothing(tmp_path: Path) -> None:
-    """Write some pages of the file, and leave the rest as it was; the log is whole."""
-    chance = random.Random(1)
-    path, old = tmp_path / "progress", tmp_path / "old"
-    progress = Progress(path)
-    for number in range(30):
-        progress.commit([done(list(range(100 * number, 100 * number + 100)))])
-        if number == 10:
-            query(progress, "pragma wal_checkpoint(restart)")
-    shutil.copy(path, old)
-    shutil.copy(log_of(path), log_of(old))
-    query(progress, "pragma wal_checkpoint(full)")
-    new = path.read_bytes()
-    progress.close()
-    before = old.read_bytes()
-    for _ in range(5):
-        torn = tmp_path / "torn"
-        shutil.copy(log_of(old), log_of(torn))
-        torn.write_bytes(
-            b"".join(
-                (new if chance.random() < 0.5 else before.ljust(len(new), b"\0"))[at : at + 4096]
-                for at in range(0, len(new), 4096)
-            )
-        )
-        with closing(Progress(torn)) as progress:
-            assert outputs(progress, ALL) == {(key, 0): value(key) for key in ALL}
-        torn.unlink()
-
-
 def test_a_run_that_was_killed_while_it_was_stopped_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     rows = 10 * ROWS  # more than an unread pipe holds

@@ -6,18 +6,16 @@ import random
 import signal
 import threading
 from collections.abc import Callable
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batched import offline
-from batched.errors import RunStopped, SourceError
+from batched.errors import RunStopped
 from batched.offline.engines import engine as _engine
 from batched.offline.engines.engine import Engine
 from batched.offline.engines.processes import ProcessWorker
@@ -149,14 +147,6 @@ def test_a_second_interrupt_while_one_step_ends_leaves_no_other_running(
     with pytest.raises(KeyboardInterrupt):
         offline.Pipeline(*steps).run(rows_of(10), tmp_path / "out.parquet", watch=False)
     assert len(closed) == 2
-
-
-def test_results_of_another_type_replace_those_of_older_code(tmp_path: Path) -> None:
-    dest = tmp_path / "out.parquet"
-    run(lambda items: [f"text {item}" for item in items], rows_of(10), dest)
-    report = run(same, rows_of(10), dest, version=2, on_mismatch="recompute")
-    assert (report.ok, report.failed) == (10, 0)
-    assert results(dest) == {number: number for number in range(10)}
 
 
 def test_a_kill_after_the_result_appeared_does_not_pass_it_off_as_that_of_another_source(
@@ -397,19 +387,6 @@ def test_errors_of_rows_and_of_the_service_in_the_only_batch_cost_their_rows(
     assert report.ok == 2
 
 
-def test_a_source_or_column_that_is_not_there_drops_nothing_that_is_committed(
-    tmp_path: Path,
-) -> None:
-    source, dest = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    pq.write_table(pa.Table.from_pylist(rows_of(10)), source)
-    run(same, source, dest)
-    with pytest.raises(SourceError):
-        run(same, tmp_path / "other.parquet", dest, resume_from_last=False)
-    with pytest.raises(SourceError):
-        run(same, source, dest, input="y", on_mismatch="recompute")
-    assert run(same, source, dest).skipped == 10
-
-
 @pytest.mark.parametrize("kills", range(1, 4))
 def test_a_kill_between_any_two_notes_is_resumed_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
@@ -429,22 +406,6 @@ def test_a_kill_between_any_two_notes_is_resumed_from(
         run(same, rows_of(10), dest)
     assert run(same, rows_of(10), dest).failed == 0
     assert results(dest) == {number: number for number in range(10)}
-
-
-def test_fields_of_dicts_lie_alike_whichever_row_was_committed_first(tmp_path: Path) -> None:
-    found: list[Any] = [{"b": 1}, {"a": 1, "c": {"z": 1, "y": 1}}, {"c": {"y": 1}}]
-
-    def pick(items: list[int]) -> list[dict[str, Any]]:
-        return [found[item] for item in items]
-
-    written = set()
-    for number, order in enumerate(permutations(range(3))):
-        dest = tmp_path / f"out{number}.parquet"
-        for item in order:
-            run(pick, [{"id": item, "x": item}], dest)
-        run(pick, rows_of(3), dest)
-        written.add(dest.read_bytes())
-    assert len(written) == 1
 
 
 def test_a_second_interrupt_leaves_no_process(

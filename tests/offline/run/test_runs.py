@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -73,26 +71,6 @@ def test_the_result_has_every_row_in_the_order_of_the_source(tmp_path: Path) -> 
     assert report.output == str(dest)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
-def test_files_of_all_kinds_are_read_and_written(tmp_path: Path, suffix: str) -> None:
-    source, dest = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
-    rows = [{"id": str(number), "text": f"text {number}"} for number in range(100)]
-    if suffix == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), source)
-    elif suffix == "jsonl":
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        source.write_text("id,text\n" + "".join(f"{r['id']},{r['text']}\n" for r in rows))
-    run(Lengths(), source, dest)
-    if suffix == "parquet":
-        assert read(dest) == expected(rows)
-    elif suffix == "jsonl":
-        assert [json.loads(line) for line in dest.read_text().splitlines()] == expected(rows)
-    else:
-        lines = [f"{r['id']},{r['text']},{r['length']}" for r in expected(rows)]
-        assert dest.read_text().splitlines()[1:] == lines
-
-
 def test_what_was_committed_is_never_computed_again(tmp_path: Path) -> None:
     rows, dest = rows_of(500), tmp_path / "out.parquet"
     run(Lengths(), rows, dest, batch_size=16)
@@ -143,16 +121,6 @@ def test_a_bad_row_costs_one_row_and_few_calls(tmp_path: Path) -> None:
     assert (letter["key"], letter["step"], letter["phase"]) == (41, "lengths", "inference")
     assert letter["error"] == "ValueError: bad row text 41"
     assert "in __call__" in letter["traceback"]
-
-
-def test_of_many_rows_exactly_the_bad_ones_fail(tmp_path: Path) -> None:
-    rows, dest = rows_of(5000), tmp_path / "out.parquet"
-    bad = list(range(17, 5000, 96))
-    fn = Lengths(bad=[f"text {number}" for number in bad])
-    report = run(fn, rows, dest, batch_size=64)
-    assert report.failed == len(bad) == 52
-    assert sorted(map(itemgetter("key"), report.dead_letters())) == bad
-    assert read(dest) == expected([row for row in rows if row["id"] not in bad])
 
 
 def test_a_failed_row_is_tried_again_and_alone(tmp_path: Path) -> None:
@@ -330,8 +298,12 @@ def test_results_of_other_code_are_not_mixed(tmp_path: Path) -> None:
     fn = Lengths()
     with pytest.raises(RunMismatch, match="version"):
         run(fn, rows, dest, version=2)
-    with pytest.raises(RunMismatch, match="'id'"):
-        run(fn, rows, dest, key=None)
+    with pytest.raises(RunMismatch, match="'keep' keeps them where only the code"):
+        run(fn, rows, dest, version=2, name="other")
+    for on_mismatch in ("refuse", "keep"):
+        with pytest.raises(RunMismatch, match=r"'id', not by None; [^;]*\Z") as refused:
+            run(fn, rows, dest, key=None, on_mismatch=on_mismatch)
+        assert "'keep'" not in str(refused.value), "no way that is refused too is offered"
     assert fn.batches == []
     run(fn, rows, dest, version=2, on_mismatch="recompute")
     assert len(fn.given) == 100
@@ -376,28 +348,6 @@ def test_what_is_computed_anew_may_be_of_another_type(tmp_path: Path) -> None:
     report = run(Upper(), rows, dest, version=2, on_mismatch="recompute")
     assert (report.ok, report.failed) == (20, 0)
     assert read(dest)[0]["length"] == "TEXT 0"
-
-
-def test_a_class_is_built_once_for_each_worker(tmp_path: Path) -> None:
-    built: list[int] = []
-    both = threading.Barrier(2)
-
-    class Model:
-        def __init__(self, size: int, *, more: int) -> None:
-            built.append(threading.get_ident())
-            self.size = size + more
-            self.first = True
-
-        def __call__(self, texts: list[str]) -> list[int]:
-            if self.first:
-                both.wait(20)
-                self.first = False
-            return [self.size] * len(texts)
-
-    dest = tmp_path / "out.parquet"
-    run(Model, rows_of(640), dest, args=(3,), kwargs={"more": 4}, workers=2, batch_size=16)
-    assert len(built) == len(set(built)) == 2
-    assert {row["length"] for row in read(dest)} == {7}
 
 
 def test_items_are_made_and_results_taken_row_by_row(tmp_path: Path) -> None:
@@ -475,26 +425,6 @@ def test_a_decorated_function_keeps_its_settings_and_its_observer(tmp_path: Path
     run(lengths, rows, dest)
     assert read(dest) == expected(rows)
     assert sorted(record.size for record in seen) == [5] + [10] * 9
-
-
-def test_a_coroutine_function_runs_as_many_batches_at_once_as_it_has_workers(
-    tmp_path: Path,
-) -> None:
-    running = most = 0
-
-    async def lengths(texts: list[str]) -> list[int]:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        running -= 1
-        return [len(text) for text in texts]
-
-    rows, dest = rows_of(200), tmp_path / "out.parquet"
-    run(lengths, rows, dest, workers=4, batch_size=5)
-    assert read(dest) == expected(rows)
-    assert 1 < most <= 4
 
 
 def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
@@ -682,16 +612,6 @@ def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -
         run_of(first)
     assert run_of(first, on_mismatch="recompute").skipped == 20
     assert set(read(dest)[0]) == {"id", "text", "upper"}
-
-
-@pytest.mark.parametrize("processes", [False, True])
-def test_further_arguments_reach_a_function(tmp_path: Path, processes: bool) -> None:
-    def join(texts: list[str], mark: str, *, end: str) -> list[str]:
-        return [f"{text}{mark}{end}" for text in texts]
-
-    dest = tmp_path / "out.parquet"
-    run(join, rows_of(5), dest, args=("!",), kwargs={"end": "?"}, processes=processes)
-    assert read(dest)[0]["length"] == "text 0!?"
 
 
 def test_what_a_function_or_class_does_not_take_is_told_where_the_step_is_written() -> None:
