@@ -1,6 +1,4 @@
-"""Objects with batched methods come and go by the thousand: nothing of them, their batchers and
-their workers stays.
-"""
+"""Thousands of objects with batched methods leave no object, batcher, worker or memory behind."""
 
 from __future__ import annotations
 
@@ -18,11 +16,9 @@ import batched
 from stage import BOUND, wait_until
 
 FIRST = 200
-"""Instances before the first look: they fill what caches there are."""
+"""Instances before the first count, which fill the caches."""
 SLACK = 0.1
-"""Blocks of memory that may come and go meanwhile, for each instance; a leak of anything is at
-least one.
-"""
+"""Blocks of memory per instance that may appear by chance. A leak is at least one block."""
 
 
 class Owner:
@@ -40,7 +36,7 @@ class Owner:
 
 
 COUNTED = (Owner, threading.Thread, asyncio.Task)
-"""What is counted beside objects of the library."""
+"""Classes of objects that are counted, besides the classes of the library."""
 
 
 def workers() -> int:
@@ -48,13 +44,13 @@ def workers() -> int:
 
 
 def blocks() -> int:
-    """Blocks of memory that Python holds."""
+    """Return the number of blocks of memory that Python holds."""
     gc.collect()
     return sys.getallocatedblocks()
 
 
 def objects() -> Counter[str]:
-    """Objects by their types."""
+    """Return the number of objects of each class."""
     gc.collect()
     types = map(type, gc.get_objects())
     return Counter(
@@ -77,7 +73,7 @@ many = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def no_tracing_of_threads() -> Iterator[None]:
-    """Coverage keeps something of every thread that it traces."""
+    """Stop coverage, which keeps memory for each thread that it traces."""
     tracer = threading.gettrace()
     threading.settrace(None)
     yield

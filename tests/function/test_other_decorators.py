@@ -1,5 +1,6 @@
-"""Decorators of Python and of other libraries, above and below the batching decorator, on functions
-and methods of each kind: the table of `docs/calling.md`, "With other decorators and libraries".
+"""Decorators of Python and of other libraries, above and below the batching decorator.
+
+The cases are the table of `docs/calling.md`, "With other decorators".
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import anyio.to_thread
 import numpy as np
 import pydantic
 import pytest
@@ -118,140 +118,104 @@ def features(*widths: int) -> dict[str, Any]:
     return {"input_ids": [np.ones(width, int) for width in widths]}
 
 
-def identity(func: Any) -> Any:
-    return func
+def double(items: list[int], plus: int = 0) -> list[int]:
+    return [2 * item + plus for item in items]
 
 
-def functions(above: Decorator, below: Decorator) -> tuple[Any, Any]:
-    @above
-    @batched.dynamically
-    @below
-    def double(items: list[int], plus: int = 0) -> list[int]:
-        return [2 * item + plus for item in items]
-
-    @above
-    @batched.inference.dynamically
-    @below
-    def total(features: dict[str, Any]) -> Any:
-        return features["input_ids"].sum(axis=1)
-
-    return double, total
+def total(features: dict[str, Any]) -> Any:
+    return features["input_ids"].sum(axis=1)
 
 
-def coroutine_functions(above: Decorator, below: Decorator) -> tuple[Any, Any]:
-    @above
-    @batched.aio.dynamically
-    @below
-    async def double(items: list[int], plus: int = 0) -> list[int]:
-        return [2 * item + plus for item in items]
-
-    @above
-    @batched.aio.inference.dynamically
-    @below
-    async def total(features: dict[str, Any]) -> Any:
-        return features["input_ids"].sum(axis=1)
-
-    return double, total
+def scale(self: Any, items: list[int], plus: int = 0) -> list[int]:
+    return [self.factor * item + plus for item in items]
 
 
-def methods(above: Decorator, below: Decorator) -> type[Any]:
+def scaled_total(self: Any, features: dict[str, Any]) -> Any:
+    return self.factor * features["input_ids"].sum(axis=1)
+
+
+class Place(NamedTuple):
+    """One decorator above or below the batching decorator, on functions of one kind."""
+
+    name: str
+    place: str
+    coroutines: bool
+
+    @property
+    def caches(self) -> bool:
+        """Whether arguments need a hash, which a list and a dict do not have."""
+        return "cache" in self.name
+
+    def of_items(self, func: Any) -> Any:
+        return self._apply((batched.aio if self.coroutines else batched).dynamically, func)
+
+    def of_features(self, func: Any) -> Any:
+        module: Any = batched.aio if self.coroutines else batched
+        return self._apply(module.inference.dynamically, func)
+
+    def _apply(self, batching: Decorator, func: Any) -> Any:
+        other = CASES[self.name].decorator
+        if self.coroutines:
+            func = coroutine_function(func)
+        return other(batching(func)) if self.place == ABOVE else batching(other(func))
+
+
+def coroutine_function(func: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(func)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    return awaited
+
+
+def result(value: Any) -> Any:
+    async def main() -> Any:
+        return await value
+
+    return asyncio.run(main()) if inspect.isawaitable(value) else value
+
+
+places = pytest.mark.parametrize(
+    "place",
+    [
+        Place(name, place, coroutines)
+        for name, case in CASES.items()
+        for coroutines, allowed in ((False, case.plain), (True, case.coroutine))
+        for place in allowed
+    ],
+    ids=lambda place: f"{place.name} {place.place}{' coroutine' if place.coroutines else ''}",
+)
+
+
+@places
+def test_a_function_keeps_its_results_with_another_decorator(place: Place) -> None:
+    of_items, of_features = place.of_items(double), place.of_features(total)
+    calls = [lambda: of_items(2), lambda: of_items(3), lambda: of_items(2, plus=1)]
+    assert [result(call()) for call in calls] == [4, 6, 5]
+    if not place.caches:
+        assert result(of_items([1, 2])) == [2, 4]
+        assert list(result(of_features(features(2, 3)))) == [2, 3]
+
+
+@places
+def test_a_method_keeps_its_instance_with_another_decorator(place: Place) -> None:
     class Model:
+        of_items = place.of_items(scale)
+        of_features = place.of_features(scaled_total)
+
         def __init__(self, factor: int) -> None:
             self.factor = factor
 
-        @above
-        @batched.dynamically
-        @below
-        def double(self, items: list[int], plus: int = 0) -> list[int]:
-            return [self.factor * item + plus for item in items]
+    class Derived(Model):
+        pass
 
-        @above
-        @batched.inference.dynamically
-        @below
-        def total(self, features: dict[str, Any]) -> Any:
-            return self.factor * features["input_ids"].sum(axis=1)
-
-    return Model
-
-
-def coroutine_methods(above: Decorator, below: Decorator) -> type[Any]:
-    class Model:
-        def __init__(self, factor: int) -> None:
-            self.factor = factor
-
-        @above
-        @batched.aio.dynamically
-        @below
-        async def double(self, items: list[int], plus: int = 0) -> list[int]:
-            return [self.factor * item + plus for item in items]
-
-        @above
-        @batched.aio.inference.dynamically
-        @below
-        async def total(self, features: dict[str, Any]) -> Any:
-            return self.factor * features["input_ids"].sum(axis=1)
-
-    return Model
-
-
-PLAIN = [(name, place) for name, case in CASES.items() for place in case.plain]
-COROUTINE = [(name, place) for name, case in CASES.items() for place in case.coroutine]
-
-
-def decorators(name: str, place: str) -> tuple[Decorator, Decorator]:
-    """Return the decorators above and below the batching decorator."""
-    decorator = CASES[name].decorator
-    return (decorator, identity) if place == ABOVE else (identity, decorator)
-
-
-@pytest.mark.parametrize(("name", "place"), PLAIN)
-def test_a_function_keeps_its_results_with_another_decorator(name: str, place: str) -> None:
-    double, total = functions(*decorators(name, place))
-    assert [double(2), double(3), double(2, plus=1)] == [4, 6, 5]
-    if "cache" not in name:  # a list and a dict have no hash
-        assert double([1, 2]) == [2, 4]
-        assert list(total(features(2, 3))) == [2, 3]
-
-
-@pytest.mark.parametrize(("name", "place"), COROUTINE)
-def test_a_coroutine_function_keeps_its_results_with_another_decorator(
-    name: str, place: str
-) -> None:
-    async def main() -> None:
-        double, total = coroutine_functions(*decorators(name, place))
-        assert [await double(2), await double(3), await double(2, plus=1)] == [4, 6, 5]
-        if "cache" not in name:
-            assert await double([1, 2]) == [2, 4]
-            assert list(await total(features(2, 3))) == [2, 3]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(("name", "place"), PLAIN)
-def test_a_method_keeps_its_instance_with_another_decorator(name: str, place: str) -> None:
-    model = methods(*decorators(name, place))
-    one, two = model(2), type("Derived", (model,), {})(3)
-    assert [one.double(2), two.double(2), model.double(two, 5)] == [4, 6, 15]
-    assert one.double(2, plus=1) == 5
-    if "cache" not in name:
-        assert one.double([1, 2]) == [2, 4]
-        assert list(one.total(features(2, 3))) == [4, 6]
-
-
-@pytest.mark.parametrize(("name", "place"), COROUTINE)
-def test_a_coroutine_method_keeps_its_instance_with_another_decorator(
-    name: str, place: str
-) -> None:
-    async def main() -> None:
-        model = coroutine_methods(*decorators(name, place))
-        one, two = model(2), type("Derived", (model,), {})(3)
-        assert [await one.double(2), await two.double(2), await model.double(two, 5)] == [4, 6, 15]
-        assert await one.double(2, plus=1) == 5
-        if "cache" not in name:
-            assert await one.double([1, 2]) == [2, 4]
-            assert list(await one.total(features(2, 3))) == [4, 6]
-
-    asyncio.run(main())
+    one, two = Model(2), Derived(3)
+    calls = [lambda: one.of_items(2), lambda: two.of_items(2), lambda: Model.of_items(two, 5)]
+    assert [result(call()) for call in calls] == [4, 6, 15]
+    assert result(one.of_items(2, plus=1)) == 5
+    if not place.caches:
+        assert result(one.of_items([1, 2])) == [2, 4]
+        assert list(result(one.of_features(features(2, 3)))) == [4, 6]
 
 
 def table(title: str) -> dict[str, list[str]]:
@@ -263,7 +227,7 @@ def table(title: str) -> dict[str, list[str]]:
     return {first: cells for first, *cells in rows}
 
 
-def test_the_page_on_calling_says_where_each_decorator_can_stand() -> None:
+def test_the_table_of_the_page_is_true() -> None:
     stated = table("With other decorators")
     tried = {
         name: [", ".join(places) or "no" for places in (case.plain, case.coroutine)]
@@ -291,24 +255,6 @@ def test_a_retry_above_repeats_a_call_and_one_below_a_batch() -> None:
         model = Model()
         assert getattr(model, name)(4) == 8
         assert model.batches == [[4], [4]]
-
-
-def test_a_retry_above_an_awaited_method_repeats_a_call() -> None:
-    class Model:
-        def __init__(self) -> None:
-            self.batches: list[list[int]] = []
-
-        @retry
-        @batched.aio.dynamically
-        async def double(self, items: list[int]) -> list[int]:
-            self.batches.append(items)
-            if len(self.batches) == 1:
-                raise ConnectionError
-            return [2 * item for item in items]
-
-    model = Model()
-    assert asyncio.run(model.double(4)) == 8
-    assert model.batches == [[4], [4]]
 
 
 def test_a_cache_above_answers_a_second_call_for_the_same_instance_alone() -> None:
@@ -387,7 +333,7 @@ def test_a_static_method_takes_instances_of_its_class_as_items() -> None:
     assert Kinds.of_instances(kinds, 1) == id(kinds) + 1
 
 
-def test_the_members_of_a_method_stay_within_reach_of_a_transparent_decorator() -> None:
+def test_a_transparent_decorator_passes_on_the_members_of_a_method() -> None:
     class Model:
         @passed_on
         @batched.dynamically
@@ -400,7 +346,7 @@ def test_the_members_of_a_method_stay_within_reach_of_a_transparent_decorator() 
     assert one.double.stats.calls == 5
 
 
-def test_a_method_below_a_wrapper_is_the_one_of_its_instance() -> None:
+def test_a_method_below_a_wrapper_belongs_to_its_instance() -> None:
     class Model:
         @wraps
         @batched.dynamically
@@ -414,42 +360,20 @@ def test_a_method_below_a_wrapper_is_the_one_of_its_instance() -> None:
     assert unbound.__get__(one).submit(3).result() == 6
 
 
-def test_an_object_of_another_class_may_borrow_a_method_below_a_wrapper() -> None:
-    class Model:
-        @wraps
-        @batched.dynamically
-        def double(self, items: list[int]) -> list[int]:
-            return [self.factor * item for item in items]  # type: ignore[attr-defined]  # its borrower's
-
-    class Borrower:
-        factor = 3
-        double = Model.double
-
-    assert Borrower().double(2) == 6
-
-
-def test_properties_give_batched_functions() -> None:
+def test_a_cached_property_may_be_a_batched_function() -> None:
     class Model:
         factor = 2
 
-        def scaled(self, items: list[int]) -> list[int]:
+        def scale(self, items: list[int]) -> list[int]:
             return [self.factor * item for item in items]
 
         @functools.cached_property
-        def cached(self) -> batched.Batched[int, int, []]:
-            return batched.dynamically(self.scaled)
-
-        @property
-        def method(self) -> Any:
-            return self._method
-
-        @batched.dynamically
-        def _method(self, items: list[int]) -> list[int]:
-            return [self.factor * item for item in items]
+        def batched_scale(self) -> batched.Batched[int, int, []]:
+            return batched.dynamically(self.scale)
 
     model = Model()
-    assert [model.cached(2), model.cached(3), model.method(4)] == [4, 6, 8]
-    assert (model.cached.stats.calls, model.method.stats.calls) == (2, 1)
+    assert [model.batched_scale(2), model.batched_scale(3)] == [4, 6]
+    assert model.batched_scale.stats.calls == 2
 
 
 def test_partial_and_dispatched_methods_are_bound() -> None:
@@ -487,23 +411,6 @@ def test_an_abstract_method_must_be_overridden() -> None:
     assert Model.__abstractmethods__ == {"above", "below"}
 
 
-def test_a_method_runs_in_a_thread_of_anyio_and_asyncio() -> None:
-    class Model:
-        @batched.dynamically
-        def double(self, items: list[int]) -> list[int]:
-            return [2 * item for item in items]
-
-    async def main() -> list[int]:
-        model = Model()
-        return [
-            await asyncio.to_thread(model.double, 2),
-            await asyncio.to_thread(Model.double, model, 3),
-            await anyio.to_thread.run_sync(model.double, 4),
-        ]
-
-    assert asyncio.run(main()) == [4, 6, 8]
-
-
 def test_a_pydantic_model_has_batched_methods_if_it_ignores_their_types() -> None:
     class Model(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(ignored_types=(batched.BatchedMethod, batched.Batched))
@@ -517,16 +424,6 @@ def test_a_pydantic_model_has_batched_methods_if_it_ignores_their_types() -> Non
         async def awaited(self, items: list[int]) -> list[int]:
             return [self.factor * item for item in items]
 
-        @batched.dynamically
-        @classmethod
-        def named(cls, items: list[int]) -> list[str]:
-            return [f"{cls.__name__}{item}" for item in items]
-
-        @staticmethod
-        @batched.dynamically
-        def negated(items: list[int]) -> list[int]:
-            return [-item for item in items]
-
         @wraps
         @batched.dynamically
         def wrapped(self, items: list[int]) -> list[int]:
@@ -534,7 +431,7 @@ def test_a_pydantic_model_has_batched_methods_if_it_ignores_their_types() -> Non
 
     one, two = Model(factor=2), Model(factor=3)
     assert [one.scaled(5), two.scaled(5), asyncio.run(one.awaited(4))] == [10, 15, 8]
-    assert [Model.named(1), one.negated(1), one.wrapped(4)] == ["Model1", -1, 8]
+    assert one.wrapped(4) == 8
     assert one.model_copy(update={"factor": 4}).scaled(1) == 4
     assert list(Model.model_fields) == ["factor"]
 
