@@ -190,7 +190,11 @@ places = pytest.mark.parametrize(
 @places
 def test_a_function_keeps_its_results_with_another_decorator(place: Place) -> None:
     of_items, of_features = place.of_items(double), place.of_features(total)
-    calls = [lambda: of_items(2), lambda: of_items(3), lambda: of_items(2, plus=1)]
+    calls: list[Callable[[], Any]] = [
+        lambda: of_items(2),
+        lambda: of_items(3),
+        lambda: of_items(2, plus=1),
+    ]
     assert [result(call()) for call in calls] == [4, 6, 5]
     if not place.caches:
         assert result(of_items([1, 2])) == [2, 4]
@@ -210,7 +214,11 @@ def test_a_method_keeps_its_instance_with_another_decorator(place: Place) -> Non
         pass
 
     one, two = Model(2), Derived(3)
-    calls = [lambda: one.of_items(2), lambda: two.of_items(2), lambda: Model.of_items(two, 5)]
+    calls: list[Callable[[], Any]] = [
+        lambda: one.of_items(2),
+        lambda: two.of_items(2),
+        lambda: Model.of_items(two, 5),
+    ]
     assert [result(call()) for call in calls] == [4, 6, 15]
     assert result(one.of_items(2, plus=1)) == 5
     if not place.caches:
