@@ -1,10 +1,7 @@
-"""The machinery of the benchmarks that compare: traffic is counted rightly, tables say what is
-missing, peers stay out of the way.
-"""
+"""Machinery of the benchmarks that compare: traffic, figures, tables, and processes of peers."""
 
 import argparse
 import asyncio
-import itertools
 import sys
 import threading
 from dataclasses import replace
@@ -13,48 +10,48 @@ from pathlib import Path
 import pytest
 
 import contest
-from contest import Found, Unavailable, ask
+from contest import Unavailable, ask
 from peers import BARE, OURS, PEERS, Peer, bare, compared, without
 from report import Figure, Result, conclude, table
-from traffic import Sleep, arriving, by_coroutines, by_threads, rate
+from traffic import arriving, by_coroutines, by_threads, rate
 
 pytestmark = pytest.mark.once
 
 BENCHMARKS = Path(contest.__file__).parent
 NO_TIME = {"fixed_ms": 0.0, "per_item_ms": 0.0}
-EAGER = {"flush": "eager"}
-CLOSED = {
-    "module": "bare",
-    "callers": 3,
-    "calls": 4,
-    "warm_up": 2,
-    "batch_size": 32,
-    "settings": {},
-    **NO_TIME,
-}
+SIZES = {"callers": 3, "calls": 4, "warm_up": 2, "batch_size": 32, **NO_TIME}
+
+
+def closed_loop(module: str, **settings: object) -> contest.Question:
+    """Return a question that threads ask of a peer."""
+    question = {"question": "closed loop, threads", "title": "any", "module": module}
+    return {**question, **SIZES, "settings": settings}
 
 
 def test_each_item_is_called_once_by_threads_and_by_coroutines() -> None:
     called: list[int] = []
+    together = threading.Barrier(4)  # all callers call at once
 
-    async def called_by_coroutine(item: int) -> None:
+    def call_of_thread(item: int) -> None:
+        together.wait(20)
         called.append(item)
 
-    answers = by_threads(called.append, 4, range(100))
-    assert sorted(called) == list(range(100))
-    assert len(answers) == 100
-    assert answers == sorted(answers)
-    called.clear()
-    assert len(asyncio.run(by_coroutines(called_by_coroutine, 4, range(100)))) == 100
-    assert sorted(called) == list(range(100))
+    async def call(item: int) -> None:
+        called.append(item)
+
+    of_threads = by_threads(call_of_thread, 4, range(100))
+    of_coroutines = asyncio.run(by_coroutines(call, 4, range(100)))
+    assert sorted(called) == sorted([*range(100), *range(100)])
+    assert len(of_threads) == len(of_coroutines) == 100
+    assert of_threads == sorted(of_threads)
 
 
 def test_the_rate_leaves_out_the_warm_up_and_the_last_call_of_each_caller() -> None:
-    slow, steady, end = [10.0, 10.0], [20.0, 20.0, 30.0, 30.0], [1000.0, 1000.0]
-    assert rate([*slow, *steady, *end], callers=2, warm_up=1) == pytest.approx(4 / 20.0)
+    answers = [10.0, 10.0, 20.0, 20.0, 30.0, 30.0, 1000.0, 1000.0]
+    assert rate(answers, callers=2, warm_up=1) == pytest.approx(4 / 20.0)
 
 
-def test_arrivals_are_all_answered_whatever_overtakes_what() -> None:
+def test_all_arrivals_are_answered_in_any_order() -> None:
     order: list[int] = []
     first = asyncio.Event()
 
@@ -79,14 +76,7 @@ def test_a_failed_call_of_an_open_loop_is_an_error() -> None:
         asyncio.run(arriving(call, [0.0]))
 
 
-def test_bare_hand_off_answers_full_batches_of_threads() -> None:
-    sizes: list[int] = []
-    with bare.for_threads(lambda items: sizes.append(len(items)), 32, callers=3) as call:
-        by_threads(call, 3, range(30))
-    assert sizes == [3] * 10
-
-
-def test_bare_hand_off_answers_full_batches_of_coroutines() -> None:
+def test_bare_hand_off_answers_full_batches() -> None:
     sizes: list[int] = []
 
     async def count(items: list[int]) -> None:
@@ -96,86 +86,55 @@ def test_bare_hand_off_answers_full_batches_of_coroutines() -> None:
         async with bare.for_coroutines(count, 32, callers=3) as call:
             await by_coroutines(call, 3, range(30))
 
+    with bare.for_threads(lambda items: sizes.append(len(items)), 32, callers=3) as call:
+        by_threads(call, 3, range(30))
     asyncio.run(main())
-    assert sizes == [3] * 10
+    assert sizes == [3] * 20
 
 
 def test_ours_answers_in_a_process_of_its_own() -> None:
-    asked = [
-        {"question": f"closed loop, {kind}", **CLOSED, "module": "ours"}
-        for kind in ("threads", "coroutines")
-    ]
-    asked.append(
-        {
-            "question": "open loop",
-            "module": "ours",
-            "arrivals": [0.0] * 20,
-            "warm_up": 2,
-            "batch_size": 32,
-            "settings": {"flush": "eager"},
-            **NO_TIME,
-        }
-    )
-    threads, coroutines, opened = ask(OURS, asked, 50)
-    assert threads.keys() == coroutines.keys() == {"share", "rate"}
-    assert opened["p99"] >= opened["mean"] > 0
+    threads = closed_loop("ours")
+    coroutines = {**threads, "question": "closed loop, coroutines"}
+    opened = {**closed_loop("ours", flush="eager"), "question": "open loop", "arrivals": [0.0] * 20}
+    closed, awaited, answer = ask(OURS, [threads, coroutines, opened], 50)
+    assert closed.keys() == awaited.keys() == {"share", "rate"}
+    assert answer["p99"] >= answer["mean"] > 0
 
 
-def test_what_a_peer_raises_is_its_answer() -> None:
-    [answer] = ask(
-        BARE,
-        [{"question": "closed loop, threads", **CLOSED, "settings": {"nonsense": 1}}],
-        50,
-    )
+def test_an_error_of_a_peer_is_its_answer() -> None:
+    [answer] = ask(BARE, [closed_loop("bare", nonsense=1)], 50)
     assert "nonsense" in answer["error"]
 
 
-def test_a_peer_that_never_answers_is_ended() -> None:
+def test_a_peer_without_an_answer_is_ended() -> None:
     with pytest.raises(Unavailable, match="no answers within"):
-        ask(
-            BARE,
-            [{"question": "closed loop, threads", **CLOSED, "settings": {"callers": 1000}}],
-            2,
-        )
+        ask(BARE, [closed_loop("bare", callers=1000)], 2)
 
 
-@pytest.fixture
-def absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Peer:
-    """A peer that cannot be installed."""
+def test_a_missing_peer_is_reported_and_ours_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(peer: Peer) -> None:
+        raise Unavailable("not installed: no such thing")
+
     monkeypatch.setattr(contest, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setattr(contest, "_install", refuse)
     home = tmp_path / "absent" / "bin"
     home.mkdir(parents=True)
     (home / "python").symlink_to(sys.executable)
 
-    def refuse(peer: Peer) -> None:
-        raise Unavailable("not installed: no such thing")
-
-    monkeypatch.setattr(contest, "_install", refuse)
-    return Peer("absent", "absent", "never", "absent")
-
-
-def test_a_peer_that_is_missing_is_reported_and_ours_goes_on(absent: Peer) -> None:
     def questions(peer: Peer, settings: object) -> list[contest.Question]:
-        return [{"question": "closed loop, threads", "title": "any", **CLOSED}]
+        return [closed_loop("bare")]
 
+    absent = Peer("absent", "absent", "never", "absent")
     found = contest.contest(questions, 1, peers=[absent], ours=[OURS])
     assert found.missing == {"absent": "not installed: no such thing"}
     assert list(found.runs) == [("any", "ours", "share"), ("any", "ours", "rate")]
 
 
 def test_ours_is_never_missing() -> None:
-    def questions(peer: Peer, settings: object) -> list[contest.Question]:
-        return [
-            {
-                "question": "closed loop, threads",
-                "title": "any",
-                **CLOSED,
-                "settings": {"nonsense": 1},
-            }
-        ]
-
     with pytest.raises(Unavailable, match="nonsense"):
-        contest.contest(questions, 1, peers=[], ours=[OURS])
+        contest.contest(lambda *_: [closed_loop("bare", nonsense=1)], 1, peers=[], ours=[OURS])
 
 
 def test_an_environment_of_a_peer_never_sees_this_project() -> None:
@@ -202,22 +161,16 @@ FLOOR = Figure("floor", [1.0, 2.0, 1.0], "ms")
 SLOW = Figure("slow | fast", [4.0, 2.0, 3.0], "ms", FLOOR, at_most=2.0)
 
 
-def test_ratios_are_those_within_each_round() -> None:
+def test_ratios_are_medians_of_the_rounds_and_decide_on_bounds() -> None:
     assert SLOW.ratio == 3.0
     assert not SLOW.kept
     assert Figure("", [2.0, 2.0, 2.0], "", FLOOR, at_most=2.0).kept
-
-
-def test_where_rounds_are_missing_the_median_of_the_other_counts() -> None:
-    assert Figure("", [3.0], "ms", FLOOR).ratio == 3.0
-
-
-def test_bounds_hold_for_a_figure_that_is_beside_nothing() -> None:
-    assert Figure("", [0.5], "", at_least=0.4).kept
+    assert Figure("", [3.0], "ms", FLOOR).ratio == 3.0  # some rounds are missing
+    assert Figure("", [0.5], "", at_least=0.4).kept  # without a baseline
     assert not Figure("", [0.5], "", at_least=0.6).kept
 
 
-def test_a_table_says_what_was_reached_beside_what() -> None:
+def test_a_table_has_figures_baselines_and_bounds() -> None:
     share = Figure("share", [0.5], "of best", at_least=0.6)
     text = table(
         "A question?",
@@ -234,105 +187,62 @@ GOOD, BAD = Figure("a", [1.0], "", at_most=2.0), Figure("a", [3.0], "", at_most=
 ALSO_BAD = Figure("b", [3.0], "", at_most=2.0)
 
 
-def judged(*measured: list[Figure], noisy: bool = True) -> int:
-    """How often figures were measured.
+def measurements(*results: list[Figure], noisy: bool = True) -> int:
+    """Return the number of measurements after which no bound is missed.
 
     Raises:
         SystemExit: a bound was missed.
     """
-    left = [Result(figures) for figures in measured]
+    left = [Result(figures) for figures in results]
     conclude(lambda: left.pop(0), argparse.Namespace(check=True, save=False), noisy=noisy)
-    return len(measured) - len(left)
+    return len(results) - len(left)
 
 
-def test_what_misses_a_bound_is_measured_once_more() -> None:
-    assert judged([GOOD], [BAD]) == 1
-    assert judged([BAD], [GOOD]) == 2
-    assert judged([BAD, ALSO_BAD], [GOOD, Figure("b", [1.0], "")]) == 2
-    assert judged([BAD], [GOOD, ALSO_BAD]) == 2
-
-
-def test_what_misses_a_bound_twice_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_that_miss_a_bound_are_measured_once_more() -> None:
+    assert measurements([GOOD], [BAD]) == 1
+    assert measurements([BAD], [GOOD]) == 2
+    assert measurements([BAD, ALSO_BAD], [GOOD, Figure("b", [1.0], "")]) == 2
+    assert measurements([BAD], [GOOD, ALSO_BAD]) == 2
     with pytest.raises(SystemExit):
-        judged([BAD, ALSO_BAD], [BAD, Figure("b", [1.0], "")])
+        measurements([BAD], noisy=False)
+
+
+def test_figures_that_miss_a_bound_twice_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        measurements([BAD, ALSO_BAD], [BAD, Figure("b", [1.0], "")])
     assert capsys.readouterr().out.endswith("\nMISSED: a\n")
-
-
-def test_what_is_not_noisy_is_judged_at_once() -> None:
-    with pytest.raises(SystemExit):
-        judged([BAD], noisy=False)
 
 
 def arguments(**given: bool) -> argparse.Namespace:
     return argparse.Namespace(**{"check": False, "quick": False} | given)
 
 
-def test_who_cannot_be_asked_is_named() -> None:
+@pytest.mark.parametrize("servers", [False, True])
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_peer_is_compared_or_named_as_missing(quick: bool, servers: bool) -> None:
+    given = arguments(quick=quick)
+    peers = compared(given, servers=servers)
+    named = [*[peer.name for peer in peers], *without(given, servers=servers)]
+    assert sorted(named) == sorted(peer.name for peer in PEERS)
+    assert not quick or all(len(peer.variants) == 1 for peer in peers)
+
+
+def test_peers_without_threads_are_named_and_a_check_asks_no_peer() -> None:
     reasons = without(arguments(), threads=True)
     assert "litserve" in reasons
     for peer in PEERS:
         assert peer.threads or not peer.coroutines or f"{peer.name}, threads" in reasons
-
-
-@pytest.mark.parametrize("servers", [False, True])
-@pytest.mark.parametrize("quick", [False, True])
-def test_whoever_is_not_compared_is_named(quick: bool, servers: bool) -> None:
-    given = arguments(quick=quick)
-    asked = [peer.name for peer in compared(given, servers=servers)]
-    assert sorted([*asked, *without(given, servers=servers)]) == sorted(peer.name for peer in PEERS)
-    quickly = compared(arguments(quick=True), servers=servers)
-    assert all(len(peer.variants) == 1 for peer in quickly)
-
-
-def test_a_check_asks_no_peer() -> None:
     assert not compared(arguments(check=True), servers=True)
-
-
-def test_the_latest_failure_of_a_question_is_kept_beside_its_runs() -> None:
-    found = Found()
-    found.add("q", "row", {"share": 0.5})
-    found.add("q", "row", {"error": "it broke"})
-    assert found.runs == {("q", "row", "share"): [0.5]}
-    assert found.missing == {"q: row": "it broke"}
-
-
-def test_sleeps_take_what_the_model_says() -> None:
-    assert Sleep(5.0, 0.1).seconds(10) == pytest.approx(0.006)
-
-
-def test_bars_and_lines_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from pictures import Panel, draw
-
-    lines = Panel(
-        "lines", {"ours": [1.0, 2.0], "other": [float("nan"), 3.0]}, ["1", "2"], "callers"
-    )
-    bars = Panel("bars", {"ours": [1.0], "other": [0.0]})
-    draw("Both?", "a note", [lines, bars], tmp_path / "both.png")
-    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_callers_of_a_closed_loop_run_at_once() -> None:
-    together, seen = threading.Barrier(3), itertools.count()
-
-    def call(_: int) -> None:
-        together.wait(20)
-        next(seen)
-
-    by_threads(call, 3, range(9))
-    assert next(seen) == 9
 
 
 def test_all_benchmarks_are_run_by_one_command() -> None:
     named = (BENCHMARKS / "__main__.py").read_text()
-    runnable = {
-        path.stem for path in BENCHMARKS.glob("*.py") if "conclude(" in path.read_text()
-    } - {"report"}
+    runnable = [path for path in BENCHMARKS.glob("*.py") if "conclude(" in path.read_text()]
     assert len(runnable) > 5
-    assert all(f'"{name}"' in named for name in runnable)
+    assert all(f'"{path.stem}"' in named for path in runnable if path.stem != "report")
 
 
-def test_what_very_many_rows_take_follows_from_what_was_measured() -> None:
+def test_the_plan_of_a_billion_rows_follows_from_the_measured_rates() -> None:
     pytest.importorskip("ray")
     from at_scale import Plan, Rates
 

@@ -1,6 +1,4 @@
-"""The machinery of the benchmark of offline runs: its floors do what they say, and what is computed
-is counted.
-"""
+"""Machinery of the benchmark of offline runs: its baselines, and its counts of computed rows."""
 
 from pathlib import Path
 
@@ -31,7 +29,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def committed(path: Path, source: Path) -> dict[object, tuple[str, int, int]]:
-    """Status, hash of the input and attempts of every row, by key and step."""
+    """Return status, hash of the input and attempts of every row, by key and step."""
     keys = pq.read_table(source)["id"].to_pylist()
     progress = Progress(path)
     found = progress.committed(keys)
@@ -82,15 +80,8 @@ def test_marks_count_the_rows_that_are_computed(
     assert table["upper"].to_pylist() == [text.upper() for text in table["text"].to_pylist()]
 
 
-def test_a_new_process_answers_with_its_own_memory(source: Path, tmp_path: Path) -> None:
-    dest = tmp_path / "result.parquet"
-    answer = benchmark.in_new_process("first_run", source, dest)
-    assert 0 < answer["megabytes"] < 10_000
-    assert pq.read_metadata(dest).num_rows == ROWS
-
-
 def test_a_library_that_fails_is_missing_and_ours_never_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(benchmark, "kept_after_kill", lambda *_: 0.0)
     nobody = Peer("nobody", "nobody", "")
