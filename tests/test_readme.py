@@ -1,6 +1,4 @@
-"""README and the pages of docs/ do what they say: their Python blocks run, their commands and
-settings exist, and their links lead somewhere.
-"""
+"""README and the pages of docs/ are true: Python blocks run, settings exist, links have targets."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ SCRIPTS = ("offline.md", "offline-how-to.md")
 """Pages whose blocks continue each other; `offline/test_pages.py` runs them."""
 
 MOST_WORDS = 900
-"""Of README, all that stands between blanks: code, tables and links count."""
+"""Most words of README; code, tables and links count."""
 
 FIRST_LINES = 10
 """Most lines of README's first block, blank lines not counted."""
 
 
 CHAT_SERVICE = "http://localhost:8000/v1"
-"""Address that the pages write for a chat service."""
+"""Address of a chat service on the pages."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ def test_every_python_block_runs(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Run each as a module of its own, in a folder with some reviews and `my_model`."""
+    """Run each block as a module, in a folder with some reviews and `my_model`."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.csv").write_text("id,text\na,good\nb,not so good\n")
@@ -103,7 +101,7 @@ def test_every_python_block_runs(
 
 
 def use_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has a small model with random weights take the place of each that is loaded."""
+    """Replace each loaded model by a small one with random weights."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from batched.generation import TextGenerator
@@ -148,7 +146,7 @@ def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names by which GitHub finds the headings of `page`."""
+    """Return the anchors of the headings of `page`, as GitHub makes them."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -157,14 +155,14 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of links and pictures of `page` within this repository."""
+    """Return the targets of links and pictures of `page` within this repository."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", prose)
     return [target for target in targets if "://" not in target]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
@@ -182,7 +180,7 @@ def shown(default: object) -> str:
 
 
 def table(heading: str) -> dict[str, str]:
-    """Names and defaults in the table under a heading of the page of settings."""
+    """Return names and defaults of the table under a heading of the page of settings."""
     section = (ROOT / "docs/settings.md").read_text().split(f"\n## {heading}\n")[1]
     return dict(
         re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", section.split("\n## ")[0], re.MULTILINE)

@@ -57,7 +57,7 @@ async def make_calls(
 
     def note(item: T, answer: Any, began: float) -> None:
         latencies.append(time.perf_counter() - began)
-        if answered is not None:
+        if answered:
             answered(item, answer)
 
     def call_from_thread() -> None:

@@ -1,1 +1,1 @@
-"""Calls and faults of all kinds at once, for as long as it is told to."""
+"""Soak: calls and faults of all kinds at once, for some minutes."""

@@ -1,8 +1,10 @@
-"""Does every accepted call end, exactly once and rightly, whatever happens? Calls and faults of all
-kinds, mixed at random for minutes.
+"""Soak: every accepted call ends exactly once, with its own result, under faults of all kinds.
 
-In `benchmarks/`: `python -m soak --minutes 10 --seed 1`. It exits with 1 if a call was lost,
-answered twice or wrongly, or hung. One episode alone: `--first 17 --episodes 1` with the same seed.
+Calls and faults are mixed at random for some minutes.
+
+In `benchmarks/`: `python -m soak --minutes 10 --seed 1`. The exit status is 1 if a call was lost,
+answered twice or wrongly, or hung. `--first 17 --episodes 1` with the same seed runs one episode
+alone.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from soak.books import VERDICTS, Report
 from soak.mixed import KINDS, run_episodes
 
 GOALS = {"calls": 1_000_000, "faults": 10_000, "of each kind": 100}
-"""What ten minutes on two cores are to reach, at least."""
+"""Least numbers that ten minutes on two cores reach."""
 
 STUCK = 300.0
-"""Seconds after which an episode, in which every wait has its own bound, must be over."""
+"""Longest time of an episode, in which every wait has its own bound (s)."""
 
 
 def for_minutes(minutes: float, first: int) -> Iterator[int]:
-    """Numbers from `first` on until the time is over."""
+    """Yield numbers from `first` on until the time is over."""
     deadline = time.monotonic() + 60 * minutes
     for index in itertools.count(first):
         if time.monotonic() > deadline:
@@ -50,7 +52,7 @@ def _give_up(index: int) -> None:
 
 
 def show(report: Report, seconds: float, seed: int, episodes: int) -> bool:
-    """Prints what came of it; returns whether the goals were reached."""
+    """Print the outcome. Return whether the goals were reached."""
     packages = ", ".join(
         f"{name} {importlib.metadata.version(name)}"
         for name in ("batched-dynamically", "anyio", "trio", "uvloop", "numpy")
@@ -85,9 +87,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None, help="drawn and printed if not given")
     parser.add_argument("--first", type=int, default=0, help="number of the first episode")
-    parser.add_argument("--episodes", type=int, default=None, help="how many, instead of minutes")
     parser.add_argument(
-        "--check", action="store_true", help="exit with 1 if a goal for ten minutes was missed, too"
+        "--episodes", type=int, default=None, help="number of episodes, instead of minutes"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 also if a goal for ten minutes was missed"
     )
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 20) if arguments.seed is None else arguments.seed
@@ -98,7 +102,7 @@ def main() -> None:
     else:
         indices = iter(range(arguments.first, arguments.first + arguments.episodes))
     counted = (index for index, _ in zip(indices, count, strict=False))
-    report = run_episodes(seed, counted, tell=lambda line: print(line, flush=True))
+    report = run_episodes(seed, counted, write=lambda line: print(line, flush=True))
     reached = show(report, time.monotonic() - began, seed, next(count))
     sys.exit(1 if report.verdicts or (arguments.check and not reached) else 0)
 

@@ -1,6 +1,4 @@
-"""The books of a soak: every call that was begun, how it ended, and whether that was to be
-expected.
-"""
+"""Books of a soak: every call with its end, and a verdict on each end that is not explained."""
 
 from __future__ import annotations
 
@@ -17,25 +15,25 @@ from batched.errors import QueueFull, QueueTimeout
 from soak.faults import FULL, LATE, Faults
 
 SPACING = 1000
-"""Numbers between the first items of two calls, and so more than the most items of one call."""
+"""Distance between the first items of two calls: more than the items of any call."""
 
 VERDICTS = ("lost", "duplicated", "wrong", "hung")
-"""What may never happen: an accepted call without an end, with two, with an end that nobody has a
-reason for, or still waiting.
+"""Kinds of broken promises: an accepted call without an end, with two ends, with an end for which
+there is no reason, or with a caller that still waits.
 """
 
 
 @dataclass(eq=False)
 class Call:
-    """One call: its items are consecutive numbers, of which everything else follows."""
+    """One call, whose items are consecutive numbers. All its other values follow from them."""
 
     number: int
     size: int
     tag: Any
     listed: bool
-    turns: int  # how often the batcher had been closed or opened when it began
+    turns: int  # times that the batcher had been closed or opened before the call
     began: float  # (s)
-    length: int = 0  # of its rows, where the items are rows of features
+    length: int = 0  # length of its rows, if the items are rows of features
 
     @property
     def items(self) -> range:
@@ -48,13 +46,13 @@ class Call:
 
 @dataclass
 class Report:
-    """What came of one episode or, added up, of many."""
+    """Outcome of one episode, or the sum over many."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)  # how calls ended
-    faults: Counter[str] = field(default_factory=Counter)  # what was injected
-    verdicts: Counter[str] = field(default_factory=Counter)  # of VERDICTS
+    outcomes: Counter[str] = field(default_factory=Counter)  # calls by kind of end
+    faults: Counter[str] = field(default_factory=Counter)  # injected faults by kind
+    verdicts: Counter[str] = field(default_factory=Counter)  # verdicts by kind
     accepted: int = 0  # calls
-    details: list[str] = field(default_factory=list)  # of the verdicts
+    details: list[str] = field(default_factory=list)  # one for each verdict
 
     def add(self, other: Report) -> None:
         self.outcomes += other.outcomes
@@ -70,29 +68,30 @@ class Report:
 
 
 class Books:
-    """Those of one episode. No locks: threads only append, pop and count by what the interpreter
-    does in one step.
+    """Books of one episode.
+
+    There are no locks: threads append, pop and count by atomic operations of the interpreter only.
     """
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
         self.turns = 0  # odd while the batcher is closed, or being closed or opened
-        self.cancels = False  # whether it was ever closed in a way that cancels what waits
-        self.runs_apart = False  # an item may run once more where an output cannot be split
-        self.exact = True  # whether the statistics must agree with these books to the last call
-        self.queue_timeout = math.inf  # after which calls that wait may be given up (s)
+        self.cancels = False  # whether a shutdown has cancelled waiting calls
+        self.runs_apart = False  # an item may run once more if its output cannot be split
+        self.exact = True  # whether the statistics must agree with these books exactly
+        self.queue_timeout = math.inf  # time after which waiting calls may expire (s)
         self.refuses = False  # whether a full queue refuses calls
-        self.open: dict[int, Call] = {}  # begun and not ended
+        self.open: dict[int, Call] = {}  # calls without an end, by number
         self.outcomes: list[str] = []  # one for each call that ended
-        self.observed: list[int] | None = None  # items in each batch that an observer was told of
-        # items of which the library has said that they will never be computed
+        self.observed: list[int] | None = None  # items in each batch that the observer got
+        # items of calls that have ended uncomputed, as the library reported
         self.gone: list[int] = []
         self.blamed: list[tuple[str, str]] = []  # verdict and detail
         self._numbers = itertools.count(1)
 
     @property
     def most_again(self) -> int:
-        """Most runs of items that had run before, which the statistics do not count."""
+        """Most repeated runs of items, which the statistics do not count."""
         apart = len(set(self.faults.ran)) if self.runs_apart else 0
         return len(self.faults.again) + apart
 
@@ -111,7 +110,7 @@ class Books:
             self.outcomes.append(outcome)
 
     def answered(self, call: Call, right: bool, answer: object) -> None:
-        """`call` got `answer`."""
+        """Enter that `call` got `answer`."""
         if not right:
             self.blame("wrong", f"{call} got {answer!r:.200}")
         elif not self.faults.struck.keys().isdisjoint(call.items):
@@ -119,14 +118,14 @@ class Books:
         self.end(call, "answered")
 
     def failed(self, call: Call, error: BaseException) -> None:
-        """`call` got `error`."""
+        """Enter that `call` got `error`."""
         if self.faults.expected(call.items, error):
             self.end(call, "failed")
         elif isinstance(error, batched.BatcherClosed):
             if not self.turns % 2 and self.turns == call.turns:
                 self.blame(
                     "wrong",
-                    f"{call} was told that the batcher is closed, which it was not: {error!r}",
+                    f"{call} ended with {error!r}, but the batcher was open",
                 )
             self.end(call, "closed")
         elif self.faults.refused(call.items, call.tag, error):
@@ -137,13 +136,13 @@ class Books:
         else:
             self.blame(
                 "wrong",
-                f"{call} got {error!r:.200} caused by {error.__cause__!r:.100}, of "
-                "which its batches know nothing",
+                f"{call} got {error!r:.200} caused by {error.__cause__!r:.100}, and no batch of "
+                "the call has this error",
             )
             self.end(call, "failed")
 
     def _by_queue(self, call: Call, error: BaseException) -> bool:
-        """Whether the limits of the queue explain `error`."""
+        """Return whether the limits of the queue explain `error`."""
         if isinstance(error, QueueFull):
             self.faults.injected.append(FULL)
             return self.refuses
@@ -153,28 +152,26 @@ class Books:
         return False
 
     def cancelled(self, call: Call) -> None:
-        """The future of `call` said that it was cancelled while it waited."""
-        if call.size == 1 or not self.cancels:  # else a shutdown may have cancelled the rest of it
+        """Enter that the future of `call` was cancelled while the call waited."""
+        if call.size == 1 or not self.cancels:  # a shutdown may have cancelled a part
             self.gone += call.items
         self.end(call, "cancelled")
 
     def cancelled_by_shutdown(self, call: Call) -> None:
-        """`call` ended as cancelled though its caller did not cancel it."""
+        """Enter that `call` ended as cancelled, though its caller did not cancel it."""
         if not self.cancels or (not self.turns % 2 and self.turns == call.turns):
-            self.blame("wrong", f"{call} was cancelled by nobody")
+            self.blame("wrong", f"{call} was cancelled without a reason")
         if call.size == 1:
             self.gone += call.items
         self.end(call, "cancelled at shutdown")
 
     def abandoned(self, call: Call) -> None:
-        """The caller of `call` has stopped waiting for it, and cannot know how far it came."""
+        """Enter that the caller of `call` has stopped waiting. The call may have run or not."""
         refused = any(item in self.faults.refusals for item in call.items)
         self.end(call, "refused" if refused else "abandoned")
 
     def close(self, stats: batched.Stats | None, hung: Sequence[Call]) -> Report:
-        """What came of it all, once nobody calls any more; `hung` are the calls that somebody still
-        waits for.
-        """
+        """Return the report after the last call. `hung` are the calls with a waiting caller."""
         for call in hung:
             self.open.pop(call.number, None)
             self.blame("hung", str(call))
@@ -202,7 +199,7 @@ class Books:
         if computed:
             self.blame(
                 "wrong",
-                f"items computed though they were cancelled while they waited: {computed!r:.200}",
+                f"items computed after their cancellation in the queue: {computed!r:.200}",
             )
 
     def _check_stats(self, stats: batched.Stats, ended: Counter[str]) -> None:

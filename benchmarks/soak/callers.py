@@ -1,6 +1,4 @@
-"""Callers of a soak, with every way of calling and of giving up; here threads that block, in
-`tasks` for tasks.
-"""
+"""Callers of a soak, with every way of calling and of giving up. Tasks are in `tasks`."""
 
 from __future__ import annotations
 
@@ -17,28 +15,28 @@ from soak.faults import RAISED, Incomparable, Injected, Unhashable, raise_in_cal
 from soak.subject import Subject
 
 BOUND = 30.0
-"""Seconds after which a wait counts as a hang."""
+"""Time after which a wait counts as a hang (s)."""
 
 # three types until Python 3.11
 LATE = (TimeoutError, concurrent.futures.TimeoutError, asyncio.TimeoutError)
 
 
 class Caller:
-    """What all callers share: making calls, and entering what they came to in the books."""
+    """Part common to all callers: making calls, and entering their ends in the books."""
 
-    callback_kinds: Sequence[str] = tuple(RAISED)  # what callbacks of futures raise
+    callback_kinds: Sequence[str] = tuple(RAISED)  # errors that callbacks of futures raise
 
     def __init__(self, subject: Subject, rng: random.Random, fault_rate: float) -> None:
         self.subject = subject
         self.books = subject.books
         self.faults = subject.faults
         self.rng = rng
-        self.fault_rate = fault_rate  # of calls
-        self.refused = 0  # times in a row that the batcher was closed
+        self.fault_rate = fault_rate  # share of calls with a fault
+        self.refused = 0  # refused calls in a row, because the batcher was closed
         self.hostile: set[int] = set()  # numbers of calls whose futures have a callback that raises
 
     def new(self, *, listed: bool = False, tagged: bool = True) -> Call:
-        """One more call, with or without a fault in store for it."""
+        """Return a new call, with or without a planned fault."""
         rng = self.rng
         many = listed or (self.subject.features and rng.random() < 0.3)
         size = rng.choice([1, 2, 3, 7, 20, 90]) if many else 1
@@ -58,7 +56,7 @@ class Caller:
         return call
 
     def called(self, call: Call, way: Callable[..., Any]) -> Any:
-        """What `way` of calling returns for `call`."""
+        """Return the result of `call`, called by `way`."""
         argument = self.subject.argument(call)
         if type(call.tag) is int and call.tag == 0:
             return way(argument)
@@ -78,11 +76,11 @@ class Caller:
 
     @property
     def is_over(self) -> bool:
-        """Whether calling has become pointless."""
+        """Whether the batcher stays closed."""
         return self.subject.over and self.refused > 10
 
     def submit(self, call: Call) -> Any:
-        """The future of `call`; None if it was not accepted."""
+        """Return the future of `call`; None if the call was not accepted."""
         try:
             future = self.called(call, self.subject.fn.submit)
         except BaseException as error:
@@ -106,7 +104,7 @@ class Caller:
         return future
 
     def submit_all(self, count: int) -> list[tuple[Call, concurrent.futures.Future[Any]]]:
-        """As many new calls, those that were accepted, and their futures."""
+        """Make `count` calls. Return the accepted calls with their futures."""
         pending = []
         for _ in range(count):
             call = self.new()
@@ -116,7 +114,7 @@ class Caller:
         return pending
 
     def enter(self, call: Call, future: concurrent.futures.Future[Any]) -> None:
-        """Enters what `future`, which is done, came to."""
+        """Enter the end of `future`, which is done."""
         if future.cancelled():
             self.books.cancelled_by_shutdown(call)
         elif (error := future.exception(0)) is not None:
@@ -125,7 +123,7 @@ class Caller:
             self.answered(call, future.result(0))
 
     def cancel(self, call: Call, future: concurrent.futures.Future[Any]) -> bool:
-        """Cancels `future`, unless it is too late."""
+        """Cancel `future`. Return False if it is too late."""
         try:
             if not future.cancel():
                 return False
@@ -133,12 +131,12 @@ class Caller:
             if call.number not in self.hostile:
                 raise
         if not (future.cancelled() and future.done()):
-            self.books.blame("wrong", f"{call} says it was cancelled, its future does not")
+            self.books.blame("wrong", f"{call} was cancelled, but its future is not")
         self.books.cancelled(call)
         return True
 
     def source(self, calls: list[Call], *, breaks: bool) -> Iterator[Any]:
-        """What `map` reads; the calls that it has read are in `calls`."""
+        """Yield items for `map`, and add their calls to `calls`."""
         for _ in range(self.rng.randint(0, 60)):
             call = self.new(tagged=False)
             calls.append(call)
@@ -155,7 +153,7 @@ class Caller:
             self.answered(call, answer)
 
     def map_raised(self, calls: list[Call], error: BaseException, *, breaks: bool) -> None:
-        """`map` ended with `error`, and with it the calls it has not answered."""
+        """Enter that `map` ended with `error`, and with it the unanswered calls."""
         if isinstance(error, LATE) and not isinstance(error, batched.BatchedError):
             return
         if breaks and type(error) is Injected and error.args == ("source",) and not calls:
@@ -169,7 +167,7 @@ class Caller:
 
 
 class ThreadCaller(Caller):
-    """Calls from a thread, and blocks it meanwhile."""
+    """Caller that is a thread, which its calls block."""
 
     def run(self, calls: int) -> None:
         ways: list[Callable[[], None]] = [self.burst, self.burst, self.late]
@@ -179,7 +177,7 @@ class ThreadCaller(Caller):
         while begun < calls and not self.is_over:
             before = len(self.books.outcomes)
             self.rng.choice(ways)()
-            # of all callers, but none makes many more than another
+            # ends of the calls of all callers, who make similar numbers of calls
             begun += max(1, len(self.books.outcomes) - before)
             if self.refused:
                 time.sleep(0.0005)
@@ -210,7 +208,7 @@ class ThreadCaller(Caller):
         self._collect(pending)
 
     def late(self) -> None:
-        """Waits for too short a time."""
+        """Wait for a result with a short timeout."""
         call = self.new()
         future = self.submit(call)
         if future is None:
@@ -252,4 +250,4 @@ class ThreadCaller(Caller):
         done, _ = concurrent.futures.wait([future for _, future in pending], BOUND)
         for call, future in pending:
             if future in done:
-                self.enter(call, future)  # else it stays open, and counts as hung
+                self.enter(call, future)  # a call that stays open counts as hung

@@ -1,6 +1,4 @@
-"""Episodes of a soak about batched functions that call each other: what would wait for itself is
-refused, and nothing deadlocks.
-"""
+"""Episodes with batched functions that call each other. Circles are refused, without a deadlock."""
 
 from __future__ import annotations
 
@@ -18,20 +16,18 @@ from soak.faults import CIRCLE, Faults
 from soak.tasks import LOOPS
 
 Answer = tuple[int, bool]
-"""A number, and whether somebody on the way was refused for waiting for itself."""
+"""Number of the call, and whether a call on the way was refused as a circle."""
 
 
 class Ring:
-    """Batched functions each of which calls the next for items that have some way to go; the last
-    one calls the first.
-    """
+    """Batched functions that call the next one; the last function calls the first."""
 
     def __init__(self, rng: random.Random, name: str, *, coroutines: bool) -> None:
         self.books = Books(Faults())
-        # callers call all of them, not only the first: two may wait for each other by chance
+        # callers call all functions, not only the first: two may wait for each other by chance
         self.mixed = rng.random() < 0.5
         self.functions: list[Any] = []
-        self.alone = True  # each has one worker
+        self.alone = True  # whether each function has one worker
         for place in range(rng.choice([1, 2, 2, 3])):
             settings: dict[str, Any] = {
                 "batch_size": rng.choice([1, 2, 8]),
@@ -76,21 +72,22 @@ class Ring:
         if type(error) is RuntimeError:
             self.books.faults.injected.append(CIRCLE)
         else:
-            self.books.blame("wrong", f"a function within a circle got {error!r}")
+            self.books.blame("wrong", f"a function in a circle got {error!r}")
         return number, True
 
     def check(self, call: Any, way: int, answer: object) -> None:
-        """Enters `answer`: who goes round comes back to a batcher that waits for it, and must be
-        refused if no other worker is there.
+        """Enter `answer` of a call through `way` functions.
+
+        A call that comes back to a waiting batcher without a free worker must be refused.
         """
         round_trip = way >= len(self.functions)
-        # else nothing is in its way
+        # no circle refuses the call
         right = answer == (call.number, True) and (round_trip or self.mixed or not self.alone)
         right = right or (answer == (call.number, False) and not (round_trip and self.alone))
         self.books.answered(call, right, answer)
 
     def calls(self, rng: random.Random, count: int) -> list[tuple[Any, Any, int]]:
-        """Calls, each with the function to call and how many others it goes through."""
+        """Return calls, each with its function and the number of functions that it goes through."""
         places = len(self.functions) if self.mixed else 1
         return [
             (
@@ -104,7 +101,7 @@ class Ring:
 
 # as every episode
 def circles(rng: random.Random, name: str, calls: int) -> Report:
-    """Functions that call each other, from several callers at once."""
+    """Call functions that call each other, from several callers at once."""
     coroutines = rng.random() < 0.5
     ring = Ring(rng, name, coroutines=coroutines)
     crowd = Crowd(ring.books)

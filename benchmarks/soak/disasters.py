@@ -1,6 +1,4 @@
-"""Episodes of a soak about calls that are known to wait, owners that are collected, and
-interrupts.
-"""
+"""Episodes with cancelled calls in the queue, collected owners, and interrupts."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ from soak.tasks import LOOPS
 
 # as every episode
 def cancelled_while_held(rng: random.Random, name: str, calls: int) -> Report:
-    """Cancels calls that are known to wait: none of them may be computed, and all others must
-    be.
-    """
+    """Cancel calls in the queue. None of them may run, and all remaining calls must."""
     subject = Subject(
         rng,
         name,
@@ -51,7 +47,7 @@ def cancelled_while_held(rng: random.Random, name: str, calls: int) -> Report:
 
 
 class _Held(Caller):
-    """Has calls wait behind a batch that is held, and cancels some of them."""
+    """Make calls wait behind a held batch, and cancel some of them."""
 
     def __init__(self, subject: Subject, rng: random.Random) -> None:
         super().__init__(subject, rng, 0.0)
@@ -91,7 +87,7 @@ class _Held(Caller):
                 scopes.append((self.new(tagged=False), anyio.CancelScope()))
                 group.start_soon(self._await, *scopes[-1])
             waiting = sum(call.size for call, _ in scopes)
-            while self.subject.fn.stats.queue_size < waiting:  # noqa: ASYNC110  # rings no bell
+            while self.subject.fn.stats.queue_size < waiting:  # noqa: ASYNC110  # no event tells
                 await anyio.sleep(0.0005)
             for call, scope in scopes:
                 if self.rng.random() < 0.5:
@@ -99,7 +95,7 @@ class _Held(Caller):
                     self.books.gone += call.items
                     waiting -= call.size
                     scope.cancel()
-            while self.subject.fn.stats.queue_size > waiting:  # noqa: ASYNC110  # rings no bell
+            while self.subject.fn.stats.queue_size > waiting:  # noqa: ASYNC110  # no event tells
                 await anyio.sleep(0.0005)
             self.subject.gate.set()
 
@@ -123,8 +119,9 @@ class _Held(Caller):
 
 # as every episode
 def owners_go(rng: random.Random, name: str, calls: int) -> Report:
-    """Instances with a batched method that are dropped while their calls wait: these are answered,
-    and threads and instances go.
+    """Drop instances with a batched method while their calls wait.
+
+    The calls get their answers, and then threads and instances go.
     """
     subject = Subject(rng, name, kind="threads", features=False)
     compute = subject.fn.__wrapped__
@@ -154,27 +151,24 @@ def owners_go(rng: random.Random, name: str, calls: int) -> Report:
         caller._collect(pending)
         del pending
     report = subject.books.close(None, [])
-    subject.faults.struck.clear()  # tracebacks hold frames, and these the owner
+    subject.faults.struck.clear()  # tracebacks hold frames, and frames the owner
     subject.faults.refusals.clear()
     gc.collect()
     if not until(lambda: not workers(name) and not any(ref() for ref in refs), 5.0):
         report.blame(
             "wrong",
-            f"owners that nobody holds stay: {workers(name)}, "
-            f"{sum(ref() is not None for ref in refs)} of 10",
+            f"dropped owners stay: {workers(name)}, {sum(ref() is not None for ref in refs)} of 10",
         )
     return report
 
 
 class Interrupted(KeyboardInterrupt):
-    """What the signal handler of this soak raises."""
+    """Exception of the signal handler of this soak."""
 
 
 # as every episode
 def interrupts(rng: random.Random, name: str, calls: int) -> Report:
-    """Signals that break in on calls of the main thread, wherever these are, while other threads go
-    on calling.
-    """
+    """Interrupt calls of the main thread by signals at any point, while threads make calls."""
     subject = Subject(rng, name, kind="threads")
     subject.books.exact = False
     # one that breaks in on a call that is being queued ends all that wait, which is as documented
@@ -225,7 +219,7 @@ def interrupts(rng: random.Random, name: str, calls: int) -> Report:
                 caller.answered(call, answer)
     finally:
         done.set()
-        crowd.join(f"callers beside interrupts of {subject}")
+        crowd.join(f"callers during interrupts of {subject}")
         signal.signal(signal.SIGUSR1, before)
     subject.books.turns = 2
     for _ in range(3):

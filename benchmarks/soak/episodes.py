@@ -1,6 +1,4 @@
-"""Ordinary episodes of a soak: callers of every kind at once, faults in their batches, and somebody
-who closes and opens the batcher.
-"""
+"""Ordinary episodes: callers of every kind, faults in batches, and shutdowns and reopenings."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ from soak.subject import Subject
 from soak.tasks import LOOPS, TaskCaller
 
 PATIENCE = BOUND + 5
-"""Seconds that callers get, each of whose waits is bounded."""
+"""Longest time for callers, whose waits are all bounded (s)."""
 
 
 def until(condition: Callable[[], bool], seconds: float = BOUND) -> bool:
-    """Whether `condition` holds before the time is over."""
+    """Wait for `condition`. Return False if the time is over first."""
     deadline = time.monotonic() + seconds
     pause = 0.0001
     while not condition():
@@ -40,7 +38,7 @@ def until(condition: Callable[[], bool], seconds: float = BOUND) -> bool:
 
 
 def workers(name: str) -> list[str]:
-    """Names of the threads of the batcher `name` that have not ended."""
+    """Return the names of the living threads of the batcher `name`."""
     return [
         thread.name
         for thread in threading.enumerate()
@@ -49,7 +47,7 @@ def workers(name: str) -> list[str]:
 
 
 class Crowd:
-    """Threads that act at the same time, and that nobody waits for longer than `PATIENCE`."""
+    """Threads that act at the same time, for at most `PATIENCE`."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -70,9 +68,7 @@ class Crowd:
         return any(thread.is_alive() for thread in self._threads)
 
     def join(self, what: str) -> bool:
-        """Whether all of them end in time; if not, that is a hang, and everybody's stack is
-        printed.
-        """
+        """Return whether all threads end in time. If not, print the stacks of all threads."""
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
@@ -85,7 +81,7 @@ class Crowd:
 
 
 def bounded(books: Books, what: str, action: Callable[[], object]) -> bool:
-    """Whether `action` returns in time."""
+    """Return whether `action` returns in time."""
     crowd = Crowd(books)
     crowd.start(action)
     return crowd.join(what)
@@ -106,15 +102,15 @@ def loop_crew(loop: str, subject: Subject, seed: int, fault_rate: float, calls: 
                     TaskCaller(subject, random.Random(rng.random()), fault_rate).run,
                     max(1, calls // tasks),
                 )
-        await no_tasks_are_left(subject)
+        await check_tasks(subject)
 
     anyio.run(main, **LOOPS[loop])
 
 
-async def no_tasks_are_left(subject: Subject) -> None:
-    """Enters in the books the workers that stay on this loop although nothing waits for them."""
+async def check_tasks(subject: Subject) -> None:
+    """Enter in the books the worker tasks that stay on this loop."""
     with anyio.move_on_after(BOUND):
-        while _tasks(subject.name):  # noqa: ASYNC110  # they ring no bell
+        while _tasks(subject.name):  # noqa: ASYNC110  # no event tells
             await anyio.sleep(0.0005)
         return
     subject.books.blame("hung", f"tasks {_tasks(subject.name)} of {subject}")
@@ -130,14 +126,14 @@ def _tasks(name: str) -> list[str]:
 
 
 class Closer:
-    """Closes and opens the batcher of `subject` while others call it."""
+    """Thread that closes and opens the batcher of `subject` while callers call it."""
 
     def __init__(self, subject: Subject, rng: random.Random) -> None:
         self._subject = subject
         self._rng = rng
 
     def close(self) -> bool:
-        """Closes in one way or another; False if that hangs."""
+        """Close the batcher in a random way. Return False if the shutdown hangs."""
         subject, rng = self._subject, self._rng
         wait, cancel, twice = rng.random() < 0.6, rng.random() < 0.4, rng.random() < 0.2
         subject.books.turns += 1
@@ -162,9 +158,9 @@ class Closer:
 
 
 def ordinary(rng: random.Random, name: str, calls: int) -> Report:
-    """Some hundred to some thousand calls by all kinds of callers."""
+    """Make some hundred to some thousand calls by all kinds of callers."""
     subject = Subject(rng, name)
-    with trouble_is_told(subject):
+    with named_in_errors(subject):
         hung = _called(subject, rng, calls)
         report = _ended(subject, rng, hung)
     del subject
@@ -172,7 +168,7 @@ def ordinary(rng: random.Random, name: str, calls: int) -> Report:
 
 
 def _called(subject: Subject, rng: random.Random, calls: int) -> bool:
-    """Has `subject` called, and closes it now and then; returns whether anybody hangs."""
+    """Start callers, and close the batcher now and then. Return whether a caller hangs."""
     fault_rate = rng.choice([0.0, 0.005, 0.02, 0.02, 0.1])
     crews = rng.choice([1, 2, 2, 3])
     crowd = Crowd(subject.books)
@@ -199,7 +195,7 @@ def _called(subject: Subject, rng: random.Random, calls: int) -> bool:
 
 
 def _ended(subject: Subject, rng: random.Random, hung: bool) -> Report:
-    """Ends the batcher in one way or another, and closes the books."""
+    """End the batcher in a random way, and close the books."""
     books = subject.books
     dropped = not subject.over and rng.random() < 0.2
     if not hung and not subject.over and not dropped:
@@ -214,18 +210,16 @@ def _ended(subject: Subject, rng: random.Random, hung: bool) -> Report:
         report.faults["owner collected"] += 1
         name = subject.name
         subject.fn = None
-        subject.faults.struck.clear()  # tracebacks hold frames, and these the batcher
+        subject.faults.struck.clear()  # tracebacks hold frames, and frames the batcher
         subject.faults.refusals.clear()
         gc.collect()
         if not until(lambda: not workers(name), 5.0):
-            report.blame("wrong", f"a batcher that nobody holds keeps its threads: {workers(name)}")
+            report.blame("wrong", f"a dropped batcher keeps its threads: {workers(name)}")
     return report
 
 
 def _is_recorded(subject: Subject) -> bool:
-    """Whether the statistics and the observer have been told of the last batch, after its
-    callers.
-    """
+    """Return whether the statistics and the observer have the last batch."""
     stats, observed = subject.fn.stats, subject.books.observed
     recorded = len(subject.faults.ran) - subject.books.most_again
     return stats.total_processed >= recorded and (
@@ -234,7 +228,7 @@ def _is_recorded(subject: Subject) -> bool:
 
 
 def concluded(subject: Subject) -> Report:
-    """Shuts the batcher down and closes the books."""
+    """Shut the batcher down, and close the books."""
     books = subject.books
     hung = not bounded(books, f"shutdown of {subject}", subject.fn.shutdown)
     if not hung and not until(lambda: not workers(subject.name)):
@@ -243,8 +237,8 @@ def concluded(subject: Subject) -> Report:
 
 
 @contextmanager
-def trouble_is_told(subject: Subject) -> Iterator[None]:
-    """Says which batcher it was if an episode itself fails."""
+def named_in_errors(subject: Subject) -> Iterator[None]:
+    """Name the batcher in the error if an episode itself fails."""
     try:
         yield
     except Exception as error:
@@ -252,5 +246,5 @@ def trouble_is_told(subject: Subject) -> Iterator[None]:
 
 
 def seeded(seed: int, index: int) -> random.Random:
-    """The random numbers of one episode, by which it can be run again alone."""
+    """Return the random numbers of one episode, which can so run again alone."""
     return random.Random(f"{seed} {index}")

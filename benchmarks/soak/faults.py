@@ -1,6 +1,4 @@
-"""Faults that are injected on purpose, and what callers may be told of each: a batch function that
-fails as its items ask.
-"""
+"""Injected faults, and the errors that callers may get for each."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ import batched
 
 
 class Injected(Exception):
-    """An ordinary error."""
+    """Ordinary error."""
 
 
 class Uncopyable(Exception):
-    """Its `__init__` takes what its `args` do not tell."""
+    """Error whose `args` are not the arguments of its `__init__`."""
 
     def __init__(self, text: str, *, code: int) -> None:
         super().__init__(text)
@@ -26,7 +24,7 @@ class Uncopyable(Exception):
 
 
 class Hostile(Exception):
-    """Nothing can be asked of it."""
+    """Error that cannot be shown or pickled."""
 
     def __str__(self) -> str:
         raise Injected("__str__")
@@ -38,7 +36,7 @@ class Hostile(Exception):
 
 
 class Fatal(BaseException):
-    """No `Exception`, and none that Python knows."""
+    """Error that is no `Exception`, and unknown to Python."""
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
@@ -58,7 +56,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 RETURNED = "returned exception as item"
 SHORT, LONG, ODD = "output too short", "output too long", "output of a wrong type"
 BATCH_KINDS = [*RAISED, SHORT, LONG, ODD]
-"""What becomes of a whole batch with an item that asks for it."""
+"""Faults of a whole batch, on the request of one item."""
 LENGTH = "length= raised"
 HASH, EQUAL = "hash of an argument raised", "equality of an argument raised"
 CALLBACK = "done-callback raised"
@@ -72,14 +70,14 @@ MISLEADING = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledErr
 
 
 def _fault(kind: str) -> BaseException:
-    """An error of that kind, with a mark that exceptions made of it have, too."""
+    """Return an error of a kind, with a mark that its copies share."""
     error = RAISED[kind]()
     vars(error)["mark"] = object()
     return error
 
 
 class Mismatch:
-    """What is expected of callers of a batch with another number of outputs."""
+    """Expected error for callers of a batch with a wrong number of outputs."""
 
     def __init__(self, expected: int, actual: int) -> None:
         self.expected = expected
@@ -87,28 +85,24 @@ class Mismatch:
 
 
 class Faults:
-    """What is to go wrong in one episode, and what did. Threads only append and look up."""
+    """Planned and injected faults of one episode. Threads only append and look up."""
 
     def __init__(
         self, *, splits: bool = False, memory: int = 1 << 30, isolates: bool = False
     ) -> None:
-        self.splits = splits  # batches that run out of memory are run again in parts
-        self.isolates = isolates  # so are those that raised an exception
-        self.memory = memory  # items that fit
-        self.plan: dict[int, str] = {}  # what is to happen to the batch of an item
-        # what happened in the batch of an item: the error, a Mismatch or the name of an odd type
+        self.splits = splits  # whether batches that run out of memory run again in parts
+        self.isolates = isolates  # whether batches that raised an exception run again in parts
+        self.memory = memory  # most items of a batch that fit in memory
+        self.plan: dict[int, str] = {}  # fault of the batch of an item, by item
+        # injected fault by item: the error, a Mismatch, or the name of a wrong type
         self.struck: dict[int, Any] = {}
-        self.refusals: dict[int, BaseException] = {}  # by item: what `length` raised for it
-        self.ran: list[int] = []  # items, as often as the function got them
+        self.refusals: dict[int, BaseException] = {}  # errors of `length`, by item
+        self.ran: list[int] = []  # items of all calls of the function
         self.again: list[int] = []  # items that the library has to run once more
-        self.injected: list[str] = []  # kinds, as they happened
+        self.injected: list[str] = []  # kinds of faults, in their order
 
     def enter(self, items: Sequence[int]) -> None:
-        """What a batch function does first.
-
-        Raises:
-            BaseException: whatever one of `items` asks for.
-        """
+        """Note a call of the batch function, and raise the error that one of `items` asks for."""
         self.ran.extend(items)
         if len(items) > self.memory:
             self._raise("out of memory", items)
@@ -120,8 +114,9 @@ class Faults:
                 self._raise(kind, items)
 
     def leave(self, items: Sequence[int], output: Any, longer: Callable[[Any, int], Any]) -> Any:
-        """What a batch function returns for `items` instead of `output`; `longer` adds one row or
-        takes one away.
+        """Return `output` with the faults that `items` ask for.
+
+        `longer` adds one row or removes one.
         """
         if self.plan.keys().isdisjoint(items):
             return output
@@ -165,7 +160,7 @@ class Faults:
         raise error
 
     def length(self, item: int) -> int:
-        """The setting `length`."""
+        """Return the length of an item, as the setting `length`."""
         if self.plan.get(item) == LENGTH:
             self.injected.append(LENGTH)
             self.refusals[item] = Injected(LENGTH)
@@ -173,13 +168,11 @@ class Faults:
         return item % 40 + 1
 
     def expected(self, items: Sequence[int], error: BaseException) -> bool:
-        """Whether a fault in a batch with one of `items` explains `error`."""
+        """Return whether a fault in a batch with one of `items` explains `error`."""
         return any(_explains(self.struck[item], error) for item in items if item in self.struck)
 
     def refused(self, items: Sequence[int], tag: object, error: BaseException) -> bool:
-        """Whether `error` is what the preparation of a call with `items` and `tag` raised, so that
-        it was never accepted.
-        """
+        """Return whether a call of `items` and `tag` was refused with `error` unqueued."""
         return any(self.refusals.get(item) is error for item in items) or (
             isinstance(tag, Unhashable) and tag.error is error
         )
@@ -203,12 +196,12 @@ def _explains(mark: Any, error: BaseException) -> bool:
 
 
 def _is_copy(error: BaseException | None, mark: Any) -> bool:
-    """Whether `error` is `mark` or a copy of it."""
+    """Return whether `error` is `mark` or a copy of it."""
     return type(error) is type(mark) and vars(error).get("mark") is vars(mark).get("mark")
 
 
 class Unhashable:
-    """An extra argument whose hash raises."""
+    """Extra argument whose hash raises."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -219,12 +212,12 @@ class Unhashable:
         self.error = Injected(HASH)
         raise self.error
 
-    def __eq__(self, other: object) -> bool:  # else it counts as itself, and nobody hashes it
+    def __eq__(self, other: object) -> bool:  # without `__eq__` the hash would not be called
         return self is other
 
 
 class Incomparable:
-    """An extra argument that looks like any other of its kind, until they are compared."""
+    """Extra argument with the hash of all its kind, whose comparison raises."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -241,7 +234,7 @@ class Incomparable:
 
 
 def raise_in_callback(faults: Faults, kind: str) -> Callable[[object], None]:
-    """A callback of a future that raises what `kind` says."""
+    """Return a callback of a future that raises an error of `kind`."""
 
     def callback(_: object) -> None:
         faults.injected.append(CALLBACK)

@@ -23,9 +23,7 @@ from soak.tasks import LOOPS
 
 # as every episode
 def loops_end(rng: random.Random, name: str, calls: int) -> Report:
-    """Loops that stop, are closed or are left with calls pending: these end, and the next loop is
-    served.
-    """
+    """End loops with pending calls in several ways. The calls end, and the next loop is served."""
     subject = Subject(rng, name, features=False)
     subject.books.exact = False
     for _ in range(3):
@@ -45,15 +43,13 @@ def loops_end(rng: random.Random, name: str, calls: int) -> Report:
 
 
 def _pending(caller: Caller) -> tuple[list[tuple[Call, Any]], list[tuple[Call, Any]]]:
-    """Futures that nobody will answer while the gate is shut, and coroutines; the batcher's turn is
-    over for all of them.
-    """
-    caller.books.turns += 1  # they may be told that it was closed
+    """Return pending futures and coroutines, which have no answer while the gate is shut."""
+    caller.books.turns += 1  # the calls may end because the batcher was closed
     held = caller.new(tagged=False)
     caller.subject.held.add(held.items.start)
     rest = [caller.new(tagged=False) for _ in range(caller.rng.randint(0, 20))]
     submitted = [(call, caller.submit(call)) for call in (held, *rest)]
-    # a full queue may have refused the others
+    # a full queue may have refused calls
     futures = [(call, future) for call, future in submitted if future is not None]
     fn = caller.subject.fn
     calls = [caller.new(tagged=False) for _ in range(caller.rng.randint(0, 5))]
@@ -70,7 +66,7 @@ async def _await_on_asyncio(caller: Caller, call: Call, awaitable: Any) -> None:
     except asyncio.CancelledError:
         caller.books.abandoned(call)
         raise
-    except GeneratorExit:  # whenever its loop is collected; who closes that one enters it
+    except GeneratorExit:  # the loop is collected; its closer enters the call
         raise
     except BaseException as error:
         caller.failed(call, error)
@@ -79,7 +75,7 @@ async def _await_on_asyncio(caller: Caller, call: Call, awaitable: Any) -> None:
 
 
 async def _begun(caller: Caller, tasks: dict[asyncio.Task[None], Call]) -> list[tuple[Call, Any]]:
-    """Has calls pending on this loop, in `tasks`, whose batch has begun or not; their futures."""
+    """Make pending calls in `tasks` on this loop, of batches that run or wait. Return futures."""
     futures, waiting = _pending(caller)
     tasks.update(
         {asyncio.ensure_future(_await_on_asyncio(caller, *each)): each[0] for each in waiting}
@@ -90,7 +86,7 @@ async def _begun(caller: Caller, tasks: dict[asyncio.Task[None], Call]) -> list[
 
 
 def _left(caller: Caller) -> None:
-    """`asyncio.run` cancels what its main coroutine leaves behind."""
+    """End a loop by `asyncio.run`, which cancels the tasks that are left."""
     caller.faults.injected.append("loop left with calls pending")
     run = caller.rng.choice([asyncio.run, uvloop.run])
     _settled(caller, run(_begun(caller, {})))
@@ -98,12 +94,12 @@ def _left(caller: Caller) -> None:
 
 def _new_loop(caller: Caller) -> asyncio.AbstractEventLoop:
     loop = caller.rng.choice([asyncio.new_event_loop, uvloop.new_event_loop])()
-    loop.set_exception_handler(lambda *_: None)  # to which pending tasks are reported
+    loop.set_exception_handler(lambda *_: None)  # asyncio reports pending tasks there
     return loop
 
 
 def _closed(caller: Caller) -> None:
-    """A loop that is closed without cancelling anything."""
+    """Close a loop without cancelling its tasks."""
     caller.faults.injected.append("loop closed with calls pending")
     loop = _new_loop(caller)
     tasks: dict[asyncio.Task[None], Call] = {}
@@ -118,14 +114,14 @@ def _closed(caller: Caller) -> None:
 
 
 def _stopped(caller: Caller) -> None:
-    """A loop that stops for good, and a shutdown that must not wait for it."""
+    """Stop a loop for ever. A shutdown must not wait for it."""
     caller.faults.injected.append("loop stopped with calls pending")
     loop = _new_loop(caller)
     tasks: dict[asyncio.Task[None], Call] = {}
     try:
         futures = loop.run_until_complete(_begun(caller, tasks))
         if not caller.subject.coroutine:
-            caller.subject.gate.set()  # else a shutdown rightly waits for ever
+            caller.subject.gate.set()  # with a shut gate the shutdown would wait for ever
         caller.subject.fn.shutdown()
         caller.subject.fn.__enter__()
         _settled(caller, futures)
@@ -142,7 +138,7 @@ async def _all_done(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 def _trio_left(caller: Caller) -> None:
-    """`trio.run` ends with the calls of its tasks cancelled."""
+    """End a loop by `trio.run`, with the calls of its tasks cancelled."""
     caller.faults.injected.append("trio loop left with calls pending")
     futures: list[tuple[Call, Any]] = []
 
@@ -172,8 +168,9 @@ def _trio_left(caller: Caller) -> None:
 
 
 def _settled(caller: Caller, futures: list[tuple[Call, Any]]) -> None:
-    """Every future of a loop that has ended must be told so; those of a plain function are
-    answered, for threads go on.
+    """Check that every future of an ended loop has ended.
+
+    A plain function answers its calls, because its threads go on.
     """
     caller.subject.gate.set()
     for call, future in futures:
@@ -186,7 +183,7 @@ def _settled(caller: Caller, futures: list[tuple[Call, Any]]) -> None:
 
 
 def _serves(caller: Caller) -> None:
-    """A new loop, on which everything is answered."""
+    """Make calls on a new loop, which all get answers."""
     loop = caller.rng.choice(list(LOOPS))
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Episodes of all kinds, mixed at random, and what came of them."""
+"""Episodes of all kinds, mixed at random."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EPISODES: dict[Episode, int] = {
     exits: 7,
     circles: 5,
 }
-"""How often each kind of episode comes, in parts of their sum."""
+"""Weight of each kind of episode in the random choice."""
 
 KINDS = [
     *BATCH_KINDS,
@@ -78,22 +78,22 @@ KINDS = [
 """Every kind of fault."""
 
 CALLS = 1500
-"""Of an ordinary episode, about."""
+"""Calls of an ordinary episode, about."""
 
 MOST_HANGS = 3
-"""Episodes with hangs after which it is pointless to go on: their threads stay."""
+"""Episodes with hangs after which a soak ends, because the hanging threads stay."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the log and the warnings of what is injected."""
+    """Suppress the log and the warnings of injected faults."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=".*multi-threaded.*fork", category=DeprecationWarning
         )
-        # of loops that are closed
+        # coroutines of closed loops
         warnings.filterwarnings(
             "ignore", message="coroutine .* was never awaited", category=RuntimeWarning
         )
@@ -104,9 +104,9 @@ def quiet() -> Iterator[None]:
 
 
 def run_episodes(
-    seed: int, indices: Iterator[int], *, calls: int = CALLS, tell: Callable[[str], object] = print
+    seed: int, indices: Iterator[int], *, calls: int = CALLS, write: Callable[[str], object] = print
 ) -> Report:
-    """What comes of the episodes with these numbers."""
+    """Run the episodes with these numbers. Return their report."""
     total, hangs = Report(), 0
     with quiet():
         for index in indices:
@@ -114,14 +114,14 @@ def run_episodes(
             (episode,) = rng.choices(list(EPISODES), list(EPISODES.values()))
             report = episode(rng, f"soak{index}", calls)
             if report.verdicts:
-                tell(
+                write(
                     f"episode {index} ({episode.__name__}) of seed {seed}: {dict(report.verdicts)}"
                 )
                 for detail in report.details:
-                    tell(f"  {detail}")
+                    write(f"  {detail}")
             total.add(report)
             hangs += report.verdicts["hung"] > 0
             if hangs == MOST_HANGS:
-                tell("too many hangs to go on")
+                write("too many hangs to go on")
                 break
     return total

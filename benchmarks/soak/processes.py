@@ -19,14 +19,12 @@ from soak.episodes import Crowd, concluded, until
 from soak.subject import Subject
 
 CHILD_BOUND = 10.0
-"""Seconds that a child process may take."""
+"""Longest time of a child process (s)."""
 
 
 def forks(rng: random.Random, name: str, calls: int) -> Report:  # as every episode
-    """Forks while threads call: the child ends what it inherited and serves, the parent does not
-    notice.
-    """
-    # a child that began its own would wait for the parent's for ever
+    """Fork while threads call. The child ends inherited calls and serves; the parent goes on."""
+    # a child would wait for ever for the parent's thread
     faulthandler.cancel_dump_traceback_later()
     subject = Subject(rng, name)
     caller = ThreadCaller(subject, rng, 0.0)
@@ -45,14 +43,12 @@ def forks(rng: random.Random, name: str, calls: int) -> Report:  # as every epis
         caller.faults.injected.append("fork")
         _wait_for_child(caller, pid)
         caller._collect(pending)
-    crowd.join(f"callers beside forks of {subject}")
+    crowd.join(f"callers during forks of {subject}")
     return concluded(subject)
 
 
 def _child(caller: Caller, inherited: list[tuple[Call, Any]]) -> None:
-    """What the child does, with nothing that a thread of the parent may have locked; ends the
-    process.
-    """
+    """Check calls in the child, without locks of the parent's threads. End the process."""
     faulthandler.dump_traceback_later(CHILD_BOUND / 2, exit=True)
     subject, code = caller.subject, 10
     try:
@@ -119,9 +115,7 @@ for item in range(count):
 
 
 def exits(rng: random.Random, name: str, calls: int) -> Report:  # as every episode
-    """Interpreters that end with calls waiting: what was accepted is computed, once, and the
-    process ends.
-    """
+    """End interpreters with waiting calls. Accepted calls run once, and the process ends."""
     report = Report()
     count = rng.randint(1, 50)
     settings = {

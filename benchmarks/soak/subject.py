@@ -1,6 +1,4 @@
-"""The batcher that one episode of a soak is about: a function that fails as it is told, with
-settings drawn at random.
-"""
+"""Batcher of one episode: a function with planned faults, and settings drawn at random."""
 
 from __future__ import annotations
 
@@ -31,13 +29,13 @@ from soak.faults import (
 )
 
 KINDS = ("threads", "aio-plain", "aio-coroutine")
-"""Whether callers block or await, and what kind of function it is; each with items and with
+"""Kinds of callers and of functions; each with items and with
 features.
 """
 
 
 class Subject:
-    """One batched function with its plan of faults and its books."""
+    """Batched function with its plan of faults and its books."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Subject:
         self.name = name
         self.kind = kind or rng.choice(KINDS)
         self.features = rng.random() < 0.3 if features is None else features
-        self.spread = False  # features are passed on by keyword
+        self.spread = False  # whether features are passed by keyword
         self.coroutine = self.kind == "aio-coroutine"
         self.settings = {**self._drawn(rng, limited), **fixed}
         splits = self.settings.get("on_oom", "split" if self.features else "raise") == "split"
@@ -64,11 +62,11 @@ class Subject:
         self.books.queue_timeout = self.settings.get("queue_timeout_ms", math.inf) / 1e3
         self.books.refuses = self.settings.get("on_full") == "raise"
         self.books.runs_apart = self.features and self.settings.get("unpad", "auto") == "auto"
-        self.delay = rng.choice([0.0, 0.0, 0.0005, 0.003])  # of some batches (s)
-        self.gate = threading.Event()  # what a batch with an item of `held` waits for
+        self.delay = rng.choice([0.0, 0.0, 0.0005, 0.003])  # time of some batches (s)
+        self.gate = threading.Event()  # a batch with an item of `held` waits for it
         self.held: set[int] = set()
-        self.entered = threading.Event()  # set by such a batch
-        self.over = False  # closed for good
+        self.entered = threading.Event()  # set by a batch that waits at the gate
+        self.over = False  # whether the batcher stays closed
         if self.settings.pop("length", None):
             self.settings["length"] = self._row_length if self.features else self.faults.length
             self.kinds = [*BATCH_KINDS, LENGTH]
@@ -89,14 +87,14 @@ class Subject:
         )
 
     def argument(self, call: Call) -> Any:
-        """What a caller passes."""
+        """Return the argument of a call."""
         if self.features:
             numbers = numpy.arange(call.items.start, call.items.stop)
             return {"number": numbers, "tokens": numbers[:, None] + numpy.arange(call.length)}
         return list(call.items) if call.listed else call.items.start
 
     def is_right(self, call: Call, answer: Any) -> bool:
-        """Whether `answer` is that of `call`, and of no other."""
+        """Return whether `answer` is the result of `call`."""
         if self.features:
             wanted = self.argument(call)
             tag = call.tag if isinstance(call.tag, int) else -1
@@ -114,7 +112,7 @@ class Subject:
         )
 
     def is_here(self, item: int) -> bool:
-        """Whether `item` has been computed, or is being so."""
+        """Return whether `item` has been computed, or is being computed."""
         return item in self.faults.ran
 
     def _decorated(self) -> Any:
@@ -215,7 +213,7 @@ class Subject:
             raise (RAISED["raised hostile exception"]() if record.size % 2 else Injected(HOOK))
 
     def block(self, _: object = None) -> None:
-        """Waits for a call of its own, which must be refused on a worker."""
+        """Call the function and wait. On a worker the call must be refused."""
         fn = self.fn
         if self.kind != "threads" or fn is None:
             return
@@ -234,7 +232,7 @@ class Subject:
             self.books.answered(call, self.is_right(call, answer) and not on_worker, answer)
 
     def _drawn(self, rng: random.Random, limited: bool) -> dict[str, Any]:
-        """Settings, most of them the usual ones."""
+        """Return random settings, most of them the usual ones."""
         drawn: dict[str, Any] = {
             "batch_size": rng.choice([1, 2, 3, 8, 32, 64]),
             "timeout_ms": rng.choice([0.0, 0.5, 2.0]),

@@ -18,16 +18,16 @@ LOOPS: dict[str, dict[str, Any]] = {
     "uvloop": {"backend": "asyncio", "backend_options": {"use_uvloop": True}},
     "trio": {"backend": "trio"},
 }
-"""How anyio is told which loop to run."""
+"""Arguments of `anyio.run` for each loop."""
 
 
 class TaskCaller(Caller):
-    """Calls from a task, on whichever loop runs it."""
+    """Caller that is a task, on any loop."""
 
     callback_kinds: Sequence[str] = (
         "raised Exception",
         "raised hostile exception",
-    )  # after any other, futures call no callbacks, those of asyncio neither
+    )  # after any other error, futures call no further callbacks
 
     async def run(self, calls: int) -> None:
         ways: list[Callable[[], Awaitable[None]]] = [
@@ -125,12 +125,12 @@ class TaskCaller(Caller):
 
 
 async def finished(future: concurrent.futures.Future[Any]) -> None:
-    """Returns once `future` is done, on any loop."""
+    """Wait until `future` is done, on any loop."""
     if future.done():
         return
     if _on_asyncio():
         wrapped = asyncio.wrap_future(future)
-        # which is looked at elsewhere
+        # its caller reads the error
         wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([wrapped])
     while not future.done():  # noqa: ASYNC110  # trio cannot wait for it

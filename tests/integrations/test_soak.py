@@ -47,9 +47,9 @@ def test_every_accepted_call_ends_once_and_rightly(episode: Episode) -> None:
 @pytest.mark.timeout(1800)
 @forgives_what_is_injected
 def test_every_accepted_call_ends_once_and_rightly_in_random_mixtures_of_faults() -> None:
-    told: list[str] = []
-    report = run_episodes(SEED, iter(range(MANY)), tell=told.append)
-    assert not report.verdicts, f"SOAK_SEED={SEED}\n" + "\n".join(told)
+    lines: list[str] = []
+    report = run_episodes(SEED, iter(range(MANY)), write=lines.append)
+    assert not report.verdicts, f"SOAK_SEED={SEED}\n" + "\n".join(lines)
     missing = [kind for kind in KINDS if not report.faults[kind]]
     assert not missing, f"SOAK_SEED={SEED}: no {', '.join(missing)}"
 
