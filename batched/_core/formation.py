@@ -1,4 +1,8 @@
-"""Batch formation: choice of the items of a batch, once its leader is known."""
+"""Batch formation: choice of the items of a batch, once its leader is known.
+
+Padding is limited by its cost, because in closed loops with mixed lengths a batch of all items that
+fit would often take twice as long as two batches of similar lengths.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[
     left = room - (stop - start)
     if left:
         for request in chain(group.small, group.large):
-            if request is leader or request.queued_in is None:
+            if request is leader:
                 continue
             start, stop = request.dispatched, request.size
             if stop - start >= left:
@@ -70,164 +74,100 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
 
     For cells see `Capacity`.
 
-    1. The items of the small calls next in line are sorted by length. From the long end they are
-       cut into runs, each as large as its first item allows. The last run, if it is not full,
-       begins as far ahead as all its items still fit. A small leader takes its own waiting items,
-       as far as they fit. The rest of the room goes to the run of its longest item.
-    2. A large leader takes its longest items, as many as the first of them allows.
-    3. Room that small calls cannot use goes to large calls, the oldest first. Room that a large
-       leader does not need goes to small calls, then to other large calls. Each call gives the
-       items nearest in length. Items that are not longer than the batch come first, longest first;
-       longer items follow, shortest first, as long as they fit.
-    4. A batch is cut short where the cut saves more cells of padding than another batch costs
-       (`batch_in_cells`). It keeps the part with the leader's longest item, and rule 3 adds
-       nothing. Nor does rule 3 ever add more padding than another batch costs.
+    1. The leader takes its longest items, as many as the first of them allows.
+    2. Room that the leader does not need goes to the small calls next in line, then to the other
+       large calls, the oldest first. Of each, the item that needs the least padding joins next.
+    3. A batch has at most as many cells of padding as another batch costs, once that cost is known
+       (`TimeBySize.fixed_size`).
     """
     builder = BatchBuilder(leader, capacity)
-    if leader.small:
-        short = builder.add_run_of(leader, group.length_index(capacity.batch_size))
-    else:
-        room = min(leader.size - leader.dispatched, builder.room)
-        lengths = [leader.longest] if room == 1 else leader.waiting_lengths(room)
-        _, high = split_run(lengths, 0, builder.padding_left)
-        builder.add(leader, 0, high)
-        short = high < room or not builder.room
-        if not short:
-            builder.add_nearest_small(group.length_index(capacity.batch_size))
+    index = group.length_index(capacity.batch_size)
+    builder.add_leader(leader, index)
+    builder.add_small(index)
     for request in group.large:
-        if short or not builder.room:
+        if not builder.room:
             break
-        if request is not leader and request.queued_in is not None:
-            builder.add_nearest(request)
+        if request is not leader:
+            builder.add_large(request)
     return builder
-
-
-def split_run(lengths: list[int], at: int, batch_in_cells: float) -> tuple[int, int]:
-    """Return begin and end of the part of a run that has the item at `at`.
-
-    The run is cut as long as a cut pays. `lengths` are the lengths of the run, longest first. A cut
-    before place k of n saves (longest - lengths[k]) * (n - k) cells: items after the cut are padded
-    to the longest of them only.
-    """
-    low, high = 0, len(lengths)
-    # no cut saves more than this
-    while (lengths[low] - lengths[high - 1]) * (high - low - 1) > batch_in_cells:
-        longest = lengths[low]
-        saved, cut = max(
-            [((longest - lengths[place]) * (high - place), place) for place in range(low + 1, high)]
-        )
-        if saved <= batch_in_cells:
-            break
-        if at < cut:
-            high = cut
-        else:
-            low = cut
-    return low, high
 
 
 class BatchBuilder:
     """Batch under construction: items are still added."""
 
-    __slots__ = ("_capacity", "longest", "padding_left", "size", "slices")
+    __slots__ = ("_capacity", "_padding_left", "longest", "size", "slices")
 
     def __init__(self, leader: Request, capacity: Capacity) -> None:
         self.slices: list[Slice] = []
         self.size = 0  # items in the slices
         self.longest = leader.longest  # length of the longest item in the slices
         self._capacity = capacity
-        self.padding_left = capacity.cost.fixed_size  # padding that further items may add (cells)
+        self._padding_left = capacity.cost.fixed_size  # padding that further items may add (cells)
 
     @property
     def room(self) -> int:
         """Number of items that still fit if none is longer than `longest`."""
         return self._capacity.most(self.longest) - self.size
 
-    def fits(self, length: int, more: int = 1) -> bool:
-        """Return whether `more` items fit, the longest of length `length`."""
-        return self.size + more <= self._capacity.most(length)
+    def add_leader(self, leader: Request, index: LengthIndex) -> None:
+        """Add the longest items of the leader, and remove them from `index`."""
+        first = leader.remaining.spans[0][0]
+        _, high = self._choose_nearest(leader.waiting_lengths(0, self.room), [])
+        self._add(leader, 0, high)
+        if leader.small:
+            index.remove(leader, first, self.slices[-1][2] - 1)
 
-    def add(self, request: Request, low: int, high: int) -> None:
+    def add_small(self, index: LengthIndex) -> None:
+        """Add the items of small calls that are nearest in length."""
+        at, room = index.not_longer(self.longest), self.room
+        longer = index.lengths(max(at - room, 0), at)
+        low, high = self._choose_nearest(index.lengths(at, at + room), longer)
+        # by request: the least position among its items, and their number
+        found: dict[Request, list[int]] = {}
+        for _, _, position, request in index.take(at - low, at + high):
+            found.setdefault(request, [position, 0])[1] += 1
+        for request, (position, count) in found.items():
+            rank = request.remaining.rank(position)
+            self._add(request, rank, rank + count)
+
+    def add_large(self, request: Request) -> None:
+        """Add the items of a large call that are nearest in length."""
+        assert request.lengths is not None
+        at, room = bisect_left(request.lengths, -self.longest, key=neg), self.room
+        rank = request.remaining.rank(at)
+        longer = request.waiting_lengths(max(rank - room, 0), rank)
+        low, high = self._choose_nearest(request.waiting_lengths(rank, rank + room), longer)
+        if low + high:
+            self._add(request, rank - low, rank + high)
+
+    def _choose_nearest(self, shorter: list[int], longer: list[int]) -> tuple[int, int]:
+        """Return how many items of the end of `longer`, and of the begin of `shorter`, join.
+
+        Both lists have the longest item first. Items of `shorter` are not longer than the batch.
+        An item shorter than the batch is padded itself; for a longer item all others are padded.
+        """
+        low = high = 0
+        while True:
+            size = self.size + low + high
+            padding, stretch = math.inf, math.inf
+            if high < len(shorter) and size < self._capacity.most(self.longest):
+                padding = self.longest - shorter[high]
+            if low < len(longer) and size < self._capacity.most(longer[-low - 1]):
+                stretch = (longer[-low - 1] - self.longest) * size
+            if min(padding, stretch) == math.inf or min(padding, stretch) > self._padding_left:
+                return low, high
+            if padding <= stretch:
+                self._padding_left -= padding
+                high += 1
+            else:
+                self._padding_left -= stretch
+                self.longest = longer[-low - 1]
+                low += 1
+
+    def _add(self, request: Request, low: int, high: int) -> None:
         """Add the waiting items of `request` ranked `low` to `high` (exclusive)."""
         # a request that leaves as a whole needs no spans any more
         spans = [(0, high)] if high - low == request.size else request.remaining.cut(low, high)
         for start, stop in spans:
             self.slices.append((request, start, stop))
         self.size += high - low
-
-    def add_run_of(self, leader: Request, index: LengthIndex) -> bool:
-        """Add the run of a small leader. Return True if it was cut short."""
-        first = leader.remaining.spans[0][0]
-        at = index.find_place(leader, first)
-        low = index.find_run(at, self._capacity)
-        lengths = index.lengths(low, low + self._capacity.most(index.length(low)))
-        begin, end = split_run(lengths, at - low, self.padding_left)
-        short = end - begin < len(lengths)
-        low, high = low + begin, low + end
-        others = high - low - index.count_of(leader, low, high) if short else 0
-        self.add(leader, 0, min(leader.size - leader.dispatched, self.room))
-        index.take_of(leader, first, self.slices[-1][2] - 1)
-        while low < at and not self.fits(index.length(low)):
-            low += 1  # items of the run that are too long stay
-            others -= 1
-        if low < at:
-            self.longest = index.length(low)
-        self._take(index, low, low + (min(others, self.room) if short else self.room))
-        return short
-
-    def add_nearest_small(self, index: LengthIndex) -> None:
-        """Add the items of small calls that are nearest in length."""
-        low = at = index.not_longer(self.longest)
-        high = at + self._pay_padding_of(index.lengths(at, at + self.room))
-        while low and self._pay_stretch_to(index.length(low - 1), high - low + 1):
-            low -= 1
-            self.longest = index.length(low)
-        self._take(index, low, high)
-
-    def add_nearest(self, request: Request) -> None:
-        """Add the items of a large call that are nearest in length."""
-        lengths = request.lengths
-        assert lengths is not None
-        position = bisect_left(lengths, -self.longest, key=neg)
-        low = request.remaining.rank(position)
-        high = min(low + self.room, request.size - request.dispatched)
-        if self.padding_left < math.inf:
-            high = low + self._pay_padding_of(request.waiting_lengths(high)[low:])
-        for longer in request.remaining.before(position):
-            if not self._pay_stretch_to(lengths[longer], high - low + 1):
-                break
-            low -= 1
-            self.longest = lengths[longer]
-        if low < high:
-            self.add(request, low, high)
-
-    def _pay_padding_of(self, lengths: list[int]) -> int:
-        """Return how many of the first `lengths` may be padded to the length of the batch.
-
-        `lengths` are the longest first, and none is longer than the batch.
-        """
-        for number, length in enumerate(lengths):
-            if self.longest - length > self.padding_left:
-                return number
-            self.padding_left -= self.longest - length
-        return len(lengths)
-
-    def _pay_stretch_to(self, length: int, more: int) -> bool:
-        """Return whether `more` items fit, the longest of length `length`.
-
-        That item is longer than the batch is now, so all items are padded to it.
-        """
-        padding = (length - self.longest) * (self.size + more - 1)
-        if padding > self.padding_left or not self.fits(length, more):
-            return False
-        self.padding_left -= padding
-        return True
-
-    def _take(self, index: LengthIndex, low: int, high: int) -> None:
-        """Add the items of `index` from `low` to `high` (exclusive)."""
-        # by request: the least position among its items, and their number
-        found: dict[Request, list[int]] = {}
-        for _, _, position, request in index.take(low, high):
-            found.setdefault(request, [position, 0])[1] += 1
-        for request, (position, count) in found.items():
-            rank = request.remaining.rank(position)
-            self.add(request, rank, rank + count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from itertools import chain
 
@@ -25,18 +25,11 @@ class Group:
         "waiting",
     )
 
-    def __init__(self) -> None:
-        # requests, first come, first served. The first request waits; later requests may have left
-        # (`queued_in` is None)
-        self.small: deque[Request] = deque()
-        self.large: deque[Request] = deque()
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop all requests, so that the group can serve another key."""
-        self.small.clear()
-        self.large.clear()
-        self.key: Hashable = None  # the `group_key` of all its requests
+    def __init__(self, key: Hashable) -> None:
+        self.key = key  # the `group_key` of all its requests
+        # requests with waiting items, first come, first served
+        self.small: OrderedDict[Request, None] = OrderedDict()
+        self.large: OrderedDict[Request, None] = OrderedDict()
         self.waiting = 0  # items not yet handed out
         self.begun = 0  # requests with some items handed out, unless they are `separate`
         self.held_since = NEVER  # moment when the group was first held despite a free worker (s)
@@ -44,13 +37,13 @@ class Group:
         self._longest: int | None = 0  # see `longest`; None: unknown
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over waiting requests: small before large, the oldest of each class first."""
-        return (each for each in chain(self.small, self.large) if each.queued_in is not None)
+        """Iterate over the requests: small before large, the oldest of each class first."""
+        return chain(self.small, self.large)
 
     @property
     def oldest(self) -> float:
         """Moment at which the oldest request arrived (s)."""
-        return min([queue[0].arrived for queue in (self.small, self.large) if queue])
+        return min([next(iter(queue)).arrived for queue in (self.small, self.large) if queue])
 
     @property
     def longest(self) -> int:
@@ -74,13 +67,13 @@ class Group:
             self._length_index.discard(request)
         self.waiting -= request.size - request.dispatched
         self.begun -= request.dispatched > 0 and not request.separate
-        request.queued_in = None
+        del (self.small if request.small else self.large)[request]
+        request.queued = False
 
     def length_index(self, batch_size: int) -> LengthIndex:
         """Return the index of the small requests next in line, by length."""
         if self._length_index is None:
-            small = [request for request in self.small if request.queued_in is not None]
-            self._length_index = LengthIndex(small, batch_size)
+            self._length_index = LengthIndex(self.small, batch_size)
         self._length_index.fill()
         return self._length_index
 

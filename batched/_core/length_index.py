@@ -1,24 +1,19 @@
 """Length index: items of the small calls next in line, longest first.
 
-Batches of similar lengths are cut from it as runs of neighbouring items.
+Items of the most similar lengths are neighbours in the index.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-from .capacity import Capacity
 from .request import Request
 
 LOOK_AHEAD: Final = 32
 """Size of the index: enough for similar lengths to meet, nearly as in a full sort (full batches).
-"""
-FEW: Final = 8
-"""Divisor of the number of entries: if at most 1 / FEW of them is new, inserting the new entries
-one by one is faster than sorting all (measured).
 """
 
 Entry = tuple[int, int, int, Request]
@@ -47,53 +42,20 @@ class LengthIndex:
 
     def fill(self) -> None:
         """Add the entries of as many calls as the look-ahead holds."""
-        new: list[Entry] = []
-        room = self._limit - len(self._entries)
-        while self._beyond and len(new) < room:
+        while self._beyond and len(self._entries) < self._limit:
             request, _ = self._beyond.popitem(last=False)
             assert request.lengths is not None
             for position, length in enumerate(request.lengths):
-                new.append((-length, request.number, position, request))
-        if FEW * len(new) > len(self._entries):
-            self._entries += new
-            self._entries.sort()
-        else:
-            for entry in new:
-                insort(self._entries, entry)
-
-    def length(self, at: int) -> int:
-        """Return the length of the item at place `at`."""
-        return -self._entries[at][0]
+                self._entries.append((-length, request.number, position, request))
+        self._entries.sort()
 
     def lengths(self, low: int, high: int) -> list[int]:
         """Return lengths of the items from `low` to `high` (exclusive), or to the last item."""
         return [-entry[0] for entry in self._entries[low:high]]
 
-    def count_of(self, request: Request, low: int, high: int) -> int:
-        """Return the number of items of `request` from `low` to `high` (exclusive)."""
-        return sum([entry[3] is request for entry in self._entries[low:high]])
-
-    def find_place(self, request: Request, position: int) -> int:
-        """Return the place of the waiting item at `position` of `request`."""
-        assert request.lengths is not None
-        return bisect_left(self._entries, (-request.lengths[position], request.number, position))
-
     def not_longer(self, length: int) -> int:
         """Return the place of the first item that is not longer than `length`."""
         return bisect_left(self._entries, (-length,))
-
-    def find_run(self, at: int, capacity: Capacity) -> int:
-        """Return the place where the run with the item at `at` begins.
-
-        Each run is as large as its first item allows.
-        """
-        entries, low, high = self._entries, 0, 0
-        while high <= at:
-            low, high = high, high + capacity.most(-entries[high][0])
-        if high >= len(entries):  # the last run
-            while low and len(entries) - low < capacity.most(-entries[low - 1][0]):
-                low -= 1
-        return low
 
     def take(self, low: int, high: int) -> list[Entry]:
         """Remove the items from `low` to `high` (exclusive), and return them."""
@@ -101,11 +63,15 @@ class LengthIndex:
         del self._entries[low:high]
         return taken
 
-    def take_of(self, request: Request, first: int, last: int) -> None:
+    def remove(self, request: Request, first: int, last: int) -> None:
         """Remove the items of `request` from position `first` to `last` (inclusive)."""
-        low, high = self.find_place(request, first), self.find_place(request, last) + 1
-        self._entries[low:high] = [
-            entry for entry in self._entries[low:high] if entry[3] is not request
+        assert request.lengths is not None
+        low, high = [
+            bisect_left(self._entries, (-request.lengths[at], request.number, at))
+            for at in (first, last)
+        ]
+        self._entries[low : high + 1] = [
+            entry for entry in self._entries[low : high + 1] if entry[3] is not request
         ]
 
     def discard(self, request: Request) -> None:
@@ -114,4 +80,4 @@ class LengthIndex:
             del self._beyond[request]
         else:
             spans = request.remaining.spans
-            self.take_of(request, spans[0][0], spans[-1][1] - 1)
+            self.remove(request, spans[0][0], spans[-1][1] - 1)

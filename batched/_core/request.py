@@ -4,14 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, starmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .linger import FlushReason
-from .remaining_spans import RemainingSpans
 
-if TYPE_CHECKING:
-    from .group import Group
+Span = tuple[int, int]
+"""Range of neighbouring items of a call: the first position, and the position after the last."""
+
+
+class RemainingSpans:
+    """Positions of the waiting items of a call, as few spans.
+
+    The rank of an item is the number of items that wait before it.
+    """
+
+    __slots__ = ("spans",)
+
+    def __init__(self, size: int) -> None:
+        # in order of position, none empty, with a gap between any two
+        self.spans: list[Span] = [(0, size)]
+
+    def rank(self, position: int) -> int:
+        """Return the number of items that wait before `position`."""
+        return sum([min(stop, position) - start for start, stop in self.spans if start < position])
+
+    def cut(self, low: int, high: int) -> list[Span]:
+        """Remove the items of rank `low` to `high` (exclusive), and return their spans in order."""
+        kept: list[Span] = []
+        gone: list[Span] = []
+        rank = 0  # rank of the first item of the span
+        for start, stop in self.spans:
+            begin = min(max(start + low - rank, start), stop)
+            end = min(max(start + high - rank, start), stop)
+            gone += [(begin, end)] if begin < end else []
+            kept += [each for each in ((start, begin), (end, stop)) if each[0] < each[1]]
+            rank += stop - start
+        self.spans = kept
+        return gone
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -33,7 +62,7 @@ class Request:
     arrived: float = 0.0  # moment of arrival at the scheduler (s)
     number: int = 0  # rank among all requests that have entered the queue
     small: bool = False  # whether the call is small; known once it is queued
-    queued_in: Group | None = None  # group in which it waits; None before and after
+    queued: bool = False  # whether any of its items waits in the queue
     dispatched: int = 0  # items handed out in batches so far
     answered: int = 0  # items that have a result
     # results so far of a split request, each with the position of its first item
@@ -59,14 +88,19 @@ class Request:
         """Length of the longest item that waits; 0 where lengths do not matter."""
         return self.lengths[self.remaining.spans[0][0]] if self.lengths else 0
 
-    def waiting_lengths(self, count: int) -> list[int]:
-        """Return lengths of the longest `count` items that wait; only where lengths matter."""
+    def waiting_lengths(self, low: int, high: int) -> list[int]:
+        """Return lengths of the waiting items of rank `low` to `high` (exclusive), longest first.
+
+        Called only where lengths matter.
+        """
         assert self.lengths is not None
-        start, stop = self.remaining.spans[0]
-        if start + count <= stop:
-            return self.lengths[start : start + count]
-        positions = chain.from_iterable(starmap(range, self.remaining.spans))
-        return [self.lengths[position] for position in islice(positions, count)]
+        found: list[int] = []
+        rank = 0  # rank of the first item of the span
+        for start, stop in self.remaining.spans:
+            begin, end = start + max(low - rank, 0), min(start + high - rank, stop)
+            found += self.lengths[begin:end]
+            rank += stop - start
+        return found
 
 
 Slice = tuple[Request, int, int]

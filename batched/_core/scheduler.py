@@ -14,9 +14,9 @@ The rules, in the order in which they are applied:
 4. The batch takes the leader, then the small calls of the group, then the large calls, each class
    first come, first served. A call that does not fit is split, and its rest is first in its class
    next time. If items have lengths and more items wait in the group than fit, the batch takes items
-   of similar lengths instead (`pack_by_length`). The leader still gets all the room that it can
-   use, and large calls get only the room that small calls cannot use. A batch is cut short if
-   padding would take longer than another batch, by the times of past batches.
+   of similar lengths instead (`pack_by_length`). The leader still goes first, and large calls get
+   only the room that small calls cannot use. A batch has no more padding than another batch costs,
+   by the times of past batches.
 5. The oldest large call that may leave has a credit, as in deficit round robin. It earns a quarter
    of a batch with every batch, of any group, after which part of it still waits. Its share is due
    once the credit reaches a whole batch, or all that the call still needs. Leading a batch spends
@@ -43,9 +43,8 @@ some statements, marked by comments, keeps each request in some container at eve
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter
 from typing import Final
@@ -61,11 +60,6 @@ __all__ = ["Batch", "Request", "Scheduler", "Slice"]
 
 QUANTUM: Final = 0.25
 """Credit that the oldest large call earns with each batch (batches)."""
-FEW: Final = 16
-"""Entries that a heap may have in any case."""
-
-Entry = tuple[int, deque[Request]]
-"""Number of the first request of a queue, and the queue. A heap has the oldest request first."""
 
 
 class Scheduler:
@@ -82,10 +76,6 @@ class Scheduler:
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of a batch
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
-        # queues of the groups: a heap for small calls and one for large calls. An entry is valid
-        # while its request is the first of its queue
-        self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
-        self._spare: Group | None = None  # an empty group, reused for the next key
         self._numbers = 0  # requests that have entered the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         # requests that wait for room in the queue, first come, first served
@@ -96,7 +86,7 @@ class Scheduler:
         # requests that can expire, oldest first: no item of them has left. The value is the moment
         # from which the time counts (s)
         self._expiring: OrderedDict[Request, float] = OrderedDict()
-        self._oldest_large: Request | None = None  # the oldest large call that may leave
+        self._oldest_large = 0  # number of the oldest large call that may leave; 0: none
         self._credit = 0.0  # credit of that call (batches)
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self.in_flight = 0  # items in these without an answer
@@ -116,8 +106,10 @@ class Scheduler:
         """Return whether `request` would enter the queue at once."""
         return not self.blocked and self._fits_queue(request)
 
-    def submit(self, request: Request, now: float, *, from_event_loop: bool = False) -> None:
-        """Queue `request`, or block it while there is no room.
+    def submit(
+        self, request: Request, now: float, *, from_event_loop: bool = False
+    ) -> Group | None:
+        """Queue `request` and return its group, or block it while there is no room.
 
         `from_event_loop`: the caller is a task of an event loop, where all tasks that are ready
         call before a worker looks for a batch.
@@ -128,7 +120,7 @@ class Scheduler:
         waiting = self.waiting
         if self.blocked or (waiting and waiting + request.size > self._most_waiting):
             self.blocked[request] = None
-            return
+            return None
         group = self._enqueue(request)
         alone = group.waiting == request.size < self.capacity.batch_size
         if self._free != 1 or self._news or not alone:
@@ -137,16 +129,18 @@ class Scheduler:
             self._undecided = True
         else:
             self._rule.decide(group.key, request.size, self.waiting + self.in_flight, now)
+        return group
 
     def cancel(self, request: Request) -> bool:
         """Remove the waiting items of `request`. Return True if no item was ever handed out."""
         self._expiring.pop(request, None)  # first: after a signal it must not expire again
-        group = request.queued_in
-        if group is not None:
+        if request.queued:
             self._rule.note_outstanding(self.waiting + self.in_flight)
             self.waiting -= request.size - request.dispatched
+            group = self._groups[request.group_key]
             group.withdraw(request)
-            self._tidy(group)
+            if not group.waiting:
+                del self._groups[group.key]
         elif request in self.blocked:
             del self.blocked[request]
         else:
@@ -164,8 +158,8 @@ class Scheduler:
         queued = [
             request
             for group in self._groups.values()
-            for request in chain(group.small, group.large)
-            if request.queued_in is not None and request.waker is not None
+            for request in group
+            if request.queued and request.waker is not None
         ]
         whole = Scheduler(self.policy)
         for request in sorted(queued, key=attrgetter("number")):
@@ -177,7 +171,7 @@ class Scheduler:
             group.begun += taken > 0 and not request.separate
             group.forget_longest()
         for request in self.blocked:
-            if request.queued_in is not None:
+            if request.queued:
                 self.admitted[request] = None
             elif request.waker is not None:
                 request.error = None
@@ -186,9 +180,8 @@ class Scheduler:
             if request.waker is not None and not request.dispatched:
                 whole._expiring[request] = since
         # all assignments are here: nothing has changed before, and no exception interrupts them
-        self._groups, self._heaps = whole._groups, whole._heaps
+        self._groups, self.waiting = whole._groups, whole.waiting
         self.blocked, self._expiring = whole.blocked, whole._expiring
-        self.waiting, self._oldest_large, self._spare = whole.waiting, None, None
         self._admit()
 
     def next_expiry(self) -> float:
@@ -203,7 +196,7 @@ class Scheduler:
         With None the time does not count, and the request does not expire.
         """
         self._expiring.pop(request, None)
-        waits = request.queued_in is not None or request in self.blocked
+        waits = request.queued or request in self.blocked
         if waits and not request.dispatched and since is not None:
             self._expiring[request] = since
 
@@ -229,7 +222,7 @@ class Scheduler:
             return None
         batch = self._form(leader, now)
         # leading spends the credit; a call that still waits earns with this very batch
-        self._credit = QUANTUM + (0.0 if leader is self._oldest_large else self._credit)
+        self._credit = QUANTUM + (0.0 if leader.number == self._oldest_large else self._credit)
         if self._expiring:
             for request, _, _ in batch.slices:
                 self._expiring.pop(request, None)
@@ -283,7 +276,7 @@ class Scheduler:
         for attempt in batch.too_big:
             capacity.too_big(*attempt)
         if batch.fitted:
-            if longest or capacity.varies or size > capacity.items.fitted:
+            if longest or capacity.varies or size > capacity.known:
                 capacity.fitted(size, longest)
             if longest and batch.attempts == 1:  # else several calls took the time
                 capacity.cost.add(size * longest, seconds)
@@ -309,28 +302,23 @@ class Scheduler:
         key = request.group_key
         group = self._groups.get(key)
         if group is None:
-            group, self._spare = self._spare or Group(), None
-            group.key = key
-            self._groups[key] = group
+            group = self._groups[key] = Group(key)
         self._numbers += 1
         request.number = self._numbers
         request.small = request.size <= self.policy.small_batch_threshold
         self.waiting += request.size
-        queue = group.small if request.small else group.large
-        if not queue:
-            heappush(self._heaps[not request.small], (request.number, queue))
-        queue.append(request)
+        (group.small if request.small else group.large)[request] = None
         if request.lengths is not None:
             group.note_lengths(request)
         group.waiting += request.size
-        request.queued_in = group  # last: from now on it waits here
+        request.queued = True  # last: from now on it waits here
         return group
 
     def _admit(self) -> None:
         """Queue as many blocked requests as there is room for."""
         while self.blocked:
             request = next(iter(self.blocked))
-            if request.queued_in is None:  # else a signal came before the last line
+            if not request.queued:  # else a signal came before the last line
                 if not self._fits_queue(request):
                     return
                 self._enqueue(request)
@@ -361,45 +349,26 @@ class Scheduler:
         A batch is formed ahead of the workers only if it is full. A smaller batch would run no
         sooner.
         """
-        oldest: list[Request | None] = []  # the oldest small call, the oldest large call
+        small = large = None  # the oldest of each class
         all_may_leave = self._free < 1 or not self._rule.holds
-        for heap in self._heaps:
-            found = None
-            while heap and found is None:
-                number, queue = heap[0]
-                if queue and queue[0].number == number:
-                    found = queue[0]
-                else:
-                    heappop(heap)
-            if found is not None and not all_may_leave and self.ready_at(found.queued_in) > now:
-                found = self._oldest_of_many(heap, now)
-            oldest.append(found)
-        small, large = oldest
-        if large is not self._oldest_large:
-            self._oldest_large, self._credit = large, 0.0
-        leader = (
-            small if large is None or (small is not None and not self._is_due(large)) else large
-        )
-        if self._free < 1 and leader is not None:
-            assert leader.queued_in is not None
-            return leader if self._is_full(leader.queued_in) else None
-        return leader
-
-    def _oldest_of_many(self, heap: list[Entry], now: float) -> Request | None:
-        """Return the oldest request in `heap` whose group may leave.
-
-        Called if the group of the very first request is held.
-        """
-        ready: list[Request] = []
-        for _, queue in filter(_is_valid, heap):
-            request = queue[0]
-            group = request.queued_in
-            assert group is not None
-            if self.ready_at(group) <= now:
-                ready.append(request)
-            else:  # its linger starts: no group is held for ever behind other groups
+        for group in self._groups.values():
+            if not all_may_leave and self.ready_at(group) > now:
+                # its linger starts: no group is held for ever behind other groups
                 group.held_since = min(group.held_since, self._free_since)
-        return min(ready, key=attrgetter("number"), default=None)
+                continue
+            if group.small:
+                first = next(iter(group.small))
+                small = first if small is None or first.number < small.number else small
+            if group.large:
+                first = next(iter(group.large))
+                large = first if large is None or first.number < large.number else large
+        number = 0 if large is None else large.number
+        if number != self._oldest_large:
+            self._oldest_large, self._credit = number, 0.0
+        leader = large if small is None or (large is not None and self._is_due(large)) else small
+        if self._free < 1 and leader is not None:
+            return leader if self._is_full(self._groups[leader.group_key]) else None
+        return leader
 
     def _is_due(self, large: Request) -> bool:
         """Return whether the oldest large call has earned a batch, or all that it still needs."""
@@ -408,8 +377,7 @@ class Scheduler:
 
     def _form(self, leader: Request, now: float) -> Batch:
         """Return the batch that `leader` leads, and remove its items from the queue."""
-        group, rule, capacity = leader.queued_in, self._rule, self.capacity
-        assert group is not None
+        group, rule, capacity = self._groups[leader.group_key], self._rule, self.capacity
         reason: FlushReason = "full"
         if group.waiting < capacity.batch_size and not self._is_full(group):
             at_once = group.begun or not rule.holds or self._free > rule.most_free
@@ -425,13 +393,12 @@ class Scheduler:
         self.waiting -= size
         group.waiting -= size
         group.held_since = NEVER
-        left = False
         for request, start, stop in slices:
             before = request.dispatched
             request.dispatched = taken = before + stop - start
             if taken == request.size:
-                request.queued_in = None
-                left = True
+                del (group.small if request.small else group.large)[request]
+                request.queued = False
                 if before:
                     group.begun -= not request.separate
                     continue
@@ -440,36 +407,6 @@ class Scheduler:
             else:
                 group.begun += not request.separate
             waits.append(now - request.arrived)
-        if left:
-            self._tidy(group)
-        return batch
-
-    def _tidy(self, group: Group) -> None:
-        """Drop the requests that have left `group`, and the group if it is empty."""
-        if self._oldest_large is not None and self._oldest_large.queued_in is None:
-            self._oldest_large = None
         if not group.waiting:
             del self._groups[group.key]
-            group.clear()
-            self._spare = group
-        for heap, queue in zip(self._heaps, (group.small, group.large), strict=True):
-            if queue and queue[0].queued_in is None:
-                while queue and queue[0].queued_in is None:
-                    queue.popleft()
-                if queue:
-                    heappush(heap, (queue[0].number, queue))
-            if len(queue) > 2 * group.waiting:  # dropping each request at once would take a search
-                # by rotation: an exception that interrupts finds each waiting request in the queue
-                for _ in range(len(queue)):
-                    if queue[0].queued_in is None:
-                        queue.popleft()
-                    else:
-                        queue.rotate(-1)
-            if len(heap) > 2 * len(self._groups) + FEW:
-                heap[:] = sorted(filter(_is_valid, heap))
-
-
-def _is_valid(entry: Entry) -> bool:
-    """Return whether the entry of a heap is that of the first request of its queue."""
-    number, queue = entry
-    return bool(queue) and queue[0].number == number
+        return batch

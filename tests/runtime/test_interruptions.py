@@ -18,6 +18,7 @@ import anyio
 import pytest
 
 import batched
+from batched._core.group import Group
 from batched._core.scheduler import Scheduler
 from batched._runtime import runtime, thread, timer_thread, wakers, wakeups
 from batched._runtime.async_backend import current_loop
@@ -61,7 +62,7 @@ def interrupting(
 
 PLACES: list[tuple[Any, str]] = [
     (Scheduler, "cancel"),
-    (Scheduler, "_tidy"),
+    (Group, "withdraw"),
     (Scheduler, "_admit"),
     (Scheduler, "_enqueue"),
     (CallQueue, "_admit"),
@@ -361,7 +362,7 @@ def test_an_interrupted_withdrawal_of_a_call_ends_no_other_call(
     waiting = [fn.submit(i) for i in range(3)]
     request = next(iter(fn._batcher.runtime._scheduler))
     with monkeypatch.context() as patch:
-        interrupting(patch, Scheduler, "_tidy", before=True)
+        interrupting(patch, Group, "withdraw", before=True)
         with pytest.raises(Interrupt):
             fn._batcher.runtime.abandon(request)
     gate.opened.set()

@@ -29,8 +29,7 @@ def requests_of(batch: Batch) -> list[Request]:
 
 def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
     """When what `request` waits with may leave, after it was submitted."""
-    of.submit(request, now)
-    return of.ready_at(request.queued_in)
+    return of.ready_at(of.submit(request, now))
 
 
 def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:

@@ -1,17 +1,14 @@
-"""Batches of similar lengths: contents and sizes, by arithmetic.
-
-More items wait than fit one batch.
-"""
+"""Contents and sizes of batches of similar lengths, by arithmetic."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Hashable
+from typing import Any
 
 import pytest
 
 from batched._core.capacity import PATIENCE
+from batched._core.cost import ENOUGH
 from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE
 from batched._core.scheduler import Batch, Request, Scheduler
@@ -75,7 +72,7 @@ def test_a_batch_without_lengths_has_no_longest_item() -> None:
 # ---------------------------------------------------------------- a small call leads
 
 
-def test_the_run_in_which_the_oldest_small_call_stands_is_sent() -> None:
+def test_the_items_nearest_in_length_join_the_oldest_small_call() -> None:
     busy = scheduler(batch_size=3)
     submitted(busy, *map(call, [20, 90, 10, 80, 30, 70, 40, 60, 50]))
     batches = all_ran(busy)
@@ -91,39 +88,13 @@ def test_equal_lengths_leave_in_the_order_of_arrival() -> None:
     assert [leader(batch) for batch in all_ran(busy)] == calls[::2]
 
 
-def test_a_last_run_that_is_not_full_begins_earlier() -> None:
-    busy = scheduler(batch_size=3)
-    submitted(busy, *map(call, [10, 40, 50, 30, 20]))
-    assert [lengths(batch) for batch in all_ran(busy)] == [[30, 20, 10], [50, 40]]
-
-
-def test_a_last_run_begins_earlier_only_as_far_as_all_of_it_fits() -> None:
-    """Three items of length 10 fit 40 tokens, but not with an item of length 20."""
-    busy = scheduler(batch_size=4, max_batch_tokens=40)
-    submitted(busy, *map(call, [10, 10, 20, 20, 10]))
-    assert [lengths(batch) for batch in all_ran(busy)] == [[10, 10, 10], [20, 20]]
-
-
 def test_all_of_the_leader_goes_first_even_if_its_lengths_differ() -> None:
     busy = scheduler(batch_size=4)
     first = call(60, 50, 10)
     submitted(busy, first, *map(call, [90, 80, 70, 20, 15, 5]))
     batches = all_ran(busy)
-    assert [lengths(batch) for batch in batches] == [[90, 60, 50, 10], [80, 70, 20, 15], [5]]
+    assert [lengths(batch) for batch in batches] == [[70, 60, 50, 10], [90, 80, 20, 15], [5]]
     assert batches[0].slices[0] == (first, 0, 3)
-
-
-def test_items_of_a_run_that_are_too_long_for_all_of_the_leader_stay_behind() -> None:
-    """The leader's longest item allows four items in 40 tokens.
-
-    An item longer than 10 would push an item of the leader out.
-    """
-    busy = scheduler(batch_size=8, max_batch_tokens=40)
-    first = call(10, 2, 2)
-    submitted(busy, first, *map(call, [30, 20, 13, 12, 10, 3, 2]))
-    batch = ran(busy)
-    assert part(batch, first) == [(0, 3)]
-    assert lengths(batch) == [10, 10, 2, 2]
 
 
 def test_a_leader_that_does_not_fit_is_split_and_leads_again() -> None:
@@ -149,31 +120,12 @@ def test_neighbouring_items_of_a_call_are_one_slice_and_separate_items_are_sever
     assert (leader(second), part(second, split)) == (split, [(0, 1), (3, 4)])
 
 
-def test_a_call_has_one_slice_for_each_run_of_neighbours() -> None:
-    busy = scheduler(batch_size=2)
-    begun = call(90, 50, 50, 10)
-    submitted(busy, call(50), call(91), begun)
-    slices = [piece for batch in all_ran(busy) for piece in batch.slices]
-    assert sorted((start, stop) for request, start, stop in slices if request is begun) == [
-        (0, 1),
-        (1, 2),
-        (2, 4),
-    ]
-
-
-def test_groups_never_mix_even_if_their_lengths_are_close() -> None:
-    busy = scheduler(batch_size=2)
-    submitted(busy, *(call(length, group=length % 2) for length in range(1, 11)))
-    for batch in all_ran(busy):
-        assert len({request.group_key for request, _, _ in batch.slices}) == 1
-
-
-def test_calls_that_come_later_join_the_order() -> None:
+def test_later_calls_join_the_length_index() -> None:
     busy = scheduler(batch_size=2)
     submitted(busy, *map(call, [50, 10, 40, 20]))
     assert lengths(ran(busy)) == [50, 40]
     submitted(busy, *map(call, [12, 60, 11]))
-    assert [lengths(batch) for batch in all_ran(busy)] == [[11, 10], [60, 20], [12]]
+    assert [lengths(batch) for batch in all_ran(busy)] == [[11, 10], [20, 12], [60]]
 
 
 def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
@@ -187,15 +139,6 @@ def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
     # the order is the same without a later call
     assert busy.cancel(far[2])
     assert [request for request, _, _ in ran(busy).slices] == near[4:6]
-
-
-def test_a_deep_backlog_leaves_completely() -> None:
-    busy = scheduler(batch_size=2)
-    calls = [call(1 + number * 37 % 101) for number in range(5 * LOOK_AHEAD)]
-    submitted(busy, *calls)
-    batches = all_ran(busy)
-    assert {request for batch in batches for request, _, _ in batch.slices} == set(calls)
-    assert (len(batches), busy.waiting, busy._groups) == (5 * LOOK_AHEAD // 2, 0, {})
 
 
 # ---------------------------------------------------------------- large calls
@@ -225,14 +168,14 @@ def test_a_large_leader_takes_as_many_as_the_first_allows() -> None:
     ]
 
 
-def test_room_that_small_calls_leave_goes_to_large_ones_of_about_the_same_length() -> None:
+def test_room_that_small_calls_leave_goes_to_items_of_large_calls_nearest_in_length() -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=1)
     large = call(90, 60, 50, 40, 30)
     small = call(55)
     submitted(busy, large, small)
     batch = ran(busy)
-    assert batch.slices == [(small, 0, 1), (large, 2, 5)]
-    assert batch.longest == 55
+    assert batch.slices == [(small, 0, 1), (large, 1, 4)]
+    assert batch.longest == 60
 
 
 def test_large_calls_give_longer_items_when_they_have_no_shorter_ones() -> None:
@@ -262,33 +205,14 @@ def test_the_oldest_large_call_fills_first() -> None:
     assert ran(busy).slices == [(small, 0, 1), (older, 0, 2), (younger, 0, 1)]
 
 
-def test_large_calls_that_do_not_fit_are_passed_over() -> None:
-    busy = scheduler(batch_size=4, small_batch_threshold=1, max_batch_tokens=60)
-    older, younger, small = call(90, 80), call(30, 20), call(30)
-    submitted(busy, older, younger, small)
-    batch = ran(busy)
-    assert batch.slices == [(small, 0, 1), (younger, 0, 1)]
-    assert older.dispatched == 0
-    assert [lengths(batch) for batch in all_ran(busy)] == [[90], [80], [20]]
-
-
 def test_large_calls_fill_only_the_room_that_small_calls_leave() -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=1)
     large = call(50, 50, 50, 50, 50)
     submitted(busy, large, *map(call, [50, 90, 10, 20, 50]))
-    assert lengths(ran(busy)) == [90, 50, 50, 20]
+    assert lengths(ran(busy)) == [50, 50, 20, 10]
     assert large.dispatched == 0
-    assert lengths(ran(busy)) == [50, 50, 50, 10]
+    assert lengths(ran(busy)) == [90, 50, 50, 50]
     assert large.dispatched == 3
-
-
-def test_room_that_no_small_item_can_use_goes_to_large_ones() -> None:
-    busy = scheduler(batch_size=8, small_batch_threshold=1, max_batch_tokens=40)
-    large = call(12, 8)
-    submitted(busy, large, *map(call, [10, 39, 10, 39]))
-    batch = ran(busy)
-    assert lengths(batch) == [10, 10, 8]
-    assert part(batch, large) == [(1, 2)]
 
 
 def earns(busy: Scheduler, large: Request, batches: int) -> None:
@@ -338,8 +262,8 @@ def test_other_large_calls_come_last_beside_a_large_leader() -> None:
     submitted(busy, second, third, call(90), call(70))
     batch = ran(busy)
     assert batch.slices[0] == (large, 0, 2)
-    assert lengths(batch) == [90, 70, 50, 40, 10]
-    assert part(batch, second) == [(1, 2)]
+    assert lengths(batch) == [95, 90, 70, 50, 40]
+    assert part(batch, second) == [(0, 1)]
     assert third.dispatched == 0
 
 
@@ -401,18 +325,47 @@ def test_a_small_call_begins_in_time_behind_later_calls_of_any_length(
     assert in_all <= 3 * (len(older) + 1)
 
 
-def test_the_oldest_small_call_always_leads_its_batch() -> None:
-    busy = scheduler(batch_size=3)
-    waiting: list[Request] = []
-    for number in range(300):
-        new = [
-            call(5 + (97 * number + 31 * index) % 116) for index in range(3 if number < 250 else 2)
-        ]
-        submitted(busy, *new)
-        waiting += new
-        batch = ran(busy)
-        assert leader(batch) is waiting[0]
-        waiting = [request for request in waiting if not request.dispatched]
+# ---------------------------------------------------------------- padding that costs too much
+
+FIXED, CELL = 0.010, 0.001
+"""Fixed time of a batch, and time of each of its cells (s): a batch costs as much as ten cells."""
+
+
+def experienced(**settings: Any) -> Scheduler:
+    """Return a scheduler that has learned these times."""
+    busy = scheduler(flush="eager", **settings)
+    for cells in (10, 30) * ENOUGH:
+        busy.capacity.cost.add(cells, FIXED + CELL * cells)
+    assert busy.capacity.cost.fixed_size == pytest.approx(10)
+    return busy
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([[3], [100], [2], [3]], [[3, 3, 2], [100]]),
+        ([[100], [3], [2], [3]], [[100], [3, 3, 2]]),
+        ([[4], [3], [2], [3]], [[4, 3, 3, 2]]),
+        ([[90], [5], [5], [5], [5], [4], [4], [85]], [[90, 85], [5, 5, 5, 5, 4, 4]]),
+        ([[60, 2], [61], [3], [3]], [[61, 60], [3, 3, 2]]),
+        ([[200, 195, *[5] * 12]], [[200, 195], [5] * 12]),
+        ([[3], [50] * 12, [200]], [[3], [200], [50] * 12]),
+        ([[50], [51, *[49] * 4, *[10] * 20]], [[51, 50, 49, 49, 49, 49], [10] * 16, [10] * 4]),
+    ],
+    ids=str,
+)
+def test_calls_leave_in_several_batches_if_their_padding_takes_longer(
+    calls: list[list[int]], expected: list[list[int]]
+) -> None:
+    busy = experienced(batch_size=16)
+    submitted(busy, *(call(*lengths) for lengths in calls))
+    assert [lengths(batch) for batch in all_ran(busy)] == expected
+
+
+def test_padding_is_not_limited_until_its_cost_is_known() -> None:
+    busy = scheduler(flush="eager")
+    submitted(busy, call(1000), call(1), call(1))
+    assert lengths(ran(busy)) == [1000, 1, 1]
 
 
 # ---------------------------------------------------------------- when a batch leaves
@@ -425,13 +378,6 @@ def test_a_batch_is_full_when_one_more_item_would_not_fit_the_token_budget() -> 
     assert departure(held, call(10), 0.0) == AT_ONCE
     batch = ran(held)
     assert (batch.size, batch.reason) == (4, "full")
-
-
-def test_a_long_item_fills_a_batch_sooner() -> None:
-    held = windowed(8, max_batch_tokens=40)
-    held.submit(call(10), 0.0)
-    assert departure(held, call(13, 2), 0.0) == AT_ONCE
-    assert (ran(held).reason, held.waiting) == ("full", 0)
 
 
 def test_an_item_larger_than_the_token_budget_leaves_at_once_and_alone() -> None:
@@ -476,16 +422,6 @@ def test_after_a_memory_error_batches_are_smaller(with_lengths: bool) -> None:
     assert [batch.size for batch in all_ran(busy)] == [2] * 11
 
 
-def test_after_a_memory_error_a_smaller_batch_is_full() -> None:
-    held = windowed(8)
-    submitted(held, Request([0] * 8, 8, "g", waker=None))
-    ran(held, too_big=[(8, 0)])
-    for count in range(1, 5):
-        deadline = departure(held, Request([0], 1, "g", waker=None), 0.0)
-        assert deadline == (AT_ONCE if count == 4 else 1.0)
-    assert (ran(held).reason, held.waiting) == ("full", 0)
-
-
 def test_a_memory_error_of_long_items_leaves_batches_of_short_ones_as_they_were() -> None:
     busy = scheduler(batch_size=4)
     submitted(busy, *(call(90) for _ in range(4)))
@@ -494,24 +430,13 @@ def test_a_memory_error_of_long_items_leaves_batches_of_short_ones_as_they_were(
     assert [lengths(batch) for batch in all_ran(busy)] == [[90, 90], [90, 90], [10, 10, 10, 10]]
 
 
-def test_full_batches_that_ran_let_batches_grow_again() -> None:
+def test_batches_grow_again_after_many_full_batches() -> None:
     busy = scheduler(batch_size=4)
     submitted(busy, Request([0] * 4, 4, "g", waker=None))
     ran(busy, too_big=[(4, 0)])
     submitted(busy, Request([0] * 3000, 3000, "g", waker=None))
     sizes = [batch.size for batch in all_ran(busy)]
     assert sizes[: 2 * PATIENCE + 1] == [2] * PATIENCE + [3] * PATIENCE + [4]
-
-
-def test_a_batch_that_failed_does_not_count_as_fitted() -> None:
-    for failed, most in ((True, 4), (False, 6)):
-        busy = scheduler(batch_size=8)
-        submitted(busy, Request([0] * 6, 6, "g", waker=None))
-        ran(busy, failed=failed)
-        submitted(busy, Request([0] * 8, 8, "g", waker=None))
-        ran(busy, too_big=[(8, 0)])
-        submitted(busy, Request([0] * 8, 8, "g", waker=None))
-        assert ran(busy).size == most
 
 
 def test_the_time_of_a_batch_that_failed_does_not_count() -> None:
@@ -524,20 +449,6 @@ def test_the_time_of_a_batch_that_failed_does_not_count() -> None:
         assert busy.capacity.cost.mean == 2.0
 
 
-def test_a_large_call_has_its_share_of_the_batches_that_memory_allows() -> None:
-    busy = scheduler(batch_size=8)
-    submitted(busy, Request([0] * 8, 8, "g", waker=None))
-    ran(busy, too_big=[(8, 0), (4, 0)])
-    large = Request([0] * 10, 10, "g", waker=None)
-    submitted(busy, large)
-    batches = 0
-    while large.dispatched < large.size:
-        submitted(busy, *(Request([0], 1, "g", waker=None) for _ in range(5)))
-        ran(busy)
-        batches += 1
-    assert batches == 4 * 5 + 1
-
-
 # ---------------------------------------------------------------- cancelling
 
 
@@ -548,7 +459,7 @@ def test_a_call_cancelled_in_the_length_index_is_never_in_a_batch() -> None:
     ran(busy)
     assert busy.cancel(calls[3]) is True
     assert busy.cancel(calls[3]) is False
-    assert [lengths(batch) for batch in all_ran(busy)] == [[30, 10], [10]]
+    assert [lengths(batch) for batch in all_ran(busy)] == [[10, 10], [30]]
 
 
 def test_a_call_with_many_lengths_leaves_the_length_index_completely() -> None:
@@ -559,46 +470,3 @@ def test_a_call_with_many_lengths_leaves_the_length_index_completely() -> None:
     assert busy.cancel(several) is False
     assert busy.waiting == 4
     assert [lengths(batch) for batch in all_ran(busy)] == [[80, 50], [30, 10]]
-
-
-def test_a_call_cancelled_beyond_the_length_index_never_enters_it() -> None:
-    busy = scheduler(batch_size=1)
-    calls = [call(7) for _ in range(3 * LOOK_AHEAD)]
-    submitted(busy, *calls)
-    ran(busy)
-    assert busy.cancel(calls[-1]) is True
-    assert sum(batch.size for batch in all_ran(busy)) == len(calls) - 2
-
-
-def test_a_large_call_that_has_begun_loses_its_rest() -> None:
-    busy = scheduler(batch_size=4, small_batch_threshold=1)
-    large = call(90, 60, 50, 40, 30, 20)
-    submitted(busy, large, call(55), call(10))
-    assert lengths(ran(busy)) == [55, 50, 40, 10]
-    assert busy.cancel(large) is False
-    assert (busy.waiting, busy._groups) == (0, {})
-
-
-@pytest.mark.parametrize("how", ["ran", "cancelled", "part ran, rest cancelled"])
-def test_a_call_that_has_ended_is_not_kept_alive(how: str) -> None:
-    class Owner:
-        pass
-
-    busy = scheduler(batch_size=2)
-    owner = Owner()
-    gone = weakref.ref(owner)
-    ending = Request([0] * 3, 3, "g", waker=None, owner=owner, lengths=[60, 60, 20])
-    submitted(busy, ending, call(70), call(30), call(20))
-    if how != "cancelled":
-        ran(busy)
-    if how == "ran":
-        ran(busy)
-    else:
-        busy.cancel(ending)
-    assert busy.waiting
-    gc.disable()
-    try:
-        del owner, ending
-        assert gone() is None
-    finally:
-        gc.enable()

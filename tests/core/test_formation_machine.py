@@ -8,7 +8,7 @@ asked of the real capacity, which has tests of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,30 +72,44 @@ class Chosen:
     real: Scheduler
     items: set[Item] = field(default_factory=set)
     longest: int = 0
+    padding: int = 0
 
-    def add(self, candidates: Iterable[Item]) -> None:
-        """Those of `candidates`, in their order, that fit with what has been chosen before them."""
-        for call, position in candidates:
-            longest = max(self.longest, call.length(position))
-            if (
-                len(self.items) + 1 <= self.real.capacity.most(longest)
-                and (call, position) not in self.items
-            ):
-                self.items.add((call, position))
-                self.longest = longest
+    def cost_of(self, item: Item) -> float:
+        """Return the padding that `item` would add; infinite if it does not fit."""
+        length, size = item[0].length(item[1]), len(self.items)
+        if item in self.items or size >= self.real.capacity.most(max(length, self.longest)):
+            return math.inf
+        return max(length - self.longest, 0) * size + max(self.longest - length, 0)
 
-    def add_nearest(self, candidates: Sequence[Item]) -> None:
-        """`candidates` are sorted, longest first."""
-        length = self.longest
-        self.add([item for item in candidates if item[0].length(item[1]) <= length])
-        self.add([item for item in reversed(candidates) if item[0].length(item[1]) > length])
+    def add(self, candidates: Sequence[Item], nearest: bool = True) -> None:
+        """Add the items that need the least padding, or in their order, as long as they fit.
+
+        `candidates` are sorted, longest first.
+        """
+        left = [each for each in candidates if each not in self.items]
+        longer = [each for each in left if nearest and each[0].length(each[1]) > self.longest]
+        shorter = left[len(longer) :]
+        while some := [*shorter[:1], *longer[-1:]]:
+            item = min(some, key=self.cost_of)
+            cost = self.cost_of(item)
+            if cost == math.inf or self.padding + cost > self.real.capacity.cost.fixed_size:
+                return
+            (shorter if item in shorter[:1] else longer).remove(item)
+            self.padding += int(cost)
+            self.longest = max(self.longest, item[0].length(item[1]))
+            self.items.add(item)
 
 
-class PackByLengthMachine(RuleBasedStateMachine):
-    @initialize(policy=policies, memory=st.sampled_from([math.inf, math.inf, 300, 100, 30]))
-    def begin(self, policy: BatchPolicy, memory: float) -> None:
+class FormationMachine(RuleBasedStateMachine):
+    @initialize(
+        policy=policies,
+        memory=st.sampled_from([math.inf, math.inf, 300, 100, 30]),
+        batch_in_cells=st.sampled_from([math.inf, math.inf, 100, 20, 1]),
+    )
+    def begin(self, policy: BatchPolicy, memory: float, batch_in_cells: float) -> None:
         self.policy = policy
         self.real = Scheduler(policy)
+        self.real.capacity.cost.fixed_size = batch_in_cells
         self.memory = memory  # most items times the longest of them that fit
         self.calls: list[Call] = []  # all there ever were
         self.queue: list[Call] = []  # of which anything waits, in the order of arrival
@@ -126,10 +140,12 @@ class PackByLengthMachine(RuleBasedStateMachine):
         )
 
     def alone(self, call: Call) -> int:
-        """How many batches what waits of it would need alone."""
-        at = batches = 0
-        while at < len(call.waiting):
-            at += self.real.capacity.most(call.length(call.waiting[at]))
+        """Return the number of batches that its waiting items would need alone."""
+        left, batches = list(call.waiting), 0
+        while left:
+            chosen = Chosen(self.real, longest=call.length(left[0]))
+            chosen.add([(call, position) for position in left], nearest=False)
+            left = left[len(chosen.items) :]
             batches += 1
         return batches
 
@@ -161,32 +177,12 @@ class PackByLengthMachine(RuleBasedStateMachine):
 
     def chosen(self, leader: Call) -> Chosen:
         calls = self.of(leader.request.group_key)
-        chosen = Chosen(self.real)
-        most = self.real.capacity.most
-        if sum(len(call.waiting) for call in calls) <= most(max(call.longest for call in calls)):
-            for call in (leader, *calls):
-                chosen.add((call, position) for position in call.waiting)
-            return chosen
-        if leader.small:
-            shelf = self.shelf(calls)
-            at = shelf.index((leader, leader.waiting[0]))
-            start = end = 0
-            while end <= at:
-                start, end = end, end + most(shelf[end][0].length(shelf[end][1]))
-            if end >= len(shelf):
-                while start and len(shelf) - (start - 1) <= most(
-                    shelf[start - 1][0].length(shelf[start - 1][1])
-                ):
-                    start -= 1
-            chosen.add((leader, position) for position in leader.waiting)
-            chosen.add(shelf[start:])
-        else:
-            chosen.add((leader, position) for position in leader.waiting)
-            if len(chosen.items) < most(chosen.longest):
-                chosen.add_nearest(self.shelf(calls))
+        chosen = Chosen(self.real, longest=leader.longest)
+        chosen.add([(leader, position) for position in leader.waiting], nearest=False)
+        chosen.add(self.shelf(calls))
         for call in calls:
             if not call.small and call is not leader:
-                chosen.add_nearest([(call, position) for position in call.waiting])
+                chosen.add([(call, position) for position in call.waiting])
         return chosen
 
     # ------------------------------------------------------------ steps
@@ -206,8 +202,8 @@ class PackByLengthMachine(RuleBasedStateMachine):
             call.owed = sum(self.alone(other) for other in self.queue if other.small) + 1
         self.calls.append(call)
         self.queue.append(call)
-        self.real.submit(request, self.now)
-        assert (self.real.ready_at(request.queued_in) <= self.now) == self.may_leave(group)
+        of = self.real.submit(request, self.now)
+        assert (self.real.ready_at(of) <= self.now) == self.may_leave(group)
 
     @precondition(lambda self: len(self.queue) <= 150)
     @rule(sizes=st.lists(lengths, min_size=10, max_size=80), group=groups)
@@ -366,8 +362,8 @@ class PackByLengthMachine(RuleBasedStateMachine):
             [],
         )
         assert self.real.next_deadline() == NEVER
-        assert all(request.queued_in is None for request in (call.request for call in self.calls))
+        assert all(not request.queued for request in (call.request for call in self.calls))
 
 
-TestPackByLength = PackByLengthMachine.TestCase
-TestPackByLength.settings = SETTINGS
+TestFormation = FormationMachine.TestCase
+TestFormation.settings = SETTINGS

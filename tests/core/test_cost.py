@@ -1,0 +1,82 @@
+"""Time of a batch by its size, as learned from past batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from batched._core.cost import ENOUGH, LAST, TimeBySize
+
+FIXED, CELL = 0.010, 0.001
+"""Fixed time of a batch, and time of each of its cells (s)."""
+
+
+def times(*batches: tuple[int, float]) -> TimeBySize:
+    """Return the times after batches of these sizes and times (s)."""
+    found = TimeBySize()
+    for size, seconds in batches:
+        found.add(size, seconds)
+    return found
+
+
+def test_without_a_batch_no_time_is_known() -> None:
+    assert times().time(1) == times().mean == 0.0
+    assert times((1, 2.0)).time(1) == 2.0
+
+
+def test_within_one_octave_the_time_is_constant() -> None:
+    curve = times((4, 1.0), (7, 3.0))
+    assert [curve.time(n) for n in (1, 5, 64)] == [2.0, 2.0, 2.0]
+
+
+def test_the_time_of_a_size_lies_on_the_line_between_its_neighbours() -> None:
+    """The time is constant up to 16 items, and grows by 0.5 s with each further item."""
+    curve = times((1, 5.0), (16, 5.0), (32, 13.0))
+    assert [curve.time(n) for n in (1, 9, 16, 20, 32)] == [5.0, 5.0, 5.0, 7.0, 13.0]
+    assert curve.time(40) == 17.0, "the last line continues"
+    assert times((8, 2.0), (16, 6.0)).time(1) == 0.0, "the first line continues, down to 0"
+
+
+def test_a_line_that_falls_does_not_continue() -> None:
+    curve = times((8, 4.0), (16, 2.0))
+    assert [curve.time(n) for n in (1, 8, 12, 16, 64)] == [4.0, 4.0, 3.0, 2.0, 2.0]
+
+
+def test_old_batches_are_forgotten() -> None:
+    found = times(*[(1, 1.0)] * LAST, *[(1, 2.0)] * 8 * LAST)
+    assert found.mean == pytest.approx(2.0, rel=1e-3)
+    assert found.time(1) == pytest.approx(2.0, rel=1e-3)
+
+
+# ---------------------------------------------------------------- the fixed size
+
+
+def test_the_fixed_size_is_the_offset_of_the_line_divided_by_its_slope() -> None:
+    sizes = (10, 40, 20, 80, 10, 60, 30, 50) * 4
+    cost = times(*((size, FIXED + CELL * size) for size in sizes))
+    assert cost.fixed_size == pytest.approx(FIXED / CELL, rel=0.05)
+
+
+def test_the_fixed_size_is_unknown_before_enough_batches_of_two_octaves() -> None:
+    assert times(*[(8, 0.25)] * ENOUGH).fixed_size == math.inf
+    assert times(*[(8, 0.25)] * ENOUGH, *[(16, 0.5)] * (ENOUGH - 1)).fixed_size == math.inf
+
+
+@pytest.mark.parametrize("batches", [[(1, 0.9), (9, 0.001)], [(10, 0.05), (40, 0.01), (80, 0.03)]])
+def test_the_fixed_size_is_unknown_if_times_do_not_grow_with_sizes(
+    batches: list[tuple[int, float]],
+) -> None:
+    assert times(*batches * 2 * ENOUGH).fixed_size == math.inf
+
+
+def test_the_fixed_size_is_never_zero() -> None:
+    cost = times(*((size, CELL * size) for size in (10, 40, 20, 80) * 4))
+    assert cost.fixed_size == pytest.approx(0.05 * 37.5, rel=0.1)
+
+
+def test_the_fixed_size_follows_a_function_that_changes() -> None:
+    cost = times(*((size, CELL * size) for size in [1, 16] * 100))
+    for size in [1, 16] * 400:
+        cost.add(size, FIXED + CELL * size)
+    assert cost.fixed_size == pytest.approx(FIXED / CELL, rel=0.01)
