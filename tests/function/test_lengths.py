@@ -49,10 +49,10 @@ def padding(batches: list[list[str]]) -> int:
 def test_like_lengths_run_together() -> None:
     model = Model()
     fn = batched.dynamically(batch_size=16, length=len)(model)
-    texts = words(64)
+    texts = words(256)
     futures = backlog(model, fn, texts)
     assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
-    in_order = [texts[start : start + 16] for start in range(0, 64, 16)]
+    in_order = [texts[start : start + 16] for start in range(0, 256, 16)]
     assert 2 * padding(model.batches[1:]) < padding(in_order)
     fn.shutdown()
 
