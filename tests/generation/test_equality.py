@@ -1,10 +1,9 @@
-"""A prompt in company gets the tokens that `generate` gives it alone."""
+"""The tokens of a prompt in a batch are equal to the tokens of `generate` for it alone."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from typing import Any
 
@@ -18,11 +17,10 @@ from transformers import SynthIDTextWatermarkingConfig
 
 from batched import BatchRecord
 from batched.generation import Generation, TextGenerator
-from language_models import END, MODELS, VOCABULARY, model, tokenizer
+from language_models import END, MODELS, VOCABULARY, batches_of, full_batches, model, tokenizer
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:Unfeasible length")]
 
-THREADS = 32
 SETTINGS: list[dict[str, Any]] = [
     {"eos_token_id": list(range(20, 60))},
     {"stop_strings": ["e", "qu", "1"]},
@@ -62,25 +60,29 @@ def alone(name: str, ids: list[int], settings: Mapping[str, Any]) -> list[int]:
     return tokens
 
 
-def together(
-    generator: TextGenerator[Generation], asked: list[tuple[list[int], dict[str, Any]]]
-) -> list[Generation]:
-    with ThreadPoolExecutor(THREADS) as callers:
-        return list(callers.map(lambda each: generator(each[0], **each[1]), asked))
+Asked = list[tuple[list[int], dict[str, Any]]]
+
+
+def together(generator: TextGenerator[Generation], asked: Asked) -> list[Generation]:
+    """Generate all texts in one batch."""
+    futures = [generator.submit(ids, **settings) for ids, settings in asked]
+    return [future.result() for future in futures]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_those_of_a_prompt_alone_whatever_the_settings_of_all(name: str) -> None:
-    asked = [(ids, PAIRS[at % len(PAIRS)]) for at, ids in enumerate(prompts(64))]
+def test_greedy_tokens_with_mixed_settings_are_equal_to_the_tokens_of_each_prompt_alone(
+    name: str,
+) -> None:
+    asked = [(ids, PAIRS[at % len(PAIRS)]) for at, ids in enumerate(prompts(32))]
     records: list[BatchRecord] = []
-    generator = TextGenerator(
-        model(name), tokenizer(), details=True, max_new_tokens=24, on_batch=records.append
-    )
-    with generator:
+    one_batch = {"batch_size": 32, "flush": "window", "timeout_ms": 60_000}
+    observer = {"on_batch": records.append}
+    with TextGenerator(
+        model(name), tokenizer(), details=True, max_new_tokens=24, **one_batch, **observer
+    ) as generator:
         found = together(generator, asked)
-    wanted = [alone(name, ids, settings) for ids, settings in asked]
-    assert [each.tokens for each in found] == wanted
-    assert max(record.size for record in records) > len(PAIRS)  # of several settings
+    assert [record.size for record in records] == [32]
+    assert [each.tokens for each in found] == [alone(name, *each) for each in asked]
     assert {each.finish_reason for each in found} == {"stop", "length"}
     for each, (ids, settings) in zip(found, asked, strict=True):
         assert each.prompt_tokens == len(ids)
@@ -92,14 +94,14 @@ def test_greedy_tokens_are_those_of_a_prompt_alone_whatever_the_settings_of_all(
     [{"encoder_repetition_penalty": 3.0}, {"encoder_no_repeat_ngram_size": 1}],
     ids=str,
 )
-def test_a_setting_that_looks_at_the_prompt_looks_at_its_own(settings: dict[str, Any]) -> None:
-    asked = [(ids, settings) for ids in prompts(6, longest=40)]
+def test_a_processor_of_prompts_sees_its_own_prompt(settings: dict[str, Any]) -> None:
+    asked = prompts(6, longest=40)
     with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=24) as generator:
-        found = [generator(ids, **settings).tokens for ids, _ in asked]
-    assert found == [alone("llama", ids, settings) for ids, _ in asked]
+        found = [generator(ids, **settings).tokens for ids in asked]
+    assert found == [alone("llama", ids, settings) for ids in asked]
 
 
-def test_a_watermark_of_one_text_does_not_depend_on_others() -> None:
+def test_a_watermark_is_independent_of_other_texts() -> None:
     mark = SynthIDTextWatermarkingConfig(keys=list(range(1, 31)), ngram_len=5)
     with TextGenerator(model(), tokenizer(), max_new_tokens=24) as generator:
         texts = {
@@ -115,7 +117,7 @@ def test_without_a_cache_the_tokens_are_the_same() -> None:
     assert [each.tokens for each in found] == [alone("llama", *each) for each in asked]
 
 
-def test_a_long_array_of_ids_is_not_taken_for_another_one() -> None:
+def test_long_arrays_of_ids_are_told_apart() -> None:
     ids = prompts(1)[0]
     with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=4) as generator:
         for first in (VOCABULARY // 2, 0):
@@ -125,19 +127,15 @@ def test_a_long_array_of_ids_is_not_taken_for_another_one() -> None:
             assert not {*found} & {*kept_out.tolist()}
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_company() -> None:
+def test_a_seed_gives_the_same_text_alone_and_in_a_batch() -> None:
     asked = [
         (ids, {**SAMPLED[at % len(SAMPLED)], "seed": at})
-        for at, ids in enumerate(prompts(40, longest=30))
+        for at, ids in enumerate(prompts(20, longest=30))
     ]
-    records: list[BatchRecord] = []
-    generator = TextGenerator(
-        model(), tokenizer(), max_new_tokens=16, batch_size=40, on_batch=records.append
-    )
-    with generator:
+    with full_batches(20, max_new_tokens=16) as generator:
         found = [future.result() for future in [generator.submit(ids, **of) for ids, of in asked]]
-        assert len(records) < 5  # whatever their settings
-        assert all(record.attempts == 1 for record in records)
+        assert generator.stats.total_batches == 1
+    with TextGenerator(model(), tokenizer(), max_new_tokens=16) as generator:
         assert found == [generator(ids, **settings) for ids, settings in asked]
         ids, settings = asked[0]
         assert len({generator(ids, **{**settings, "seed": seed}) for seed in range(8)}) > 4
@@ -160,23 +158,12 @@ def test_sampling_follows_the_probabilities() -> None:
 
 
 def test_rows_that_end_leave_their_batch() -> None:
-    sizes: list[int] = []
-    handle = model().register_forward_pre_hook(
-        lambda _, __, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True
-    )
     limits = [1, 1, 2, 4, 4, 4, 9, 9]
-    generator = TextGenerator(
-        model(), tokenizer(), batch_size=len(limits), flush="window", timeout_ms=60_000
-    )
-    try:
-        with generator:
-            futures = [
-                generator.submit(ids, max_new_tokens=limit, min_new_tokens=limit)
-                for ids, limit in zip(prompts(8, longest=9), limits, strict=True)
-            ]
-            for future in futures:
-                future.result()
-    finally:
-        handle.remove()
-    steps = [sum(limit > step for limit in limits) for step in range(max(limits))]
-    assert sizes == steps
+    with batches_of() as sizes, full_batches(len(limits)) as generator:
+        futures = [
+            generator.submit(ids, max_new_tokens=limit, min_new_tokens=limit)
+            for ids, limit in zip(prompts(8, longest=9), limits, strict=True)
+        ]
+        for future in futures:
+            future.result()
+    assert sizes == [sum(limit > step for limit in limits) for step in range(max(limits))]

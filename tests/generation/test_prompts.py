@@ -1,11 +1,11 @@
-"""What a prompt may be, which settings there are, and what is refused."""
+"""Prompts, settings, and refusals."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy
@@ -19,7 +19,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import batched
 from batched.generation import Generation, TextGenerator
-from language_models import POSITIONS, VOCABULARY, gpt2, model, tokenizer
+from language_models import POSITIONS, VOCABULARY, full_batches, gpt2, model, tokenizer
 
 pytestmark = pytest.mark.model
 
@@ -48,15 +48,13 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
     assert [generator.submit(prompt).result() for prompt in prompts] == alone
     assert asyncio.run(generator.acall(prompts)) == alone
     assert generator([]) == []
-    assert generator.stats.total_processed >= 3
 
 
 @pytest.mark.parametrize(
     ("prompt", "settings", "error", "message"),
     [
         ("", {}, ValueError, "got an empty prompt"),
-        (17, {}, TypeError, "takes a text, a list of messages or a list of ids, got int"),
-        (b"text", {}, TypeError, "got bytes"),
+        (b"text", {}, TypeError, "takes a text, a list of messages or a list of ids, got bytes"),
         ([{"role": "wizard", "content": "x"}], {}, ValueError, "message 0 has the role 'wizard'"),
         ([5, VOCABULARY], {}, ValueError, f"from 0 to {VOCABULARY - 1}, got {VOCABULARY} at place"),
         ([5, -1], {}, ValueError, "got -1 at place 1"),
@@ -71,16 +69,15 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
         ("x", {"num_beams": 3}, ValueError, "for num_beams call the model's"),
         ("x", {"num_return_sequences": 2}, ValueError, "for num_return_sequences call"),
         ("x", {"guidance_scale": 2.0}, ValueError, "for guidance_scale call"),
+        ("x", {"prompt_lookup_num_tokens": 5}, ValueError, "for assisted_generation call the"),
         ("x", {"seed": "a"}, TypeError, "seed must be an integer, got 'a'"),
         ("x", {"temperature": -1.0}, ValueError, "temperature"),
         ("x", {"stop_strings": ["a", ""]}, TypeError, "stop_strings"),
-        ("x", {"stop_strings": [5]}, TypeError, "stop_strings"),
         ("x", {"stop_strings": 5}, TypeError, "stop_strings"),
-        ("x", {"prompt_lookup_num_tokens": 5}, ValueError, "for assisted_generation call the"),
     ],
     ids=str,
 )
-def test_what_is_wrong_is_told_to_that_caller_alone(
+def test_a_wrong_prompt_or_setting_is_an_error_of_its_caller_alone(
     generator: TextGenerator[str],
     prompt: Any,
     settings: dict[str, Any],
@@ -97,10 +94,7 @@ def test_what_is_wrong_is_told_to_that_caller_alone(
 
 def test_a_chat_needs_a_template_and_a_call_an_open_generator() -> None:
     generator = TextGenerator(model(), tokenizer())
-    with (
-        generator,
-        pytest.raises(ValueError, match="the tokenizer has no chat template; pass a text"),
-    ):
+    with generator, pytest.raises(ValueError, match="has no chat template; pass a text"):
         generator(CHAT)
     with pytest.raises(batched.BatcherClosed):
         generator("the dog")
@@ -108,7 +102,7 @@ def test_a_chat_needs_a_template_and_a_call_an_open_generator() -> None:
         generator("the dog", 5)
 
 
-def test_other_models_and_settings_are_refused_where_the_generator_is_made() -> None:
+def test_other_models_and_wrong_settings_are_refused_by_the_constructor() -> None:
     sizes: dict[str, Any] = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     with pytest.raises(TypeError, match="needs a causal language model of transformers"):
         TextGenerator(T5ForConditionalGeneration(T5Config(vocab_size=99, **sizes)), tokenizer())
@@ -124,7 +118,7 @@ def test_a_text_ends_at_the_last_position() -> None:
     assert (len(found.tokens), found.finish_reason) == (3, "length")
 
 
-def test_settings_of_the_model_hold_unless_others_are_given() -> None:
+def test_the_settings_of_the_model_hold_unless_they_are_given() -> None:
     own = gpt2().eval()
     own.generation_config.update(
         do_sample=True, temperature=2.0, repetition_penalty=1.1, stop_strings=["e"], max_length=30
@@ -141,7 +135,7 @@ def test_settings_of_the_model_hold_unless_others_are_given() -> None:
     assert own.generation_config.to_dict() == before
 
 
-def test_the_tokenizer_is_not_changed_and_its_own_state_changes_nothing() -> None:
+def test_the_tokenizer_is_not_changed_and_its_padding_and_truncation_do_not_matter() -> None:
     own = tokenizer(pad="<|end|>")
     own.padding_side = "right"
     own.backend_tokenizer.enable_truncation(2)
@@ -153,7 +147,7 @@ def test_the_tokenizer_is_not_changed_and_its_own_state_changes_nothing() -> Non
         assert generator("the quick brown fox jumps") == text
 
 
-def test_a_text_of_no_tokens_or_of_tokens_that_the_model_lacks_is_refused() -> None:
+def test_a_text_without_tokens_or_with_tokens_beyond_the_model_is_refused() -> None:
     own = tokenizer()
     own.backend_tokenizer.normalizer = Strip()
     own.add_tokens([f"more{number}" for number in range(VOCABULARY)])
@@ -179,25 +173,6 @@ def test_none_a_temperature_of_0_and_numbers_of_numpy_change_nothing(
     assert {generator("the dog", **settings) for _ in range(4)} == {generator("the dog")}
 
 
-def test_an_error_in_code_of_one_caller_is_told_to_that_caller_alone() -> None:
-    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        raise KeyError("mine")
-
-    settings: dict[str, Any] = {"flush": "window", "timeout_ms": 60_000, "batch_size": 3}
-    with TextGenerator(model(), tokenizer(), max_new_tokens=4, **settings) as generator:
-        good = generator.submit("the dog")
-        bad = [
-            generator.submit("the fox", logits_processor=[broken]),
-            generator.submit("the fox", stopping_criteria=[broken]),
-        ]
-        for future in bad:
-            with pytest.raises(KeyError, match="mine"):
-                future.result()
-        text = good.result()
-    with TextGenerator(model(), tokenizer(), max_new_tokens=4) as generator:
-        assert text == generator("the dog")
-
-
 def test_a_processor_is_not_called_after_the_end_of_its_row() -> None:
     seen: list[int] = []
 
@@ -205,54 +180,14 @@ def test_a_processor_is_not_called_after_the_end_of_its_row() -> None:
         seen.append(ids.shape[1])
         return scores
 
-    settings: dict[str, Any] = {"flush": "window", "timeout_ms": 60_000, "batch_size": 2}
-    made = TextGenerator(model(), tokenizer(), cache_implementation="static", **settings)
-    with made as generator:
+    with full_batches(2, cache_implementation="static") as generator:
         long = generator.submit([5, 6], max_new_tokens=6, min_new_tokens=6)
         generator.submit([7, 8], max_new_tokens=2, logits_processor=[look]).result()
         long.result()
     assert seen == [2, 3]
 
 
-def test_settings_of_any_kind_count_for_what_a_generator_means() -> None:
-    meanings = {
-        TextGenerator(model(), tokenizer(), sequence_bias={(5,): bias}).meaning
-        for bias in (-1.0, -2.0)
-    }
-    assert len(meanings) == 2
-
-
-def test_many_threads_may_read_prompts_at_once() -> None:
-    texts: list[str] = []
-    with TextGenerator(model(), tokenizer(), max_new_tokens=2) as generator:
-        alone = generator("the dog")
-        threads = [
-            threading.Thread(target=lambda: texts.append(generator("the dog"))) for _ in range(64)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert texts == [alone] * 64
-
-
-def test_details_and_options_and_copies() -> None:
-    with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=5) as generator:
-        found = generator("the dog")
-        assert isinstance(found, Generation)
-        assert (len(found.tokens), found.prompt_tokens) == (
-            5,
-            len(tokenizer()("the dog").input_ids),
-        )
-        with generator.with_options(max_new_tokens=2, batch_size=3) as other:
-            assert other("the dog").tokens == found.tokens[:2]
-            assert other.options["batch_size"] == 3
-        with pickle.loads(pickle.dumps(generator)) as copied:
-            assert copied("the dog") == found
-        assert generator.meaning == copied.meaning != other.meaning
-
-
-def test_a_criterion_and_a_processor_of_the_caller_see_their_own_prompt_alone() -> None:
+def test_each_prompt_has_its_own_processors_and_criteria_and_their_errors() -> None:
     seen: list[int] = []
 
     def fourth(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -264,11 +199,49 @@ def test_a_criterion_and_a_processor_of_the_caller_see_their_own_prompt_alone() 
         assert ids[0, 0] == 9
         return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([42]), 0)
 
-    with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=9) as generator:
-        long = generator.submit([3] * 30)
-        ended = generator.submit([8, 8, 8], stopping_criteria=[fourth])
-        forced = generator.submit([9, 9], logits_processor=[always])
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    with full_batches(5, details=True, max_new_tokens=9) as generator:
+        long: Any = generator.submit([3] * 30)
+        ended: Any = generator.submit([8, 8, 8], stopping_criteria=[fourth])
+        forced: Any = generator.submit([9, 9], logits_processor=[always])
+        for future in [
+            generator.submit("the fox", logits_processor=[broken]),
+            generator.submit("the fox", stopping_criteria=[broken]),
+        ]:
+            with pytest.raises(KeyError, match="mine"):
+                future.result()
         assert len(long.result().tokens) == 9
         assert (len(ended.result().tokens), ended.result().finish_reason) == (4, "stop")
         assert forced.result().tokens == [42] * 9
     assert set(seen) == {8}
+
+
+def test_settings_of_any_type_are_part_of_the_meaning() -> None:
+    meanings = {
+        TextGenerator(model(), tokenizer(), sequence_bias={(5,): bias}).meaning
+        for bias in (-1.0, -2.0)
+    }
+    assert len(meanings) == 2
+
+
+def test_many_threads_may_read_prompts_at_once() -> None:
+    with TextGenerator(model(), tokenizer(), max_new_tokens=2) as generator:
+        alone = generator("the dog")
+        with ThreadPoolExecutor(64) as callers:
+            assert list(callers.map(lambda _: generator("the dog"), range(64))) == [alone] * 64
+
+
+def test_details_options_and_copies() -> None:
+    with TextGenerator(model(), tokenizer(), details=True, max_new_tokens=5) as generator:
+        found = generator("the dog")
+        assert isinstance(found, Generation)
+        size = len(tokenizer()("the dog").input_ids)
+        assert (len(found.tokens), found.prompt_tokens) == (5, size)
+        with generator.with_options(max_new_tokens=2, batch_size=3) as other:
+            assert other("the dog").tokens == found.tokens[:2]
+            assert other.options["batch_size"] == 3
+        with pickle.loads(pickle.dumps(generator)) as copied:
+            assert copied("the dog") == found
+        assert generator.meaning == copied.meaning != other.meaning

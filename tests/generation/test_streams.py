@@ -1,11 +1,10 @@
-"""Texts piece by piece, and rows that nobody wants any more."""
+"""Texts in pieces, and rows without a caller."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,37 +18,12 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from batched.generation import TextGenerator
-from language_models import model, tokenizer
+from language_models import batches_of, full_batches, model, tokenizer
 
 pytestmark = pytest.mark.model
 
 PROMPT = "the quick brown fox"
 LONG: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
-
-
-@contextmanager
-def watched(look: Callable[[int, int], None]) -> Iterator[list[int]]:
-    """The sizes of the batches that the model sees; `look` gets the number of each, and its
-    size.
-    """
-    sizes: list[int] = []
-
-    def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
-        sizes.append(len(inputs["input_ids"]))
-        look(len(sizes), sizes[-1])
-
-    handle = model().register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield sizes
-    finally:
-        handle.remove()
-
-
-def together(count: int, **settings: Any) -> TextGenerator[str]:
-    """A generator that begins as soon as so many prompts are there."""
-    return TextGenerator(
-        model(), tokenizer(), batch_size=count, flush="window", timeout_ms=60_000, **settings
-    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +37,7 @@ def together(count: int, **settings: Any) -> TextGenerator[str]:
     ],
     ids=str,
 )
-def test_the_pieces_are_the_text(settings: dict[str, Any]) -> None:
+def test_the_joined_pieces_are_the_text(settings: dict[str, Any]) -> None:
     async def pieces(generator: TextGenerator[str], prompt: str) -> list[str]:
         return [piece async for piece in generator.stream(prompt, **settings)]
 
@@ -80,7 +54,7 @@ def test_the_pieces_are_the_text(settings: dict[str, Any]) -> None:
             assert "".join(trio.run(pieces, generator, PROMPT[:3])) == "".join(found[2])
 
 
-def test_a_character_comes_whole_though_its_tokens_come_one_by_one() -> None:
+def test_a_character_of_several_tokens_arrives_whole() -> None:
     ids = tokenizer()("\N{PILE OF POO}")["input_ids"]
     assert len(ids) == 4
     first_came = threading.Event()
@@ -105,7 +79,7 @@ def test_a_character_comes_whole_though_its_tokens_come_one_by_one() -> None:
 
 
 def byte_tokenizer() -> Any:
-    """Decodes as those of SentencePiece do: bytes that are next to each other are one string."""
+    """Return a tokenizer that decodes like SentencePiece: adjacent bytes are one string."""
     names = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
     made = Tokenizer(
         BPE({name: number for number, name in enumerate(names)}, [], byte_fallback=True)
@@ -115,7 +89,7 @@ def byte_tokenizer() -> Any:
 
 
 def spelled(given: bytes) -> dict[str, Any]:
-    """Settings with which `byte_tokenizer` and a prompt of one token lead to these bytes."""
+    """Return settings with which a prompt of one token leads to these bytes."""
 
     def spell(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores[:] = -torch.inf
@@ -125,7 +99,7 @@ def spelled(given: bytes) -> dict[str, Any]:
     return {"logits_processor": [spell], "max_new_tokens": len(given)}
 
 
-def test_a_stop_string_is_seen_behind_characters_of_many_bytes() -> None:
+def test_a_stop_string_is_found_behind_characters_of_many_bytes() -> None:
     settings = spelled("\N{PILE OF POO}\N{EURO SIGN}\n\N{EURO SIGN}\N{EURO SIGN}".encode())
     with TextGenerator(model(), byte_tokenizer(), details=True) as generator:
         found = generator([5], stop_strings="\n", **settings)
@@ -133,7 +107,7 @@ def test_a_stop_string_is_seen_behind_characters_of_many_bytes() -> None:
     assert (len(found.tokens), found.finish_reason) == (8, "stop")
 
 
-def test_a_byte_is_held_back_until_what_follows_cannot_change_it() -> None:
+def test_a_byte_is_held_back_until_no_later_byte_can_change_it() -> None:
     settings = spelled("\N{PILE OF POO}".encode() + b"\xf0\x9f")  # the second one breaks off
 
     async def main() -> None:
@@ -144,7 +118,7 @@ def test_a_byte_is_held_back_until_what_follows_cannot_change_it() -> None:
     asyncio.run(main())
 
 
-def test_one_that_stops_listening_leaves_the_batch_and_the_others_go_on() -> None:
+def test_a_closed_stream_leaves_the_batch_and_the_other_rows_continue() -> None:
     left = threading.Event()
 
     def look(step: int, size: int) -> None:
@@ -161,7 +135,7 @@ def test_one_that_stops_listening_leaves_the_batch_and_the_others_go_on() -> Non
         others = [generator.acall(PROMPT[:end], **LONG) for end in (3, 5)]
         return await asyncio.gather(leave(generator), *others)
 
-    with watched(look) as sizes, together(3) as generator:
+    with batches_of(look) as sizes, full_batches(3) as generator:
         texts = asyncio.run(main(generator))[1:]
     assert sizes[0] == 3
     assert sizes[4:] == [2] * 36
@@ -169,7 +143,7 @@ def test_one_that_stops_listening_leaves_the_batch_and_the_others_go_on() -> Non
         assert texts == [generator(PROMPT[:end], **LONG) for end in (3, 5)]
 
 
-def test_a_call_that_is_cancelled_leaves_the_batch() -> None:
+def test_a_cancelled_call_leaves_the_batch() -> None:
     begun, left = threading.Event(), threading.Event()
 
     def look(step: int, size: int) -> None:
@@ -186,7 +160,7 @@ def test_a_call_that_is_cancelled_leaves_the_batch() -> None:
         left.set()
         return await staying
 
-    with watched(look) as sizes, together(3) as generator:
+    with batches_of(look) as sizes, full_batches(3) as generator:
         text = asyncio.run(main(generator))
     assert (sizes[:2], sizes[2:]) == ([3, 3], [1] * 38)
     with TextGenerator(model(), tokenizer()) as generator:
@@ -204,51 +178,42 @@ def test_a_batch_that_runs_out_of_memory_repeats_no_piece() -> None:
 
         return await asyncio.gather(*(whole(PROMPT[:end]) for end in (3, 4, 5, 6)))
 
-    with watched(look) as sizes, together(4, temperature=1.0) as generator:
+    with batches_of(look) as sizes, full_batches(4, temperature=1.0) as generator:
         texts = asyncio.run(main(generator))
     assert sizes[:4] == [4, 4, 4, 2]
     with TextGenerator(model(), tokenizer(), temperature=1.0, **LONG) as generator:
         assert texts == [generator(PROMPT[:end], seed=7) for end in (3, 4, 5, 6)]
 
 
-def test_a_text_that_has_ended_does_not_wait_for_longer_ones() -> None:
-    answered: dict[int, threading.Event] = {limit: threading.Event() for limit in (3, 5, 7)}
-    prompts = {3: "the", 5: "quick", 7: "fox"}
+def test_a_finished_text_does_not_wait_for_longer_texts() -> None:
+    prompts = {3: "the", 5: "quick", 7: "fox", 40: PROMPT}
+    answered = {limit: threading.Event() for limit in prompts}
+    texts: dict[int, str] = {}
 
     def look(step: int, size: int) -> None:
         for limit, event in answered.items():
             if step > limit:
                 assert event.wait(30)
 
-    async def streamed(generator: TextGenerator[str]) -> str:
-        pieces = generator.stream(prompts[5], max_new_tokens=5, min_new_tokens=5)
-        text = "".join([piece async for piece in pieces])
-        answered[5].set()
-        return text
+    def of(limit: int) -> dict[str, int]:
+        return {"max_new_tokens": limit, "min_new_tokens": limit}
 
-    with watched(look) as sizes, together(4) as generator:
-        future = generator.submit(prompts[3], max_new_tokens=3, min_new_tokens=3)
-        future.add_done_callback(lambda _: answered[3].set())
-        found: list[str] = []
+    def end(limit: int, text: str) -> None:
+        texts[limit] = text
+        answered[limit].set()
 
-        def call() -> None:
-            found.append(generator(prompts[7], max_new_tokens=7, min_new_tokens=7))
-            answered[7].set()
+    async def stream(generator: TextGenerator[str]) -> None:
+        end(5, "".join([piece async for piece in generator.stream(prompts[5], **of(5))]))
 
-        threads = [
-            threading.Thread(target=call),
-            threading.Thread(target=lambda: found.append(generator(PROMPT, **LONG))),
-        ]
-        for thread in threads:
-            thread.start()
-        text = asyncio.run(streamed(generator))
-        for thread in threads:
-            thread.join(30)
+    with batches_of(look) as sizes, full_batches(4) as generator, ThreadPoolExecutor(2) as callers:
+        future = generator.submit(prompts[3], **of(3))
+        future.add_done_callback(lambda done: end(3, done.result()))
+        for limit in (7, 40):
+            callers.submit(lambda limit=limit: end(limit, generator(prompts[limit], **of(limit))))
+        asyncio.run(stream(generator))
     assert sizes == [4] * 3 + [3] * 2 + [2] * 2 + [1] * 33
     with TextGenerator(model(), tokenizer()) as alone:
-        limits = [{"max_new_tokens": limit, "min_new_tokens": limit} for limit in (3, 5, 7)]
-        short = [alone(prompt, **of) for prompt, of in zip(prompts.values(), limits, strict=True)]
-        assert [future.result(), text, *found] == [*short, alone(PROMPT, **LONG)]
+        assert texts == {limit: alone(prompt, **of(limit)) for limit, prompt in prompts.items()}
 
 
 def test_an_error_of_the_model_ends_the_stream() -> None:
@@ -260,5 +225,5 @@ def test_an_error_of_the_model_ends_the_stream() -> None:
         async for _ in generator.stream(PROMPT, **LONG):
             pass
 
-    with watched(look), together(1) as generator, pytest.raises(ValueError, match="broken"):
+    with batches_of(look), full_batches(1) as generator, pytest.raises(ValueError, match="broken"):
         asyncio.run(main(generator))

@@ -1,8 +1,10 @@
-"""Small causal language models with random weights, and tokenizers trained on the spot."""
+"""Small causal language models with random weights, and tokenizers trained on one sentence."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,10 +21,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from batched.generation import TextGenerator
+
 VOCABULARY = 512
 POSITIONS = 512
 END = 1
-"""The terminator that the models know."""
+"""Terminator of the models."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -58,7 +62,7 @@ def qwen() -> Any:
 
 
 def gemma() -> Any:
-    """Layers that see 32 tokens beside one that sees all."""
+    """Return a model with layers that see 32 tokens, and one layer that sees all tokens."""
     more: dict[str, Any] = {"num_hidden_layers": 6, "head_dim": 16, "sliding_window": 32}
     return Gemma3ForCausalLM(Gemma3TextConfig(**{**SIZES, **more}))
 
@@ -68,7 +72,7 @@ MODELS = {"llama": llama, "gpt2": gpt2, "qwen": qwen, "gemma": gemma}
 
 @functools.cache
 def model(name: str = "llama") -> Any:
-    """A model in evaluation mode, the same in every test."""
+    """Return a model in evaluation mode, the same in every test."""
     torch.manual_seed(0)
     return MODELS[name]().eval()
 
@@ -89,7 +93,7 @@ def _trained() -> Tokenizer:
 
 
 def tokenizer(*, pad: str | None = None, chat: bool = False) -> Any:
-    """A byte-level tokenizer, by default without a pad token and a chat template."""
+    """Return a byte-level tokenizer, by default without a pad token and a chat template."""
     made = PreTrainedTokenizerFast(
         tokenizer_object=_trained(), bos_token="<s>", eos_token="</s>", pad_token=pad
     )
@@ -97,3 +101,29 @@ def tokenizer(*, pad: str | None = None, chat: bool = False) -> Any:
     if chat:
         made.chat_template = TEMPLATE
     return made
+
+
+@contextmanager
+def batches_of(look: Callable[[int, int], object] = lambda *_: None) -> Iterator[list[int]]:
+    """Yield the sizes of the batches that the model sees, one for each token.
+
+    `look` is called before each pass of the model, with the number of the pass and its size.
+    """
+    sizes: list[int] = []
+
+    def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        sizes.append(len(inputs["input_ids"]))
+        look(len(sizes), sizes[-1])
+
+    handle = model().register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield sizes
+    finally:
+        handle.remove()
+
+
+def full_batches(count: int, **settings: Any) -> TextGenerator[str]:
+    """Return a generator that begins once `count` prompts have arrived."""
+    return TextGenerator(
+        model(), tokenizer(), batch_size=count, flush="window", timeout_ms=60_000, **settings
+    )
