@@ -33,7 +33,7 @@ TOKENS = 60
 
 def test_a_run_generates_the_texts_of_calls_and_a_bad_prompt_costs_its_row(tmp_path: Path) -> None:
     dest = tmp_path / "texts.parquet"
-    prompts = [[5 + number] * (1 + number % 7) for number in range(40)]
+    prompts: list[Any] = [[5 + number] * (1 + number % 7) for number in range(40)]
     prompts[11] = [VOCABULARY]
     rows = [{"id": number, "prompt": prompt} for number, prompt in enumerate(prompts)]
     settings: dict[str, Any] = {"input": "prompt", "output": "text", "key": "id", "watch": False}

@@ -202,6 +202,9 @@ def test_a_finished_text_does_not_wait_for_longer_texts() -> None:
         texts[limit] = text
         answered[limit].set()
 
+    def call(generator: TextGenerator[str], limit: int) -> None:
+        end(limit, generator(prompts[limit], **of(limit)))
+
     async def stream(generator: TextGenerator[str]) -> None:
         end(5, "".join([piece async for piece in generator.stream(prompts[5], **of(5))]))
 
@@ -209,7 +212,7 @@ def test_a_finished_text_does_not_wait_for_longer_texts() -> None:
         future = generator.submit(prompts[3], **of(3))
         future.add_done_callback(lambda done: end(3, done.result()))
         for limit in (7, 40):
-            callers.submit(lambda limit=limit: end(limit, generator(prompts[limit], **of(limit))))
+            callers.submit(call, generator, limit)
         asyncio.run(stream(generator))
     assert sizes == [4] * 3 + [3] * 2 + [2] * 2 + [1] * 33
     with TextGenerator(model(), tokenizer()) as alone:
