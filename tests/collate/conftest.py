@@ -1,4 +1,4 @@
-"""The libraries that arrays are of."""
+"""Libraries of arrays."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.model)])
 def library(request: pytest.FixtureRequest) -> Any:
-    """numpy, then torch: for what both have under one name."""
+    """Return numpy, then torch, for functions that both have under one name."""
     return pytest.importorskip(request.param)

@@ -61,7 +61,7 @@ def demo(*options: str) -> str:
 
 
 @pytest.mark.model
-@pytest.mark.slow  # tests/collate/inference/test_minilm.py compares the same vectors
+@pytest.mark.slow  # tests/collate/features/test_minilm.py compares the same vectors
 @pytest.mark.timeout(200)
 def test_the_demo_compares_a_real_model_and_draws_the_comparison(tmp_path: Path) -> None:
     import matplotlib.image

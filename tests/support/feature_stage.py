@@ -29,6 +29,24 @@ def unchanged(features: dict[str, Any], **_: Any) -> Any:
     return features
 
 
+def tokens(*widths: int, first: int = 1) -> dict[str, Any]:
+    """Return a call with rows of these lengths. Their ids are the numbers from `first` on."""
+    rows = []
+    for width in widths:
+        rows.append(numpy.arange(first, first + width))
+        first += width
+    return {"ids": rows}
+
+
+def hidden(features: dict[str, Any], size: int = 5) -> Any:
+    """Return one vector of this size for each token."""
+    return features["ids"][:, :, None] * numpy.ones(size, int)
+
+
+def to_lists(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in batch.items()}
+
+
 class FeatureStage(Stage):
     """A batch function of features on any runtime; it records what it gets, and waits for a decoy
     or, if `gated`, always.

@@ -1,6 +1,4 @@
-"""Devices, where there is no GPU: which of them features are sent to, and who waits for what. The
-torch of these tests is a fake that records what is asked of it.
-"""
+"""Devices of features and results. A fake torch records the streams of GPUs and their events."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from batched._collate.features.devices import Devices
 from batched._collate.features.parse import FeatureParser
 from batched._collate.features.settings import FeatureSettings
 from batched._core.scheduler import Request
-from feature_stage import Together
+from feature_stage import Make, Together
 
 
 class Device:
@@ -229,3 +227,78 @@ def test_every_decorated_function_asks_for_the_device_when_it_is_first_called(
     one.fn({"x": numpy.ones(2)})
     assert asked == [threading.current_thread()]
     one.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("rows", [1, 2])
+def test_with_a_device_arrays_become_tensors(together: Make, rows: int) -> None:
+    real = pytest.importorskip("torch")
+    all_of = together(device="cpu")
+    call = {
+        "ids": numpy.array([[1, 2]]),
+        "scores": numpy.ones((1, 2), numpy.float16),
+        "flags": numpy.array([True]),
+    }
+    results = all_of.results(*[call] * rows)
+    assert {name: tensor.dtype for name, tensor in all_of.seen[0].items()} == {
+        "ids": real.int64,
+        "scores": real.float16,
+        "flags": real.bool,
+    }
+    assert [result["ids"].tolist() for result in results] == [[[1, 2]]] * rows
+    assert all(type(tensor) is real.Tensor for tensor in results[0].values())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "kind", ["read-only", "reversed", "byte-swapped", "strided", "turned", "field"]
+)
+def test_a_device_takes_arrays_of_any_layout(together: Make, kind: str) -> None:
+    real = pytest.importorskip("torch")
+    array: Any = numpy.arange(6).reshape(2, 3)
+    if kind == "read-only":
+        array.flags.writeable = False
+    else:
+        array = {
+            "reversed": array[::-1],
+            "byte-swapped": array.astype(">i8"),
+            "strided": array[:, ::2],
+            "turned": array.T,
+            "field": numpy.zeros(3, [("a", "i1"), ("b", "<f8")])["b"],
+        }[kind]
+    one = together(device="cpu")
+    result = one.fn({"x": array})
+    assert type(result["x"]) is real.Tensor
+    assert result["x"].tolist() == array.tolist()
+    results = one.results({"x": array}, {"x": array})
+    assert [each["x"].tolist() for each in results] == [array.tolist()] * 2
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["U3", "object", "datetime64[s]"])
+def test_elements_that_no_tensor_can_hold_stay_in_an_array(together: Make, dtype: str) -> None:
+    pytest.importorskip("torch")
+    two = together(device="cpu")
+    array = numpy.array([1, 2]).astype(dtype)
+    results = two.results({"x": array}, {"x": array})
+    assert type(two.seen[0]["x"]) is numpy.ndarray
+    assert [result["x"].tolist() for result in results] == [array.tolist()] * 2
+
+
+@pytest.mark.model
+def test_results_are_moved_to_the_output_device(together: Make) -> None:
+    pytest.importorskip("torch")
+    two = together(output_device="meta")
+    results = two.results(
+        {"x": numpy.ones((1, 2)), "y": numpy.ones(1)}, {"x": numpy.ones((2, 2)), "y": numpy.ones(2)}
+    )
+    assert [type(result["x"]) for result in results] == [numpy.ndarray] * 2, (
+        "only tensors are anywhere"
+    )
+    two = together(device="cpu", output_device="meta")
+    results = two.results({"x": numpy.ones((1, 2))}, {"x": numpy.ones((2, 2))})
+    assert two.seen[0]["x"].device.type == "cpu"
+    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [
+        ("meta", (1, 2)),
+        ("meta", (2, 2)),
+    ]

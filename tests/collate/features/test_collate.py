@@ -1,0 +1,369 @@
+"""Batches of features: padding, calls larger than a batch, and memory of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+
+import batched
+from batched.errors import BatchFunctionError, BatchSizeMismatch
+from feature_stage import Make, hidden, to_lists, tokens
+
+# ---------------------------------------------------------------- padding
+
+
+@pytest.mark.parametrize(
+    ("side", "alone", "shared"),
+    [
+        ("right", [[1, 2], [3, 9]], [[1, 2, 9], [3, 9, 9], [4, 5, 6]]),
+        ("left", [[1, 2], [9, 3]], [[9, 1, 2], [9, 9, 3], [4, 5, 6]]),
+    ],
+)
+def test_short_rows_are_padded_on_one_side(
+    together: Make, side: str, alone: list[Any], shared: list[Any]
+) -> None:
+    two = together(pad_token={"ids": 9}, padding_side=side)
+    two.results(tokens(2, 1))
+    two.results(tokens(2, 1), tokens(3, first=4))
+    assert [batch["ids"].tolist() for batch in two.seen[:2]] == [alone, shared]
+
+
+def test_each_feature_is_padded_to_its_own_longest_row(together: Make) -> None:
+    two = together()
+    two.results(
+        {"a": numpy.array([[1]]), "b": numpy.array([[1, 1, 1]])},
+        {"a": numpy.array([[2, 2]]), "b": numpy.array([[2]])},
+    )
+    assert to_lists(two.seen[0]) == {"a": [[1, 0], [2, 2]], "b": [[1, 1, 1], [2, 0, 0]]}
+
+
+def test_rows_of_several_axes_are_padded_along_their_first(together: Make) -> None:
+    two = together(pad_token={"x": 9})
+    two.results({"x": numpy.ones((1, 1, 2))}, {"x": numpy.ones((1, 3, 2))})
+    assert two.seen[0]["x"].tolist() == [[[1, 1], [9, 9], [9, 9]], [[1, 1]] * 3]
+
+
+def test_rows_may_be_single_values_or_empty(together: Make) -> None:
+    two = together()
+    results = two.results({"x": numpy.array([1, 2])}, {"x": [numpy.array(3)]})
+    assert two.seen[0]["x"].tolist() == [1, 2, 3]
+    assert [result["x"].tolist() for result in results] == [[1, 2], [3]]
+    results = two.results({"x": numpy.zeros((1, 0), int)}, {"x": numpy.ones((2, 2), int)})
+    assert two.seen[1]["x"].tolist() == [[0, 0], [1, 1], [1, 1]]
+    assert [result["x"].shape for result in results] == [(1, 0), (2, 2)]
+
+
+def test_rows_of_one_call_may_differ_in_length_without_a_pad(together: Make) -> None:
+    two = together()
+    results = two.results(
+        {"x": [numpy.ones(2), numpy.ones(3)]}, {"x": [numpy.ones(3), numpy.ones(1)]}
+    )
+    assert [result["x"].tolist() for result in results] == [
+        [[1, 1, 0], [1, 1, 1]],
+        [[1, 1, 1], [1, 0, 0]],
+    ]
+    assert [batch["x"].shape for batch in two.seen] == [(4, 3)]
+
+
+def test_tokens_are_padded_to_a_multiple_even_if_one_call_is_the_batch(together: Make) -> None:
+    one = together(pad_to_multiple_of=4, pad_token={"ids": 9})
+    (result,) = one.results(
+        {"ids": numpy.array([[1, 2, 3, 4, 5]]), "flags": numpy.ones((1, 4), bool)}
+    )
+    assert to_lists(one.seen[0]) == {"ids": [[1, 2, 3, 4, 5, 9, 9, 9]], "flags": [[True] * 4]}
+    assert result["ids"].tolist() == [[1, 2, 3, 4, 5]]
+
+
+def test_features_as_long_as_tokens_are_rounded_up_with_them_and_images_are_not(
+    together: Make,
+) -> None:
+    call = {
+        "ids": numpy.ones((1, 5), int),
+        "boxes": numpy.ones((1, 5, 4), numpy.int64),
+        "weights": numpy.ones((1, 5), numpy.float32),
+        "image": numpy.ones((1, 5, 4, 4), numpy.uint8),
+    }
+    one = together(pad_to_multiple_of=8)
+    one.results(call)
+    assert {name: array.shape[1] for name, array in one.seen[0].items()} == {
+        "ids": 8,
+        "boxes": 8,
+        "weights": 8,
+        "image": 5,
+    }
+
+
+def test_a_function_sees_multiples_only_but_for_one_run_to_learn_from(together: Make) -> None:
+    two = together(lambda features: hidden(features, 8), pad_to_multiple_of=8)
+    for _ in range(3):
+        results = two.results(tokens(3), tokens(6))
+        assert [result.shape for result in results] == [(1, 3, 8), (1, 6, 8)]
+    shapes = [features["ids"].shape for features in two.seen]
+    assert shapes == [(2, 8), (1, 3), (1, 8), (2, 8), (2, 8)]
+
+
+def test_padded_token_ids_without_a_mask_are_warned_of_once(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = together(name="shop.embed")
+    calls = [{"x": numpy.ones((1, n)), "words": numpy.ones((1, n), int)} for n in (2, 3)]
+    two.results(calls[0], calls[0])
+    assert not caplog.records
+    for _ in range(2):
+        two.results(*calls)
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("batched", "WARNING")
+    assert warning.getMessage() == (
+        "shop.embed: words is padded, and no mask among the features tells the function so: "
+        "results may depend on the calls that share a batch. Pass one, such as attention_mask"
+    )
+
+
+def test_one_warning_serves_all_instances_of_a_class(caplog: pytest.LogCaptureFixture) -> None:
+    class Model:
+        @batched.inference.dynamically(pad_to_multiple_of=4)
+        def embed(self, features: dict[str, Any]) -> Any:
+            return features["ids"].sum(1)
+
+    for _ in range(2):
+        model = Model()
+        assert model.embed(ids=numpy.ones((1, 3), int)).tolist() == [3]
+        model.embed.shutdown()
+    assert ["Model.embed: ids is padded" in each.getMessage() for each in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"attention_mask": numpy.ones((1, 3), int)},
+        {"padding_mask": numpy.ones((1, 3), numpy.float32)},
+        {"real": numpy.ones((1, 3), bool)},
+        {"lengths": numpy.array([3])},
+    ],
+    ids=lambda mask: next(iter(mask)),
+)
+def test_a_mask_needs_no_warning(
+    together: Make, mask: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    two = together(pad_to_multiple_of=8)
+    two.results(*[{"ids": numpy.ones((1, 3), int), **mask}] * 2)
+    assert two.seen[0]["ids"].shape == (2, 8)
+    assert not caplog.records
+
+
+def test_the_share_of_padding_is_counted(together: Make) -> None:
+    two = together(unpad=False)
+    two.results(tokens(2), tokens(4, 4, 4))
+    assert two.fn.stats.padding_waste == 2 / 16
+    one = together(pad_to_multiple_of=4, unpad=False)
+    one.results(tokens(1, 3))  # with padding among its rows
+    assert one.fn.stats.padding_waste == 4 / 8
+    flat = together()
+    flat.results({"x": numpy.ones(3)}, {"x": numpy.ones(1)})
+    assert flat.fn.stats.padding_waste == 0.0
+
+
+# ---------------------------------------------------------------- lengths of batches
+
+
+def test_calls_of_like_length_run_together(together: Make) -> None:
+    many = together(batch_size=4, unpad=False)
+    calls = [{"ids": numpy.full((1, width), n)} for n, width in enumerate([1, 9] * 4)]
+    results = many.results(*calls)
+    assert sorted(batch["ids"].shape for batch in many.seen) == [(4, 1), (4, 9)]
+    assert [result["ids"].tolist() for result in results] == [
+        call["ids"].tolist() for call in calls
+    ]
+    assert many.fn.stats.padding_waste == 0.0
+
+
+def test_a_budget_of_tokens_limits_rows_times_the_padded_length(together: Make) -> None:
+    many = together(max_batch_tokens=16, pad_to_multiple_of=4, unpad=False)
+    many.results(*[tokens(width) for width in (3, 4, 2, 3, 6, 7, 5, 30)])
+    shapes = [batch["ids"].shape for batch in many.seen]
+    assert sum(rows for rows, _ in shapes) == 8
+    assert all(rows * width <= 16 or rows == 1 for rows, width in shapes), shapes
+    assert (1, 32) in shapes, "a row larger than the budget runs alone"
+    assert max(rows for rows, _ in shapes) > 1
+
+
+def test_a_call_larger_than_a_batch_is_split_and_joined_in_its_order(
+    together: Make, library: Any
+) -> None:
+    one = together(
+        lambda features: {"x": features["x"] * 2, "n": features["x"].sum(1)}, batch_size=8
+    )
+    x = library.arange(300).reshape(100, 3)
+    (result,) = one.results({"x": x})
+    assert (result["x"] == x * 2).all()
+    assert (result["n"] == x.sum(1)).all()
+    assert [len(batch["x"]) for batch in one.seen] == [8] * 12 + [4]
+
+
+def test_all_parts_of_a_call_are_as_long_as_its_longest_row(together: Make) -> None:
+    one = together(batch_size=1)
+    (result,) = one.results(tokens(1, 3, 2))
+    assert [batch["ids"].tolist() for batch in one.seen] == [[[1, 0, 0]], [[2, 3, 4]], [[5, 6, 0]]]
+    assert result["ids"].tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
+
+
+def test_parts_of_a_call_that_ran_with_longer_rows_are_joined_at_its_own_length(
+    together: Make,
+) -> None:
+    two = together(lambda features: (features["ids"], hidden(features, 3)), batch_size=3)
+    short, long = two.results({"ids": numpy.ones((5, 2), int)}, {"ids": numpy.full((5, 3), 2)})
+    assert short[0].tolist() == [[1, 1]] * 5
+    assert long[0].tolist() == [[2, 2, 2]] * 5
+    assert (short[1].shape, long[1].shape) == ((5, 2, 3), (5, 3, 3))
+
+
+def test_a_split_call_gets_the_mask_of_a_masked_array(together: Make) -> None:
+    x = numpy.arange(5)
+    masked = numpy.ma.masked_array
+    one = together(lambda features: masked(features["x"], features["x"] < 2), batch_size=2)
+    (result,) = one.results({"x": x})
+    assert repr(result) == repr(masked(x, x < 2))
+
+
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [
+        (lambda ids: {"a": ids} if len(ids) == 2 else {"b": ids}, "structure"),
+        (lambda ids: numpy.zeros((len(ids), len(ids))), "joined"),
+    ],
+)
+def test_parts_of_a_call_with_different_outputs_cannot_be_joined(
+    together: Make, compute: Callable[[Any], Any], reason: str
+) -> None:
+    one = together(lambda features: compute(features["ids"]), batch_size=2, unpad=False)
+    (answer,) = one.answers(tokens(2, 2, 2))
+    assert type(answer) is BatchFunctionError
+    assert reason in str(answer)
+
+
+@pytest.mark.parametrize("rows", [0, 2, 4])
+@pytest.mark.parametrize(
+    "output",
+    [lambda array: array, lambda array: {"fine": numpy.zeros(3), "a": [array]}],
+    ids=["bare", "nested"],
+)
+def test_a_wrong_number_of_rows_is_an_error_with_both_numbers_to_every_caller(
+    together: Make, output: Any, rows: int
+) -> None:
+    two = together(lambda _: output(numpy.zeros((rows, 2))), name="shop.embed")
+    for call in ((tokens(2, 2), tokens(2)), (tokens(2, 2, 2),)):
+        for answer in two.answers(*call):
+            assert type(answer) is BatchSizeMismatch
+            assert (answer.expected, answer.actual) == (3, rows)
+            assert "shop.embed" in str(answer)
+
+
+# ---------------------------------------------------------------- memory of features and results
+
+
+def test_features_that_are_a_batch_are_passed_on_without_a_copy(
+    together: Make, library: Any
+) -> None:
+    one = together()
+    call = {"ids": library.ones((1, 2)), "scores": library.zeros((1, 5)), "n": library.ones(1)}
+    one.fn(call)
+    assert all(one.seen[0][name] is array for name, array in call.items())
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "array": lambda buffer: buffer,
+    "view": lambda buffer: buffer[:],
+    "in a dict": lambda buffer: {"y": buffer},
+    "views in a list": lambda buffer: [buffer[:, :1], buffer[:, 1:]],
+    "in a named tuple": lambda buffer: Pair(buffer, None),
+}
+"""Outputs in memory that a function uses again."""
+
+
+def leaves(output: Any) -> list[Any]:
+    if isinstance(output, dict):
+        output = list(output.values())
+    parts = output if isinstance(output, (list, tuple)) else [output]
+    return [leaf for leaf in parts if leaf is not None]
+
+
+@pytest.mark.parametrize("callers", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_caller_never_sees_memory_that_the_function_uses_again(
+    together: Make, library: Any, callers: int, layout: str
+) -> None:
+    buffer = library.zeros((callers, 5))
+
+    def compute(features: dict[str, Any]) -> Any:
+        buffer[:] = features["x"]
+        return LAYOUTS[layout](buffer)
+
+    some = together(compute)
+    rounds = [some.results(*[{"x": library.ones((1, 5)) * n}] * callers) for n in (1, 2)]
+    buffer[:] = 7
+    for n, results in enumerate(rounds, 1):
+        for result in results:
+            assert {number for leaf in leaves(result) for number in leaf[0].tolist()} == {n}
+
+
+@pytest.mark.parametrize("callers", [1, 2])
+def test_a_function_that_returns_its_features_gives_no_caller_memory_of_another(
+    together: Make, library: Any, callers: int
+) -> None:
+    some = together(lambda features: {"one": features["x"], "same": features["x"]})
+    calls = [{"x": library.ones((1, 2))} for _ in range(callers)]
+    results = some.results(*calls)
+    for call in calls:
+        call["x"][:] = 7
+    for result in results:
+        result["one"][:] = 8
+    assert [result["same"].tolist() for result in results] == [[[1, 1]]] * callers
+    assert [call["x"].tolist() for call in calls] == [[[7, 7]]] * callers
+
+
+@pytest.mark.parametrize("batch_size", [2, 32])
+def test_results_own_their_memory(together: Make, library: Any, batch_size: int) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        ids = features["ids"]
+        return [
+            ids * 2,
+            *library.stack([ids, ids]),
+            (ids[:, :, None] * library.ones(5)).swapaxes(1, 2),
+            library.broadcast_to(ids[:, :1], (len(ids), 7)),
+            ids.sum(1),
+        ]
+
+    two = together(compute, batch_size=batch_size, pad_token={"ids": 0})
+    for result in two.results({"ids": library.ones((3, 2))}, {"ids": library.ones((1, 4))}):
+        for array in result:
+            if hasattr(array, "untyped_storage"):
+                assert array.untyped_storage().nbytes() == array.nbytes
+            else:
+                assert array.base is None
+                assert array.flags.writeable
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("widths", [(2,), (2, 3)])
+def test_results_of_inference_mode_may_be_changed_and_learned_from(
+    together: Make, widths: tuple[int, ...]
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch is loaded at run time
+    def compute(features: dict[str, Any]) -> Any:
+        return features["x"] * 2
+
+    two = together(compute, pad_token={"x": 0})
+    for result in two.results(*({"x": torch.ones(1, width)} for width in widths)):
+        result += 1
+        assert not result.is_inference()
+        (result * torch.ones(1, requires_grad=True)).sum().backward()

@@ -1,0 +1,310 @@
+"""Containers of outputs, and outputs that cannot be split."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+
+from batched.errors import BatchFunctionError
+from feature_stage import Make, tokens
+
+# ---------------------------------------------------------------- containers
+
+
+class Pair(NamedTuple):
+    tokens: Any
+    pooled: Any
+
+
+@dataclass
+class Plain:
+    tokens: Any
+    pooled: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    tokens: Any
+    pooled: Any
+
+
+@dataclass
+class Late:
+    """A dataclass with a field that its constructor does not take."""
+
+    tokens: Any
+    pooled: Any = field(init=False)
+
+
+class Listed(list[Any]):
+    pass
+
+
+class Mapped(dict[str, Any]):
+    pass
+
+
+def late(tokens: Any, pooled: Any) -> Late:
+    output = Late(tokens)
+    output.pooled = pooled
+    return output
+
+
+def parts(output: Any) -> list[Any]:
+    """Return tokens and pooled, in this order, of any of the containers."""
+    if isinstance(output, (list, tuple)):
+        return list(output)
+    return (
+        [output["tokens"], output["pooled"]]
+        if hasattr(output, "__getitem__")
+        else [output.tokens, output.pooled]
+    )
+
+
+CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
+    "tuple": lambda tokens, pooled: (tokens, pooled),
+    "list": lambda tokens, pooled: [tokens, pooled],
+    "subclass of list": lambda tokens, pooled: Listed([tokens, pooled]),
+    "named tuple": Pair,
+    "dict": lambda tokens, pooled: {"tokens": tokens, "pooled": pooled},
+    "subclass of dict": lambda tokens, pooled: Mapped(tokens=tokens, pooled=pooled),
+    "ordered dict": lambda tokens, pooled: OrderedDict(pooled=pooled, tokens=tokens),
+    "default dict": lambda tokens, pooled: defaultdict(list, {"tokens": tokens, "pooled": pooled}),
+    "dataclass": Plain,
+    "frozen dataclass with slots": Frozen,
+    "dataclass with a field that is set later": late,
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_each_caller_gets_its_rows_in_the_container_of_the_output(
+    together: Make, container: str
+) -> None:
+    returned: list[Any] = []
+
+    def compute(features: dict[str, Any]) -> Any:
+        ids = features["ids"]
+        returned.append(CONTAINERS[container](ids * 10, ids.sum(1)))
+        return returned[-1]
+
+    two = together(compute, batch_size=3)
+    results = two.results(tokens(2), tokens(1, 3, first=3))
+    assert [type(result) for result in results] == [type(returned[0])] * 2
+    assert [[part.tolist() for part in parts(result)] for result in results] == [
+        [[[10, 20]], [3]],
+        [[[30, 0, 0], [40, 50, 60]], [3, 15]],
+    ]
+    assert len(parts(returned[0])[0]) == 3, "the function may have kept its output"
+    if isinstance(results[0], dict):
+        assert list(results[0]) == list(returned[0])
+    for call in (tokens(2, 2), tokens(2, 1, 2, 2)):  # alone, and split
+        (result,) = two.results(call)
+        assert type(result) is type(returned[0])
+        assert [len(part) for part in parts(result)] == [len(call["ids"])] * 2
+
+
+@pytest.mark.parametrize("container", [MappingProxyType, UserDict])
+def test_a_mapping_that_is_no_dict_becomes_a_dict(
+    together: Make, container: Callable[[Any], Any]
+) -> None:
+    two = together(lambda features: container({"ids": features["ids"] * 2}))
+    results = two.results(tokens(2), tokens(2, first=3))
+    assert [type(result) for result in results] == [dict, dict]
+    assert [result["ids"].tolist() for result in results] == [[[2, 4]], [[6, 8]]]
+
+
+@dataclass
+class Labelled:
+    logits: Any
+
+    def __post_init__(self) -> None:
+        self.labels = self.logits.argmax(1)
+
+    @functools.cached_property
+    def most(self) -> Any:
+        return self.logits.max(1)
+
+
+class Noted(dict[str, Any]):
+    sums: Any = None
+
+
+def test_attributes_with_data_of_the_whole_batch_reach_no_caller(together: Make) -> None:
+    def labelled(features: dict[str, Any]) -> Any:
+        output = Labelled(features["x"])
+        assert len(output.most) == len(features["x"])
+        return output
+
+    def noted(features: dict[str, Any]) -> Any:
+        output = Noted(x=features["x"])
+        output.sums = features["x"].sum(1)
+        return output
+
+    calls = [{"x": numpy.full((1, 2), number)} for number in range(3)]
+    for number, result in enumerate(together(labelled).results(*calls)):
+        assert result.logits.tolist() == [[number] * 2]
+        assert result.most.tolist() == [number]
+        assert not hasattr(result, "labels")
+    for number, result in enumerate(together(noted).results(*calls)):
+        assert (type(result), result["x"].tolist(), result.sums) == (Noted, [[number] * 2], None)
+
+
+@pytest.mark.parametrize("kind", [tuple, list, Pair._make])
+def test_two_outputs_of_a_batch_of_two_are_not_taken_for_rows(
+    together: Make, kind: Callable[[Any], Any]
+) -> None:
+    two = together(lambda features: kind([features["ids"].sum(1), -features["ids"].sum(1)]))
+    first, second = two.results(tokens(2), tokens(2, first=3))
+    assert (type(first), type(second)) == (type(kind([1, 2])),) * 2
+    assert [[output.tolist() for output in each] for each in (first, second)] == [
+        [[3], [-3]],
+        [[7], [-7]],
+    ]
+
+
+def test_outputs_may_be_nested_to_any_depth(together: Make) -> None:
+    two = together(
+        lambda features: {
+            "a": [{"b": (Frozen(features["ids"], [features["ids"]]),)}],
+            3: features["ids"].sum(1),
+            "loss": None,
+            "more": (None, [None]),
+        }
+    )
+    results = two.results(tokens(2), tokens(3))
+    for result, ids in zip(results, ([[1, 2]], [[1, 2, 3]]), strict=True):
+        assert result["a"][0]["b"][0].tokens.tolist() == ids
+        assert result["a"][0]["b"][0].pooled[0].tolist() == ids
+        assert result[3].tolist() == [sum(ids[0])]
+        assert (result["loss"], result["more"]) == (None, (None, [None]))
+
+
+@pytest.mark.model
+def test_a_model_output_keeps_its_type_and_entries_that_were_added(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    def compute(features: dict[str, Any]) -> Any:
+        states = features["ids"][:, :, None] * torch.ones(5)
+        output = outputs.BaseModelOutputWithPooling(
+            last_hidden_state=states,
+            pooler_output=states.sum(1),
+            hidden_states=(states, states * 2),
+        )
+        output["scores"] = features["ids"].sum(1)
+        return output
+
+    two = together(compute, pad_token={"ids": 0})
+    for width, result in zip(
+        (3, 5, 4),
+        [
+            *two.results({"ids": torch.ones(1, 3)}, {"ids": torch.ones(1, 5)}),
+            two.fn({"ids": torch.ones(1, 4)}),
+        ],
+        strict=True,
+    ):
+        assert type(result) is outputs.BaseModelOutputWithPooling
+        assert list(result) == ["last_hidden_state", "pooler_output", "hidden_states", "scores"]
+        assert result.attentions is None
+        assert result.last_hidden_state is result["last_hidden_state"]
+        assert result.last_hidden_state.shape == (1, width, 5)
+        assert [state.shape for state in result.hidden_states] == [(1, width, 5)] * 2
+        assert result[1].shape == (1, 5)
+        assert result["scores"].tolist() == [width]
+
+
+# ---------------------------------------------------------------- refused outputs
+
+
+class Thing:
+    pass
+
+
+class DynamicCache:
+    """Named as the cache of transformers."""
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (lambda ids: {"logits": ids, "loss": 0.5}, ["'loss'", "float"]),
+        (lambda ids: {"logits": ids, "loss": ids.sum()}, ["'loss'", "int64"]),
+        (lambda ids: {"logits": ids, "loss": numpy.array(0.5)}, ["'loss'", "single value"]),
+        (lambda ids: {"logits": ids, "labels": ["a", "b"]}, ["'labels.0'", "str", "tolist()"]),
+        (lambda ids: ids.tolist(), ["'0.0'", "int", "return an array or tensor"]),
+        (lambda ids: {"a": [ids, {"b": Thing()}]}, ["'a.1.b'", "Thing"]),
+        (lambda ids: Plain(ids, "text"), ["'pooled'", "str"]),
+        (
+            lambda ids: {"logits": ids, "past_key_values": DynamicCache()},
+            ["'past_key_values'", "DynamicCache", "use_cache=False"],
+        ),
+        (lambda ids: {"logits": ids, "ids": {1, 2}}, ["'ids'", "set"]),
+        (lambda ids: Plain, ["type"]),
+        (lambda ids: numpy.array(1.0), ["single value"]),
+        (lambda ids: "text", ["str"]),
+        (lambda ids: None, ["NoneType"]),
+        (lambda ids: {"a": None, "b": ()}, ["dict"]),
+    ],
+)
+@pytest.mark.parametrize("callers", [1, 2])
+def test_an_output_that_cannot_be_split_is_an_error_with_its_path(
+    together: Make, output: Any, said: list[str], callers: int
+) -> None:
+    wrong = [True]
+    some = together(
+        lambda features: output(features["ids"]) if wrong else features["ids"], name="shop.embed"
+    )
+    for answer in some.answers(*[tokens(2)] * callers):
+        assert type(answer) is BatchFunctionError, repr(answer)
+        for part in ["shop.embed", *said]:
+            assert part in str(answer)
+    wrong.clear()
+    assert some.fn(tokens(2)).tolist() == [[1, 2]]
+
+
+@pytest.mark.model
+def test_the_cache_of_a_real_model_is_an_error_that_says_how_to_leave_it_out(
+    together: Make,
+) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=16)
+    ).eval()
+
+    def compute(features: dict[str, Any], use_cache: bool = True) -> Any:
+        with torch.inference_mode():
+            return model(**features, use_cache=use_cache)
+
+    two = together(compute)
+    calls = [{"input_ids": torch.ones(1, width, dtype=torch.int64)} for width in (3, 5)]
+    for answer in two.answers(*calls):
+        assert type(answer) is BatchFunctionError
+        assert "past_key_values" in str(answer)
+        assert "use_cache=False" in str(answer)
+    results = two.results(*calls, extra=({"use_cache": False},) * 2)
+    for call, result in zip(calls, results, strict=True):
+        alone = compute(call, use_cache=False)
+        assert type(result) is type(alone)
+        assert torch.allclose(result.logits, alone.logits, atol=1e-5)
+
+
+@pytest.mark.model
+def test_sparse_and_nested_tensors_are_refused_with_their_path(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    for odd, said in (
+        (torch.eye(2).to_sparse(), "tensor of layout torch.sparse_coo"),
+        (torch.nested.nested_tensor([torch.ones(2)] * 2, layout=torch.jagged), "nested tensor"),
+    ):
+        two = together(lambda _, odd=odd: {"weights": odd})
+        for answer in two.answers(*[{"x": torch.ones(1, 2)}] * 2):
+            assert type(answer) is BatchFunctionError, repr(answer)[:200]
+            assert f"'weights' in the output is a {said}" in str(answer)

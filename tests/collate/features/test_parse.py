@@ -1,0 +1,344 @@
+"""Features as callers pass them, refusals, and lengths of rows."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import UserDict
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import numpy
+import pytest
+
+import batched
+from batched._collate.features.spec import CACHE_LIMIT
+from batched.errors import CollationError
+from feature_stage import Make, to_lists
+
+ROW = numpy.zeros(3, numpy.int64)
+
+# ---------------------------------------------------------------- accepted features
+
+
+@pytest.mark.parametrize("make", [UserDict, MappingProxyType])
+def test_the_function_gets_a_dict_for_any_mapping(
+    together: Make, make: Callable[[Any], Any]
+) -> None:
+    two = together()
+    results = two.results(make({"x": numpy.array([1])}), make({"x": numpy.array([2])}))
+    assert [result["x"].tolist() for result in results] == [[1], [2]]
+    two.fn(make({"x": numpy.array([1])}))
+    assert [type(features) for features in two.seen] == [dict, dict]
+
+
+def test_features_may_be_passed_by_keyword(together: Make) -> None:
+    one = together()
+    assert to_lists(one.fn(ids=numpy.array([[1]]), mask=numpy.array([[2]]))) == {
+        "ids": [[1]],
+        "mask": [[2]],
+    }
+    assert one.fn.submit(ids=numpy.array([[1]])).result(20)["ids"].tolist() == [[1]]
+    with pytest.raises(CollationError, match="at least one feature"):
+        one.fn()
+
+
+def test_a_mapping_or_a_feature_may_be_passed_by_the_name_of_the_parameter() -> None:
+    @batched.inference.dynamically
+    def fn(features: dict[str, Any], scale: int = 1) -> Any:
+        return {name: array * scale for name, array in features.items()}
+
+    with fn:
+        assert to_lists(fn(features={"x": numpy.array([1])}, scale=3)) == {"x": [3]}  # type: ignore[call-overload]  # as in any function
+        assert to_lists(fn(features=numpy.array([1]))) == {"features": [1]}
+
+
+def test_with_spread_kwargs_the_function_gets_features_by_keyword() -> None:
+    @batched.inference.dynamically(spread_kwargs=True)
+    def fn(ids: Any, mask: Any = None, *, scale: int = 1) -> Any:
+        return ids * scale if mask is None else ids * mask * scale
+
+    array = numpy.array([[1, 2]])
+    with fn:
+        assert fn({"ids": array}).tolist() == [[1, 2]]
+        assert fn({"ids": array, "mask": array}, scale=3).tolist() == [[3, 12]]
+        assert fn(ids=array, mask=array).tolist() == [[1, 4]]
+        with pytest.raises(TypeError, match="other"):
+            fn({"ids": array, "other": array})
+        with pytest.raises(TypeError, match="ids"):
+            fn({"mask": array})
+        with pytest.raises(TypeError, match="mask"):
+            fn({"ids": array, "mask": array}, mask=3)
+
+
+def test_methods_take_features_for_each_instance() -> None:
+    class Model:
+        def __init__(self, scale: int) -> None:
+            self.scale = scale
+
+        @batched.inference.dynamically
+        def mapped(self, features: dict[str, Any], offset: int = 0) -> Any:
+            return features["x"] * self.scale + offset
+
+        @batched.inference.dynamically(spread_kwargs=True)
+        def spread(self, x: Any, y: Any = 0, *, offset: int = 0) -> Any:
+            return (x + y) * self.scale + offset
+
+    two, three = Model(2), Model(3)
+    x = numpy.array([1, 2])
+    with two.mapped, three.mapped, two.spread, three.spread:
+        assert two.mapped({"x": x}).tolist() == [2, 4]
+        assert three.mapped({"x": x}, offset=1).tolist() == [4, 7]
+        assert two.spread({"x": x, "y": x}).tolist() == [4, 8]
+        assert three.spread(x=x, y=x).tolist() == [6, 12]
+
+
+def test_extra_arguments_form_groups_and_reach_the_function(together: Make) -> None:
+    four = together(lambda features, scale=1: {"x": features["x"] * scale})
+    calls = [{"x": numpy.array([[number]])} for number in range(4)]
+    results = four.results(*calls, extra=({"scale": 2}, {}, {"scale": 2}, {"scale": 2.0}))
+    assert [result["x"].tolist() for result in results] == [[[0]], [[1]], [[4]], [[6.0]]]
+    assert sorted(len(batch["x"]) for batch in four.seen) == [1, 1, 2]
+
+
+def test_rows_of_a_list_may_be_numbers_of_numpy(together: Make) -> None:
+    (result,) = together().results({"x": list(numpy.arange(3.0, dtype=numpy.float32))})
+    assert result["x"].dtype == numpy.float32
+    assert result["x"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_texts_and_objects_are_features(together: Make) -> None:
+    two = together()
+    texts, objects = numpy.array(["ab", "c"]), numpy.array([{1}, None], dtype=object)
+    results = two.results(
+        {"texts": texts, "objects": objects}, {"texts": texts[:1], "objects": objects[:1]}
+    )
+    assert [to_lists(result) for result in results] == [
+        {"texts": ["ab", "c"], "objects": [{1}, None]},
+        {"texts": ["ab"], "objects": [{1}]},
+    ]
+
+
+def test_records_become_plain_arrays(together: Make) -> None:
+    two = together(lambda features: features["x"]["a"])
+    call = {"x": numpy.rec.array([(1, 3), (2, 4)], [("a", int), ("b", int)])}
+    assert [result.tolist() for result in (*two.results(call), *two.results(call, call))] == [
+        [1, 2]
+    ] * 3
+    assert {type(features["x"]) for features in two.seen} == {numpy.ndarray}
+
+
+@pytest.mark.model
+def test_conjugates_and_negatives_are_resolved(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.tensor([[1 + 2j, 3 - 4j]])
+    two = together(pad_token={"x": 0, "y": 0})
+    results = two.results(
+        {"x": values.conj(), "y": values.conj().imag}, {"x": values[:, :1], "y": values[:, :1].imag}
+    )
+    assert results[0]["x"].tolist() == [[1 - 2j, 3 + 4j]]
+    assert results[0]["y"].tolist() == [[-2.0, 4.0]]
+
+
+class Watched(numpy.ndarray[Any, Any]):
+    """A row that calls `looked` when it is read."""
+
+    looked: Callable[[], None]
+
+    def __getitem__(self, place: Any) -> Any:
+        if place is None:
+            self.looked()
+        return super().__getitem__(place)
+
+
+def test_a_cache_of_specs_that_overflows_meanwhile_does_not_disturb_a_call(together: Make) -> None:
+    one = together()
+
+    def fill() -> None:  # as another thread might, just then
+        for number in range(CACHE_LIMIT):
+            one.fn.submit({"x": numpy.zeros((1, 1, number))})
+
+    rows = [numpy.ones(width).view(Watched) for width in (2, 3, 1)]
+    for row, looked in zip(rows, (lambda: None, fill, lambda: None), strict=True):
+        row.looked = looked
+    assert one.fn({"x": rows})["x"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+
+
+def test_another_thread_may_be_importing_torch(
+    together: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    two = together(lambda features: {"y": features["x"] * 2})
+    calls: list[Any] = [{"x": numpy.ones((2, 3))}, {"x": [numpy.ones(3)]}]
+    for call, result in zip(calls, two.results(*calls), strict=True):
+        assert result["y"].tolist() == [[2, 2, 2]] * len(call["x"])
+    (refused,) = two.answers({"x": "text"})
+    assert isinstance(refused, CollationError), repr(refused)
+
+
+# ---------------------------------------------------------------- refused features
+
+
+class Metres(numpy.ndarray[Any, Any]):
+    def __array_function__(self, *_: Any) -> Any:
+        raise TypeError("lengths only")
+
+
+DENSE = "must be a dense array or tensor, or a list of them, one for each row, got "
+
+BAD: list[tuple[Any, list[str]]] = [
+    (
+        {"ids": numpy.zeros((2, 3)), "mask": numpy.zeros((5, 3), int)},
+        ["ids", "(2, 3)", "mask", "(5, 3)", "float64", "int64"],
+    ),
+    (
+        {"ids": [ROW, ROW], "mask": numpy.zeros((5, 3))},
+        ["ids", "list of 2", "mask", "(5, 3)"],
+    ),
+    (
+        {"ids": ROW[None], "mask": numpy.array(3)},
+        ["mask", "got a single value of int64", "next to the features", "mask=..."],
+    ),
+    ({}, ["empty mapping"]),
+    ({"ids": numpy.zeros((0, 3))}, ["ids", "(0, 3)"]),
+    ({"ids": []}, ["ids"]),
+    ({"ids": [1, 2, 3]}, ["ids", "int", "return_tensors"]),
+    ({"ids": [[1, 2, 3]]}, ["ids", "list", "return_tensors"]),
+    ({"ids": [ROW, None]}, ["ids", "None"]),
+    ({"ids": (ROW, ROW)}, ["ids", "tuple"]),
+    ({"ids": ROW[None], "mask": None}, ["mask", "None", "leave it out"]),
+    ({"ids": "text"}, ["ids", "str"]),
+    ({"ids": {"deep": ROW}}, ["ids", "dict"]),
+    ({"ids": [ROW, ROW.astype(float)]}, ["ids", "int64", "float64", "(3,)"]),
+    ({"ids": [ROW, ROW[None]]}, ["ids", "(3,)", "(1, 3)"]),
+    ({"ids": [numpy.zeros((3, 2)), numpy.zeros((3, 4))]}, ["ids", "(3, 2)", "(3, 4)"]),
+    ({3: ROW}, ["3"]),
+    ({"ids": numpy.ones((1, 2)).view(Metres)}, [f"ids {DENSE}", "Metres float64 (1, 2)"]),
+    ({"ids": numpy.ma.masked_array(ROW)}, [f"ids {DENSE}numpy MaskedArray int64 (3,)"]),
+    (ROW, ["mapping"]),
+    ([{"ids": ROW}], ["mapping"]),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BAD, ids=lambda value: f"{value!r:.40}")
+def test_features_that_make_no_batch_are_refused_to_their_caller_alone(
+    together: Make, call: Any, said: list[str]
+) -> None:
+    three = together(name="shop.embed")
+    good = {"ids": numpy.array([[1, 2, 3]])}
+    before, refused, after = three.answers(good, call, good)
+    assert type(refused) is CollationError, repr(refused)
+    assert isinstance(refused, ValueError)
+    for part in ["shop.embed", *said]:
+        assert part in str(refused)
+    assert before["ids"].tolist() == after["ids"].tolist() == [[1, 2, 3]]
+    assert [batch["ids"].tolist() for batch in three.seen] == [[[1, 2, 3], [1, 2, 3]]]
+    assert three.fn.stats.calls == 3  # the two, and the decoy
+    with pytest.raises(CollationError):
+        three.fn(call)
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_make_no_batch_are_refused(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    row = torch.zeros(3, dtype=torch.int64)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    quantized = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
+    one = together()
+    for odd, said in (
+        (torch.tensor(3), "got a single value of torch.int64"),
+        (nested, f"{DENSE}torch float32 (nested)"),
+        ([nested], f"{DENSE}torch float32 (nested)"),
+        (torch.ones(3, 3).to_sparse(), "got torch float32 (3, 3) of layout torch.sparse_coo"),
+        ([row, row.numpy()], "must agree"),
+        ([row.numpy(), row], "must agree"),
+        (
+            [torch.ones(2), torch.ones(2, device="meta")],
+            "got torch float32 (2,) and, as row 1, torch float32 (2,) on meta",
+        ),
+        (quantized, "x is of torch.quint8, of which no batch can be made"),
+        (torch.empty(2, 2, dtype=torch.float4_e2m1fn_x2), "of which no batch can be made"),
+    ):
+        with pytest.raises(CollationError) as refused:
+            one.fn({"x": odd})
+        assert said in str(refused.value)
+
+
+def test_a_function_that_needs_spread_kwargs_is_an_error_that_says_so() -> None:
+    def total(ids: Any, mask: Any, scale: float = 1.0) -> Any:
+        return (ids * mask).sum(1) * scale
+
+    call = {"ids": numpy.ones((1, 2), int), "mask": numpy.ones((1, 2), int)}
+    fn: Any = batched.inference.dynamically(name="total")(total)
+    with pytest.raises(
+        TypeError,
+        match="^total: missing a required argument: 'mask'; .*spread_kwargs=True, each by",
+    ):
+        fn(**call)
+    with pytest.raises(TypeError, match="'twice'$"):
+        fn(call, mask=1, twice=2)
+    spread: Any = batched.inference.dynamically(spread_kwargs=True)(total)
+    with pytest.raises(TypeError, match="'mask'$"):
+        spread({"ids": call["ids"]})
+    assert spread(call) == [2]
+    spread.shutdown()
+
+
+def test_an_argument_among_features_by_keyword_is_an_error_with_the_right_way() -> None:
+    @batched.inference.dynamically
+    def fn(features: dict[str, Any], layer: int = 0) -> Any:
+        return features["x"] + layer
+
+    with pytest.raises(CollationError, match="other arguments go next to a mapping of features"):
+        fn(x=numpy.ones((1, 2)), layer=3)  # type: ignore[call-overload]
+    assert fn({"x": numpy.ones((1, 2))}, layer=3).tolist() == [[4.0, 4.0]]
+    fn.shutdown()
+
+
+def test_a_pad_token_without_a_feature_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Model:
+        @batched.inference.dynamically(pad_token={"input_id": 7, "mask": 0})
+        def total(self, features: dict[str, Any]) -> Any:
+            return features["input_ids"].sum(1)
+
+    one, two = Model(), Model()
+    for model in (one, two, one):
+        assert model.total(input_ids=numpy.ones((1, 2), int), mask=numpy.ones((1, 2))) == [2]
+    (warning,) = caplog.records
+    assert warning.getMessage().endswith(
+        "Model.total: pad_token names input_id, which the first call does not pass: its features "
+        "are input_ids, mask"
+    )
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def test_length_gets_a_dict_for_each_row(together: Make) -> None:
+    rows: list[Any] = []
+
+    def length(row: dict[str, Any]) -> int:
+        rows.append({name: value.tolist() for name, value in row.items() if name != "decoy"})
+        return len(row.get("ids", ()))
+
+    one = together(length=length)
+    one.results({"ids": numpy.array([[1, 2], [3, 4]]), "label": numpy.array([5, 6])})
+    assert [row for row in rows if row] == [
+        {"ids": [1, 2], "label": 5},
+        {"ids": [3, 4], "label": 6},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"), [("long", TypeError), (-1, ValueError), (None, TypeError)]
+)
+def test_an_invalid_length_is_an_error_of_its_caller_alone(
+    together: Make, returned: Any, kind: type[Exception]
+) -> None:
+    two = together(length=lambda row: returned if row.get("bad") else 1)
+    failed, served = two.answers({"bad": numpy.array([1])}, {"ids": numpy.array([1])})
+    assert type(failed) is kind
+    assert "length" in str(failed)
+    assert served["ids"].tolist() == [1]

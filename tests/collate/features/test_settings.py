@@ -1,0 +1,59 @@
+"""Settings of batch functions of features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import batched
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "name"),
+    [
+        ({"pad_token": 0}, TypeError, "pad_token"),
+        ({"pad_token": {"x": "pad"}}, TypeError, "pad_token"),
+        ({"pad_token": {1: 0}}, TypeError, "pad_token"),
+        ({"pad_token": {}, "pad_tokens": {}}, TypeError, "pad_tokens"),
+        ({"padding_side": "middle"}, ValueError, "padding_side"),
+        ({"pad_to_multiple_of": 0}, ValueError, "pad_to_multiple_of"),
+        ({"pad_to_multiple_of": 1.5}, TypeError, "pad_to_multiple_of"),
+        ({"pad_to_multiple_of": True}, TypeError, "pad_to_multiple_of"),
+        ({"unpad": True}, TypeError, "unpad"),
+        ({"unpad": "never"}, TypeError, "unpad"),
+        ({"unpad": {"x": 1}}, TypeError, "unpad"),
+        ({"unpad": {"x": {"1": "ids"}}}, TypeError, "unpad"),
+        ({"unpad": {"x": {0: "ids"}}}, ValueError, "unpad"),
+        ({"spread_kwargs": 1}, TypeError, "spread_kwargs"),
+        ({"device": "nowhere"}, ValueError, "device"),
+        ({"output_device": 1.5}, ValueError, "output_device"),
+        ({"on_oom": "ignore"}, ValueError, "on_oom"),
+        ({"padding": "right"}, TypeError, "padding"),
+    ],
+)
+def test_an_invalid_setting_is_refused_at_decoration(
+    settings: dict[str, Any], kind: type[Exception], name: str
+) -> None:
+    for decorator in (batched.inference.dynamically, batched.aio.inference.dynamically):
+        with pytest.raises(kind, match=name):
+            decorator(**settings)
+
+
+@pytest.mark.parametrize(
+    "setting", ["pad_token", "padding_side", "unpad", "spread_kwargs", "device"]
+)
+def test_functions_of_items_have_no_settings_of_features(setting: str) -> None:
+    with pytest.raises(TypeError, match=setting):
+        batched.dynamically(**{setting: None})  # type: ignore[call-overload]  # as a caller might
+
+
+@pytest.mark.model
+def test_a_device_that_this_build_of_torch_lacks_is_refused_at_decoration() -> None:
+    torch = pytest.importorskip("torch")
+    for kind, backend in (("cuda", torch.backends.cuda), ("mps", torch.backends.mps)):
+        if not backend.is_built():
+            with pytest.raises(ValueError, match=f"has no {kind.upper()}"):
+                batched.inference.dynamically(device=kind)
+    with pytest.raises(ValueError, match="output_device must be a device of torch, got 'nowhere'"):
+        batched.inference.dynamically(output_device="nowhere")

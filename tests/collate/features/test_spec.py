@@ -1,0 +1,322 @@
+"""Specs of features: the calls that share a batch, dtypes, and the values that fill short rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+from batched.errors import CollationError
+from feature_stage import Make, to_lists
+
+NUMPY_DTYPES = [
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "int8",
+    "int64",
+    "uint8",
+    "uint16",
+    "bool",
+    ">i4",
+]
+TORCH_DTYPES = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "int8",
+    "int64",
+    "uint8",
+    "bool",
+    "float8_e4m3fn",
+]
+
+# ---------------------------------------------------------------- dtypes
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype: str) -> None:
+    two = together(pad_token={"x": 0})
+    calls: list[Any] = [
+        {"x": numpy.ones((1, 2), dtype)},
+        {"x": [numpy.ones(3, dtype), numpy.ones(1, dtype)]},
+    ]
+    results = two.results(*calls)
+    batch = two.seen[0]
+    assert type(batch["x"]) is numpy.ndarray
+    assert batch["x"].dtype == dtype
+    assert batch["x"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+    assert [result["x"].dtype for result in results] == [dtype, dtype]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, name)
+    two = together(pad_token={"x": 0})
+    results = two.results(
+        {"x": torch.ones(1, 2).to(dtype)}, {"x": [torch.ones(3).to(dtype), torch.ones(1).to(dtype)]}
+    )
+    batch = two.seen[0]
+    assert type(batch["x"]) is torch.Tensor
+    assert batch["x"].dtype is dtype
+    assert batch["x"].to(torch.complex64).tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+    assert [result["x"].dtype for result in results] == [dtype, dtype]
+
+
+@pytest.mark.model
+def test_elements_without_a_dtype_in_numpy_are_copied_bit_by_bit(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    two = together(pad_token={"x": 0})
+    results = two.results({"x": patterns[None]}, {"x": patterns[None, :7]})
+    assert torch.equal(results[0]["x"][0].view(torch.int16), patterns.view(torch.int16))
+
+
+@pytest.mark.model
+def test_the_default_device_of_torch_does_not_matter(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    two = together()
+    with torch.device("meta"):
+        calls = [
+            {"x": torch.ones((1, length), dtype=dtype, device="cpu")}
+            for length in (2, 3)
+            for dtype in (torch.int64, torch.bfloat16)
+        ]
+        for call, result in zip(calls, two.results(*calls), strict=True):
+            assert torch.equal(result["x"], call["x"])
+
+
+# ---------------------------------------------------------------- calls that share a batch
+
+
+def test_calls_with_equal_specs_share_a_batch_in_their_order(together: Make) -> None:
+    all_of = together()
+    results = all_of.results(*({"x": numpy.full((rows, 2), rows)} for rows in (1, 3, 2)))
+    assert [to_lists(batch) for batch in all_of.seen] == [
+        {"x": [[1, 1], [3, 3], [3, 3], [3, 3], [2, 2], [2, 2]]}
+    ]
+    assert [result["x"].tolist() for result in results] == [[[1, 1]], [[3, 3]] * 3, [[2, 2]] * 2]
+
+
+def test_calls_with_different_features_never_share_a_batch(together: Make) -> None:
+    two = together()
+    first = {"ids": numpy.array([[1, 2]])}
+    second = {"ids": numpy.array([[3, 4]]), "mask": numpy.array([[1, 0]])}
+    results = two.results(first, second)
+    assert sorted(map(sorted, two.seen)) == [["ids"], ["ids", "mask"]]
+    assert [sorted(result) for result in results] == [["ids"], ["ids", "mask"]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        numpy.zeros((1, 3), numpy.float32),
+        numpy.zeros((1, 3), ">i8"),
+        numpy.zeros((1, 3), numpy.int32),
+        numpy.zeros((1,), numpy.int64),
+        numpy.zeros((1, 3, 1), numpy.int64),
+        pytest.param("tensor", marks=pytest.mark.model),
+    ],
+    ids=str,
+)
+def test_calls_that_differ_in_dtype_rank_or_library_never_share_a_batch(
+    together: Make, other: Any
+) -> None:
+    if isinstance(other, str):
+        other = pytest.importorskip("torch").zeros((1, 3)).long()
+    two = together()
+    results = two.results({"x": numpy.zeros((1, 3), numpy.int64)}, {"x": other})
+    assert len(two.seen) == 2
+    assert (results[1]["x"].dtype, results[1]["x"].shape) == (other.dtype, other.shape)
+
+
+def test_calls_that_differ_in_the_shape_after_their_length_never_share_a_batch(
+    together: Make,
+) -> None:
+    three = together()
+    shapes = [(1, 4, 2), (1, 4, 3), (2, 4, 2)]
+    results = three.results(*({"x": numpy.zeros(shape)} for shape in shapes))
+    assert sorted(batch["x"].shape for batch in three.seen) == [(1, 4, 3), (3, 4, 2)]
+    assert [result["x"].shape for result in results] == shapes
+
+
+@pytest.mark.parametrize(("short", "long"), [("U2", "U5"), ("S2", "S5"), (">U2", ">U5")])
+def test_texts_of_different_length_share_a_batch(together: Make, short: str, long: str) -> None:
+    many = together()
+    texts: list[Any] = [
+        numpy.array(["ab", "c"], short),
+        numpy.array(["hello"], long),
+        [numpy.array("e", short), numpy.array("world", long)],
+    ]
+    results = many.results(*({"x": text} for text in texts))
+    assert [batch["x"].astype("U").tolist() for batch in many.seen] == [
+        ["ab", "c", "hello", "e", "world"]
+    ]
+    assert [result["x"].astype("U").tolist() for result in results] == [
+        ["ab", "c"],
+        ["hello"],
+        ["e", "world"],
+    ]
+
+
+def test_texts_and_bytes_never_share_a_batch(together: Make) -> None:
+    two = together()
+    calls = [{"x": numpy.array(["ab"], dtype)} for dtype in ("U2", "S2", ">U2")]
+    assert [result["x"].dtype for result in two.results(*calls)] == ["U2", "S2", ">U2"]
+    assert len(two.seen) == 3
+
+
+# ---------------------------------------------------------------- rows that are not padded
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "U2"])
+def test_a_vector_of_another_size_is_an_error_in_company_as_it_is_alone(
+    together: Make, dtype: str
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        if features["x"].shape[1] != 768:
+            raise ValueError(f"rows of {features['x'].shape[1]}, not 768")
+        return features["x"].astype(bool).sum(axis=1)
+
+    right, wrong = ({"x": numpy.zeros((1, width), dtype)} for width in (768, 384))
+    some = together(compute)
+    with pytest.raises(ValueError, match="rows of 384, not 768"):
+        some.fn(wrong)
+    served, failed, served_too = some.answers(right, wrong, right)
+    assert (served.tolist(), served_too.tolist()) == ([0], [0])
+    assert isinstance(failed, ValueError)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_a_grey_image_never_shares_a_batch_with_one_of_three_colours(
+    together: Make, dtype: str, tokens: bool
+) -> None:
+    def call(channels: int) -> dict[str, Any]:
+        image = {"x": numpy.full((1, channels, 5, 5), channels, dtype)}
+        # as many tokens as there are channels
+        return {"ids": numpy.ones((1, channels), int), **image} if tokens else image
+
+    two = together(lambda features: features["x"])
+    results = two.results(call(1), call(3), call(3))
+    assert [result.shape for result in results] == [(1, 1, 5, 5), (1, 3, 5, 5), (1, 3, 5, 5)]
+    assert sorted(batch["x"].shape for batch in two.seen) == [(1, 1, 5, 5), (2, 3, 5, 5)]
+
+
+def test_vectors_of_one_size_share_a_batch_with_tokens_of_any_length(together: Make) -> None:
+    def call(width: int, size: int) -> dict[str, Any]:
+        return {"ids": numpy.ones((1, width), int), "x": numpy.ones((1, size))}
+
+    many = together(lambda features: features["x"], unpad=False)
+    calls = [call(5, 4), call(7, 4), call(5, 6), call(2, 4), call(6, 6)]
+    results = many.results(*calls)
+    assert [result.tolist() for result in results] == [each["x"].tolist() for each in calls]
+    # 6 numbers with 6 tokens may be one number for each token
+    assert sorted(batch["x"].shape for batch in many.seen) == [(1, 6), (1, 6), (3, 4)]
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (0,)])
+def test_features_as_long_as_tokens_in_every_call_are_padded_with_them(
+    together: Make, shape: tuple[int, ...]
+) -> None:
+    def call(width: int, other: int = 0) -> dict[str, Any]:
+        return {
+            "ids": numpy.ones((1, width), int),
+            "x": numpy.ones((1, other or width, *shape)),
+            "labels": numpy.ones((1, 2), int),
+        }
+
+    many = together(lambda features: features["x"].sum(1), unpad=False)
+    calls = [call(5), call(7), call(3, 7), call(1, 2)]
+    results = many.results(*calls)
+    assert [result.tolist() for result in results] == [each["x"].sum(1).tolist() for each in calls]
+    assert sorted(batch["x"].shape for batch in many.seen) == [
+        (1, 2, *shape),  # as long as other tokens
+        (1, 7, *shape),
+        (2, 7, *shape),
+    ]
+
+
+def test_floats_with_a_pad_and_features_as_long_are_padded(together: Make) -> None:
+    two = together(pad_token={"sound": 0.0}, pad_to_multiple_of=4)
+    two.results(*({"sound": numpy.ones((1, n)), "weights": numpy.ones((1, n, 2))} for n in (3, 5)))
+    assert {name: array.shape for name, array in two.seen[0].items()} == {
+        "sound": (2, 8),
+        "weights": (2, 8, 2),
+    }
+
+
+# ---------------------------------------------------------------- pads
+
+
+@pytest.mark.parametrize("spelling", ["pad_token", "pad_tokens"])
+def test_each_feature_has_a_pad_of_its_own(together: Make, spelling: str) -> None:
+    two = together(**{spelling: {"ids": 7, "scores": -1.5, "flags": True}})
+
+    def call(width: int) -> dict[str, Any]:
+        return {
+            "ids": numpy.ones((1, width), int),
+            "scores": numpy.ones((1, width)),
+            "flags": numpy.zeros((1, width), bool),
+            "other": numpy.ones((1, width), int),
+        }
+
+    two.results(call(1), call(2))
+    assert to_lists(two.seen[0]) == {
+        "ids": [[1, 7], [1, 1]],
+        "scores": [[1.0, -1.5], [1.0, 1.0]],
+        "flags": [[False, True], [False, False]],
+        "other": [[1, 0], [1, 1]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pad"),
+    [
+        ("uint8", -1),
+        ("uint8", 256),
+        ("int32", 2**40),
+        ("int64", 2**63),
+        ("int64", 0.5),
+        ("int64", float("inf")),
+        ("int64", float("nan")),
+        ("int64", 1j),
+        ("bool", 2),
+        ("float32", 1j),
+        ("float32", 1e300),
+        ("float16", 1e6),
+    ],
+)
+def test_a_pad_that_the_dtype_cannot_hold_is_refused_to_its_callers_alone(
+    together: Make, library: Any, dtype: str, pad: Any
+) -> None:
+    two = together(pad_token={"x": pad})
+    refused, served = two.answers(
+        {"x": library.zeros((1, 2), dtype=getattr(library, dtype))},
+        {"x": numpy.zeros((1, 2), "complex128")},
+    )
+    assert isinstance(refused, CollationError), repr(refused)
+    assert "x " in str(refused)
+    assert repr(pad) in str(refused)
+    assert isinstance(served, dict)
+    assert len(two.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pad"),
+    [*(("float16", pad) for pad in (float("-inf"), float("inf"), -1.5, 65504)), ("int64", 3.0)],
+)
+def test_any_pad_that_the_dtype_can_hold_is_taken(
+    together: Make, library: Any, dtype: str, pad: float
+) -> None:
+    two = together(pad_token={"x": pad})
+    ones: Callable[..., Any] = library.ones
+    two.results(*({"x": ones((1, width), dtype=getattr(library, dtype))} for width in (1, 2)))
+    assert two.seen[0]["x"].tolist() == [[1, pad], [1, 1]]

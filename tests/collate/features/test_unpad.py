@@ -1,0 +1,611 @@
+"""Axes of outputs that follow the rows of a feature, learned from several runs or declared."""
+
+from __future__ import annotations
+
+import enum
+import gc
+import random
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy
+import pytest
+
+import batched
+from batched.errors import BatchFunctionError, BatchSizeMismatch
+from feature_models import same
+from feature_stage import Make, hidden, tokens
+from stage import wait_until
+
+Function = Callable[[dict[str, Any]], Any]
+
+# ---------------------------------------------------------------- cut to the caller's own length
+
+
+@pytest.mark.parametrize(
+    ("side", "last"),
+    [("right", [[70, 0, 0], [80, 90, 100]]), ("left", [[0, 0, 70], [80, 90, 100]])],
+)
+def test_outputs_per_token_are_as_long_as_the_callers_own_rows(
+    together: Make, side: str, last: list[Any]
+) -> None:
+    three = together(lambda features: features["ids"] * 10, padding_side=side)
+    results = three.results(tokens(2), tokens(4, first=3), tokens(1, 3, first=7))
+    assert [result.tolist() for result in results] == [[[10, 20]], [[30, 40, 50, 60]], last]
+    assert three.seen[0]["ids"].shape == (4, 4)
+
+
+def attentions(features: dict[str, Any]) -> Any:
+    ids = features["ids"]
+    return ids[:, None, :, None] * ids[:, None, None, :] * numpy.ones((5, 1, 1), int)
+
+
+@pytest.mark.parametrize(
+    ("compute", "shapes"),
+    [
+        (hidden, [(1, 3, 5), (1, 5, 5)]),
+        (lambda features: hidden(features).swapaxes(1, 2), [(1, 5, 3), (1, 5, 5)]),
+        (lambda features: hidden(features).sum(1), [(1, 5), (1, 5)]),
+        (attentions, [(1, 5, 3, 3), (1, 5, 5, 5)]),
+    ],
+    ids=["hidden size", "hidden size before the length", "vector", "heads"],
+)
+def test_a_size_equal_to_the_padded_length_by_chance_is_not_cut(
+    together: Make, compute: Function, shapes: list[Any]
+) -> None:
+    assert [result.shape for result in together(compute).results(tokens(3), tokens(5))] == shapes
+
+
+def test_axes_follow_two_features_of_different_length(together: Make) -> None:
+    two = together(
+        lambda features: {
+            "b": features["b"] + 0,
+            "a": features["a"] + 0,
+            "pairs": features["a"][:, :, None] * features["b"][:, None],
+        }
+    )
+    calls = [
+        {"a": numpy.ones((1, 2), int), "b": numpy.ones((1, 4), int)},
+        {"a": numpy.ones((1, 4), int), "b": numpy.ones((1, 3), int)},
+    ]
+    first, second = two.results(*calls)
+    assert {name: array.shape for name, array in first.items()} == {
+        "b": (1, 4),
+        "a": (1, 2),
+        "pairs": (1, 2, 4),
+    }
+    assert {name: array.shape for name, array in second.items()} == {
+        "b": (1, 3),
+        "a": (1, 4),
+        "pairs": (1, 4, 3),
+    }
+
+
+def test_padding_to_a_multiple_is_cut(together: Make) -> None:
+    two = together(lambda features: (hidden(features, 8), features["ids"]), pad_to_multiple_of=8)
+    results = two.results(tokens(3), tokens(5))
+    assert [(first.shape, second.shape) for first, second in results] == [
+        ((1, 3, 8), (1, 3)),
+        ((1, 5, 8), (1, 5)),
+    ]
+    (alone,) = two.results(tokens(6))
+    assert [part.shape for part in alone] == [(1, 6, 8), (1, 6)]
+
+
+# ---------------------------------------------------------------- how it is learned
+
+
+def test_a_first_batch_runs_in_two_parts_and_later_ones_run_whole(
+    together: Make,
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        return {
+            "hidden": hidden(features),
+            "more": (hidden(features, 6), features["ids"].sum(1)),
+            "ids": features["ids"] * 2,
+        }
+
+    three = together(compute)
+    results = three.results(tokens(3), tokens(5), tokens(4))
+    assert [batch["ids"].shape for batch in three.seen] == [(3, 5), (1, 3), (2, 5)]
+    assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5), (1, 4, 5)]
+    results = three.results(tokens(6), tokens(5), tokens(3))
+    assert [batch["ids"].shape for batch in three.seen[3:]] == [(3, 6)]
+    assert [result["hidden"].shape for result in results] == [(1, 6, 5), (1, 5, 5), (1, 3, 5)]
+
+
+def test_a_batch_that_runs_in_parts_counts_once(together: Make) -> None:
+    two = together(hidden)
+    two.results(tokens(3), tokens(5))
+    stats = two.fn.stats
+    assert len(two.seen) == 3
+    # a decoy among them
+    assert (stats.total_batches, stats.total_processed, stats.calls) == (2, 3, 3)
+
+
+def test_a_batch_runs_whole_after_two_calls_of_different_length(
+    together: Make,
+) -> None:
+    two = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
+    two.results(tokens(2))
+    two.results(tokens(4))
+    results = two.results(tokens(3), tokens(5))
+    assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
+    assert two.seen[-1]["ids"].shape == (2, 5)
+
+
+def test_a_run_that_is_shorter_in_one_feature_only_is_no_evidence(together: Make) -> None:
+    def ids(question: int, document: int) -> dict[str, Any]:
+        return {
+            "q": numpy.ones((1, question), dtype=int),
+            "d": numpy.ones((1, document), dtype=int),
+        }
+
+    joined = together(lambda features: numpy.concatenate([features["q"], features["d"]], axis=1))
+    joined.results(ids(3, 5))
+    joined.results(ids(5, 3))  # which is as long
+    results = joined.results(ids(3, 5), ids(3, 4))
+    assert [result.shape for result in results] == [(1, 8), (1, 7)]
+
+
+def test_few_batches_of_many_lengths_run_in_parts(together: Make) -> None:
+    many = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
+    source = numpy.random.default_rng(0)
+    for _ in range(100):
+        widths = source.integers(1, 100, 4).tolist()
+        results = many.results(*map(tokens, widths))
+        assert [result["hidden"].shape for result in results] == [(1, width, 5) for width in widths]
+    assert sum([len(batch["ids"]) for batch in many.seen]) == 404, "of the first batch alone"
+    assert len(many.seen) == 104, "two more of that one, and one for each row shorter than any yet"
+
+
+def test_a_batch_runs_whole_while_all_callers_have_rows_of_one_length(together: Make) -> None:
+    two = together(hidden)
+    results = two.results(tokens(5), tokens(5))
+    assert [result.shape for result in results] == [(1, 5, 5)] * 2
+    assert len(two.seen) == 1
+
+
+def test_evidence_of_one_kind_of_call_does_not_count_for_another(together: Make) -> None:
+    two = together(lambda features, size=1: hidden(features, size))
+    extra = ({"size": 5}, {"size": 5})
+    assert [result.shape for result in two.results(tokens(3), tokens(4))] == [(1, 3, 1), (1, 4, 1)]
+    assert [result.shape for result in two.results(tokens(3), tokens(5), extra=extra)] == [
+        (1, 3, 5),
+        (1, 5, 5),
+    ]
+
+
+def test_evidence_is_kept_for_extra_arguments_of_any_kind(together: Make) -> None:
+    class Pool(enum.Enum):
+        MEAN = 1
+
+    for argument in (Pool.MEAN, numpy.float16, numpy.dtype("float16"), None):
+        many = together(lambda features, pool=None: hidden(features))
+        for _ in range(6):
+            many.results(tokens(3), tokens(5), extra=({"pool": argument},) * 2)
+        assert len(many.seen) <= 10, argument
+
+
+def test_evidence_keeps_no_extra_arguments_alive(together: Make) -> None:
+    class Session:
+        pass
+
+    two = together(lambda features, session, size: hidden(features, size))
+    refs = []
+    for size in (1, 2, 1, 2):
+        session = Session()
+        refs.append(weakref.ref(session))
+        two.results(tokens(3), tokens(5), extra=({"session": session, "size": size},) * 2)
+        two.extra.clear()
+        del session
+    two.fn.shutdown()
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
+    plain = together(lambda features, size: hidden(features, size))
+    for size in (1, 2, 1, 2):
+        plain.results(tokens(3), tokens(5), extra=({"size": size},) * 2)
+        gc.collect()
+    assert len(plain.seen) == 8, "a batch for each size ran in parts"
+
+
+def test_a_failure_for_rows_of_one_length_reaches_callers_with_these_rows_only(
+    together: Make,
+) -> None:
+    error = RuntimeError("too short")
+
+    def compute(features: dict[str, Any]) -> Any:
+        if features["ids"].shape[1] < 4:
+            raise error
+        return hidden(features)
+
+    three = together(compute)
+    for answer in (answers := three.answers(tokens(3), tokens(5), tokens(3)))[::2]:
+        assert type(answer) is RuntimeError
+        assert answer.args == error.args
+    assert answers[1].shape == (1, 5, 5)
+
+
+def test_a_part_that_fails_leaves_no_garbage(together: Make) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        if features["ids"].shape[1] < 3:
+            raise RuntimeError("too short")
+        return hidden(features)
+
+    two = together(compute)
+    gc.collect()
+    gc.disable()
+    try:
+        calls = [{"ids": numpy.ones((2, width), int)} for width in (1, 2, 4)]
+        refs = [weakref.ref(call["ids"]) for call in calls]
+        assert [isinstance(answer, RuntimeError) for answer in two.answers(*calls)] == [
+            True,
+            True,
+            False,
+        ]
+        del calls
+        wait_until(lambda: not any(ref() is not None for ref in refs))
+    finally:
+        gc.enable()
+
+
+def test_a_function_that_takes_one_length_only_gets_a_warning_and_no_cuts(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        assert features["ids"].shape[1] == 8
+        return features["ids"] * 10
+
+    two = together(compute, pad_to_multiple_of=8, name="shop.embed")
+    for _ in range(3):
+        results = two.results(tokens(3), tokens(5))
+        assert [result.tolist() for result in results] == [
+            [[10, 20, 30, 0, 0, 0, 0, 0]],
+            [[10, 20, 30, 40, 50, 0, 0, 0]],
+        ]
+    (record,) = [each for each in caplog.records if "mask" not in each.message]
+    assert record.levelname == "WARNING"
+    for part in ("shop.embed", "not cut", "unpad"):
+        assert part in record.message
+
+
+def test_a_function_of_one_length_only_needs_no_declaration_for_vectors(
+    together: Make,
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        assert features["ids"].shape[1] == 8
+        return features["ids"].sum(1, keepdims=True) * numpy.ones(3)
+
+    two = together(compute, pad_to_multiple_of=8)
+    assert two.fn(tokens(3)).tolist() == [[6.0] * 3]
+    assert [result.tolist() for result in two.results(tokens(2), tokens(3), tokens(8))] == [
+        [[3.0] * 3],
+        [[6.0] * 3],
+        [[36.0] * 3],
+    ]
+
+
+# ---------------------------------------------------------------- axes that follow no feature
+
+
+def vectors(rows: int) -> dict[str, Any]:
+    return {"vector": numpy.arange(rows * 4.0).reshape(rows, 4)}
+
+
+def test_an_output_as_long_as_the_batch_has_rows_is_warned_of_once(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each caller gets similarities to the rows of other callers."""
+
+    def compute(features: dict[str, Any]) -> Any:
+        rows = features["vector"]
+        return {"rows": rows, "similarities": rows @ rows.T}
+
+    two = together(compute, name="shop.compare")
+    assert two.fn(vectors(1))["similarities"].shape == (1, 1)
+    assert not caplog.records
+    for _ in range(2):
+        results = two.results(vectors(1), vectors(2))
+        assert [result["similarities"].shape for result in results] == [(1, 3), (2, 3)]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith(
+        "shop.compare: axis 1 of 'similarities' in the output is as long as the batch has rows: "
+        "1 of 1, 3 of 3."
+    )
+
+
+def test_an_output_that_varies_by_its_content_causes_no_warning_of_rows(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = iter([3, 4, 2, 6])
+
+    def compute(features: dict[str, Any]) -> Any:
+        return numpy.ones((len(features["vector"]), next(lengths)))
+
+    two = together(compute)
+    for rows in (1, 2, 3, 5):
+        two.fn(vectors(rows))
+    assert not caplog.records
+
+
+def test_an_output_with_a_structure_that_depends_on_the_length_is_no_error(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        states = hidden(features)
+        return states if states.shape[1] % 2 else {"states": states}
+
+    two = together(compute)
+    for _ in range(3):
+        odd, even = two.results(tokens(3), tokens(4))
+        assert (odd.shape, even["states"].shape) == ((1, 3, 5), (1, 4, 5))
+    (record,) = [each for each in caplog.records if "mask" not in each.message]
+    assert "structure" in record.message
+
+
+def longer_by_one(features: dict[str, Any]) -> Any:
+    ids = features["ids"]
+    return numpy.concatenate([ids[:, :1], ids], axis=1)
+
+
+def test_an_axis_that_follows_no_feature_costs_one_warning_and_never_an_error(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = together(lambda features: {"deep": [longer_by_one(features)]}, name="shop.embed")
+    for width in (2, 4):
+        two.results(tokens(width))
+    assert not caplog.records, "callers alone lose nothing"
+    for _ in range(3):
+        results = two.results(tokens(3), tokens(5), tokens(3))
+        assert [result["deep"][0].shape for result in results] == [(1, 4), (1, 6), (1, 4)]
+    assert [batch["ids"].shape for batch in two.seen[2:]] == [(1, 5), (2, 3)] * 3
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for part in ("shop.embed", "axis 1", "deep.0", "ids to 4", "unpad"):
+        assert part in record.message
+
+
+def test_an_axis_that_follows_no_feature_is_recognised_in_the_first_batch(
+    together: Make,
+) -> None:
+    two = together(longer_by_one)
+    assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 4), (1, 6)]
+
+
+def test_an_axis_as_long_as_the_longer_of_two_features_is_not_taken_for_either(
+    together: Make,
+) -> None:
+    def compute(features: dict[str, Any]) -> Any:
+        return numpy.ones((len(features["a"]), max(array.shape[1] for array in features.values())))
+
+    def call(a: int, b: int) -> dict[str, Any]:
+        return {"a": numpy.ones((1, a), int), "b": numpy.ones((1, b), int)}
+
+    two = together(compute)
+    for widths in ((5, 3), (2, 1)):
+        two.results(call(*widths))
+    for _ in range(3):
+        results = two.results(call(5, 3), call(2, 4))
+        assert [result.shape for result in results] == [(1, 5), (1, 4)]
+
+
+def test_after_one_odd_call_other_calls_run_together(together: Make) -> None:
+    two = together(lambda features: features["ids"][:, :16])
+    for width in (3, 5, 20):
+        two.results(tokens(width))
+    for _ in range(4):
+        results = two.results(tokens(4), tokens(7))
+        assert [result.shape for result in results] == [(1, 4), (1, 7)]
+    assert [batch["ids"].shape for batch in two.seen[-3:]] == [(2, 7)] * 3
+
+
+def test_once_a_run_agrees_with_an_odd_one_callers_share_runs_again(together: Make) -> None:
+    two = together(lambda features: features["ids"][:, :16])
+    for width in (3, 20, 30):
+        two.results(tokens(width))
+    assert [result.shape for result in two.results(tokens(20), tokens(30))] == [(1, 16), (1, 16)]
+    assert two.seen[-1]["ids"].shape == (2, 30)
+
+
+@pytest.mark.parametrize(
+    ("compute", "known", "widths", "lengths"),
+    [
+        (lambda ids: ids[:, :32], (32, 64), (8, 40), (8, 32)),  # truncates
+        (lambda ids: ids[:, ::4], (8, 7), (8, 4), (2, 1)),  # shortens, as convolutions do
+        (
+            lambda ids: numpy.pad(ids, ((0, 0), (0, -ids.shape[1] % 8))),  # rounds up
+            (8, 16),
+            (16, 12, 3),
+            (16, 16, 8),
+        ),
+    ],
+    ids=["truncates", "shortens", "rounds up"],
+)
+def test_an_axis_that_changes_in_steps_is_as_long_as_in_a_call_alone(
+    together: Make, compute: Callable[[Any], Any], known: Any, widths: Any, lengths: Any
+) -> None:
+    two = together(lambda features: compute(features["ids"]))
+    for width in known:
+        two.results(tokens(width))
+    for _ in range(2):
+        results = two.results(*map(tokens, widths))
+        assert [result.shape[1] for result in results] == list(lengths)
+
+
+# ---------------------------------------------------------------- many callers of odd functions
+
+CALLS = 1000
+CALLERS = 32  # threads
+LONGEST = 24  # tokens
+
+
+def call(width: int, first: int = 1) -> dict[str, Any]:
+    ids = numpy.arange(first, first + width)[None] % 97 + 1
+    return {"ids": ids, "mask": numpy.ones_like(ids)}
+
+
+def per_token(features: Mapping[str, Any], size: int = 8) -> dict[str, Any]:
+    ids = features["ids"] * features["mask"]
+    return {"hidden": ids[:, :, None] * numpy.arange(1, size + 1), "sums": ids.sum(1)}
+
+
+def truncating(features: dict[str, Any]) -> Any:
+    """Sees 16 tokens, as a model with so many positions does."""
+    return per_token({name: array[:, :16] for name, array in features.items()})
+
+
+def rounding_up(features: dict[str, Any]) -> Any:
+    """Pads its rows to a multiple of 8, as some kernels need them."""
+    more = -features["ids"].shape[1] % 8
+    return per_token(
+        {name: numpy.pad(array, ((0, 0), (0, more))) for name, array in features.items()}
+    )
+
+
+def at_least(features: dict[str, Any]) -> Any:
+    """Pads its rows to 12 tokens if they have fewer."""
+    more = max(0, 12 - features["ids"].shape[1])
+    return per_token(
+        {name: numpy.pad(array, ((0, 0), (0, more))) for name, array in features.items()}
+    )
+
+
+def one_longer(features: dict[str, Any]) -> Any:
+    """Puts a token of its own before the others."""
+    return per_token(
+        {name: numpy.pad(array, ((0, 0), (1, 0)), mode="edge") for name, array in features.items()}
+    )
+
+
+def shortening(features: dict[str, Any]) -> Any:
+    """Has an entry for four tokens, as convolutions have for sounds."""
+    return per_token({name: array[:, ::4] for name, array in features.items()})
+
+
+class Reloaded:
+    """A model that is replaced by one of another output width."""
+
+    def __init__(self) -> None:
+        self.size = 4
+
+    def __call__(self, features: dict[str, Any]) -> Any:
+        return per_token(features, self.size)
+
+
+def serve(function: Any, calls: list[dict[str, Any]]) -> None:
+    """Makes the calls from many threads; each must get what `function` returns for it alone."""
+    compute: Function = function.__wrapped__
+    with ThreadPoolExecutor(CALLERS) as pool:
+        for features, result in zip(calls, pool.map(function, calls), strict=True):
+            same(result, compute(features))
+
+
+def mixed(longest: int = LONGEST) -> list[dict[str, Any]]:
+    source = random.Random(0)
+    return [call(source.randint(1, longest), first) for first in range(CALLS)]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("compute", "odd", "longest"),
+    [
+        (truncating, 20, 16),  # all calls but one fit
+        (truncating, 20, LONGEST),
+        (rounding_up, 12, LONGEST),
+        (at_least, 3, LONGEST),
+        (one_longer, 5, LONGEST),
+        (shortening, 7, LONGEST),
+    ],
+)
+def test_one_call_that_comes_back_longer_or_shorter_harms_no_other(
+    compute: Function, odd: int, longest: int
+) -> None:
+    fn = batched.inference.dynamically(compute)
+    with fn:
+        serve(fn, [call(5), call(9)])
+        same(fn(call(odd)), compute(call(odd)))
+        serve(fn, mixed(longest))
+        assert fn.stats.errors == 0
+
+
+def test_calls_of_all_lengths_survive_the_reload_of_a_model_with_another_output_width() -> None:
+    model = Reloaded()
+    fn = batched.inference.dynamically(name="model")(model)
+    with fn:
+        serve(fn, mixed())
+        model.size = 6
+        assert fn(call(5))["hidden"].shape == (1, 5, 6)
+        serve(fn, mixed())
+        assert fn.stats.errors == 0
+
+
+# ---------------------------------------------------------------- declared, or not at all
+
+
+def test_declared_axes_are_cut_without_a_run_apart_and_no_other_axes(together: Make) -> None:
+    two = together(
+        lambda features: {"hidden": hidden(features), "ids": features["ids"]},
+        unpad={"hidden": {1: "ids"}},
+    )
+    results = two.results(tokens(3), tokens(5))
+    assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
+    assert [result["ids"].shape for result in results] == [(1, 5), (1, 5)]
+    assert len(two.seen) == 1
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_a_declaration_may_have_an_empty_path_and_a_negative_axis(
+    together: Make, axis: int
+) -> None:
+    two = together(hidden, unpad={"": {axis: "ids"}})
+    assert [result.shape for result in two.results(tokens(3), tokens(5))] == [(1, 3, 5), (1, 5, 5)]
+
+
+def test_a_path_includes_all_paths_below_it(together: Make) -> None:
+    two = together(
+        lambda features: {"states": (hidden(features), [hidden(features)])},
+        unpad={"states": {1: "ids"}},
+    )
+    first, second = two.results(tokens(3), tokens(5))
+    assert [first["states"][0].shape, first["states"][1][0].shape] == [(1, 3, 5)] * 2
+    assert [second["states"][0].shape, second["states"][1][0].shape] == [(1, 5, 5)] * 2
+
+
+@pytest.mark.parametrize(
+    ("unpad", "said"),
+    [
+        ({"logits": {1: "ids"}}, ["'logits'", "which is not in the output: 'hidden'"]),
+        ({"hid": {1: "ids"}}, ["'hid'", "which is not in the output: 'hidden'"]),
+        ({"hidden": {1: "mask"}}, ["'mask'", "ids"]),
+        ({"hidden": {3: "ids"}}, ["axis 3", "'hidden'", "(2, 5, 4)"]),
+        ({"hidden": {2: "ids"}}, ["axis 2", "'hidden'", "(2, 5, 4)"]),
+        ({"hidden": {-3: "ids"}}, ["axis -3", "'hidden'", "(2, 5, 4)"]),
+    ],
+)
+def test_a_declaration_that_does_not_fit_the_output_is_an_error(
+    together: Make, unpad: Any, said: list[str]
+) -> None:
+    two = together(lambda features: {"hidden": hidden(features, 4)}, unpad=unpad, name="shop.embed")
+    for answer in two.answers(tokens(3), tokens(5)):
+        assert type(answer) is BatchFunctionError, repr(answer)
+        for part in ["shop.embed", "unpad", *said]:
+            assert part in str(answer)
+
+
+def test_with_unpad_false_no_axis_is_cut(together: Make) -> None:
+    two = together(hidden, unpad=False)
+    results = two.results(tokens(3), tokens(5))
+    assert [result.shape for result in results] == [(1, 5, 5), (1, 5, 5)]
+    assert results[0][0, :, 0].tolist() == [1, 2, 3, 0, 0]
+    assert len(two.seen) == 1
+
+
+def test_a_list_of_rows_is_an_error_that_says_what_a_list_holds(together: Make) -> None:
+    two = together(lambda features: list(features["ids"]))
+    for answer in two.answers(tokens(5), tokens(5)):
+        assert isinstance(answer, BatchSizeMismatch)
+        assert "2 items and returned 5 results in '0' of its output" in str(answer)
+        assert "a list or tuple holds arrays, not rows" in str(answer)
