@@ -51,8 +51,10 @@ class FailedPrediction(base.PredictionResult):  # type: ignore[misc]  # Beam has
 
 
 class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no types here
-    """Handler of `RunInference` for a batch function. Items of like length run together, a batch
-    that exceeds memory is split, and an element that fails is one dead letter.
+    """Handler of `RunInference` for a batch function.
+
+    Items of similar lengths run together, a batch that exceeds memory is split, and an element that
+    fails is one dead letter.
 
     Results are `PredictionResult`s. With `with_exception_handling`, each element that failed is in
     `failed_postprocessing[0]`; otherwise its error ends the pipeline. `failed_inferences` holds the
@@ -82,9 +84,11 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
         max_batch_duration_secs: int | None = None,
         env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Check the settings. Arguments up to `isolate_errors` are settings of `offline.Step`, the
-        last four are settings of Beam's handlers. A class is built once per process; with
-        `large_model` once per machine, with `model_copies` that many times.
+        """Check the settings.
+
+        Arguments up to `isolate_errors` are settings of `offline.Step`. The last four are settings
+        of Beam's handlers. A class is built once per process; with `large_model`, it is built once
+        per machine, and with `model_copies`, it is built that many times.
         """
         self._step = Step(
             fn,
@@ -149,9 +153,7 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
     def get_num_bytes(self, batch: Sequence[Any]) -> int:
         """Return about how many bytes of data a batch holds. Parts of a list are not counted."""
         return sum(
-            len(part)
-            if isinstance(part, (str, bytes))
-            else getattr(part, "nbytes", 0) or sys.getsizeof(part)
+            getattr(part, "nbytes", 0) or sys.getsizeof(part)
             for item in batch
             for part in (item.values() if isinstance(item, dict) else [item])
         )
@@ -159,8 +161,8 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
     def get_postprocess_fns(self) -> list[Callable[[Any], Any]]:
         """Return the function that raises the error of a failed element.
 
-        Beam's keyed handlers refuse a handler that has such functions: their constructors, which
-        ask for no other purpose, get an empty list.
+        Beam's keyed handlers refuse a handler that has functions after inference. So their
+        constructors, which call this method only to check that, get an empty list.
         """
         return [] if sys._getframe(1).f_code.co_name == "__init__" else [_raise_if_failed]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,10 +45,9 @@ def run(
     *,
     threads: int = 1,
     update: str = "",
-    after: Callable[[Any], Any] | None = None,
     timeout: int | None = None,
 ) -> Outcome:
-    """Run inference on `items` with exception handling, then `after` on each result."""
+    """Run inference on `items` with exception handling."""
     SEEN.clear()
     flags = [f"--direct_num_workers={threads}", "--direct_running_mode=multi_threading"]
     pipeline = beam.Pipeline(RUNNER, PipelineOptions(flags))
@@ -56,8 +55,6 @@ def run(
     inference = RunInference(handler, model_metadata_pcoll=models)
     rows = pipeline | beam.Create(list(items), reshuffle=threads > 1)
     results, dead = rows | inference.with_exception_handling(timeout=timeout)
-    if after is not None:
-        results = results | "after" >> beam.Map(after)
     topics = {"results": results, "failed batches": dead.failed_inferences}
     for place in ("before", "after"):
         fns = dead.failed_preprocessing if place == "before" else dead.failed_postprocessing

@@ -13,17 +13,15 @@ import pytest
 
 pytest.importorskip("apache_beam")
 
-import apache_beam as beam
 from apache_beam.ml.inference.base import (
     KeyedModelHandler,
     KeyModelMapping,
     KeyModelPathMapping,
     MaybeKeyedModelHandler,
-    RunInference,
 )
 
-from batched.beam import FailedPrediction, ModelHandler
-from beam_pipelines import RUNNER, SEEN, record, run
+from batched.beam import ModelHandler
+from beam_pipelines import SEEN, record, run
 
 
 def invert(numbers: list[int]) -> list[float]:
@@ -44,14 +42,6 @@ def keyed_inference(element: tuple[str, Any]) -> tuple[str, float]:
     return key, result.inference
 
 
-def test_a_keyed_handler_returns_each_result_with_its_key() -> None:
-    handler = KeyedModelHandler(ModelHandler(invert))
-    outcome = run(handler, [(f"row {number}", number) for number in range(1, 9)])
-    assert dict(map(keyed_inference, outcome.results)) == {
-        f"row {number}": 1 / number for number in range(1, 9)
-    }
-
-
 def a_model_per_key() -> Any:
     return KeyedModelHandler(
         [
@@ -62,35 +52,25 @@ def a_model_per_key() -> Any:
 
 
 def test_each_key_has_its_model() -> None:
-    outcome = run(a_model_per_key(), [("one", 4), ("two", 4), ("zwei", 8)], after=keyed_inference)
-    assert sorted(outcome.results) == [("one", 0.25), ("two", 0.5), ("zwei", 0.25)]
+    outcome = run(a_model_per_key(), [("one", 4), ("two", 4), ("zwei", 8)])
+    results = sorted(map(keyed_inference, outcome.results))
+    assert results == [("one", 0.25), ("two", 0.5), ("zwei", 0.25)]
     assert sorted(SEEN["built"]) == [1, 2]
 
 
 @pytest.mark.parametrize("per_key", [False, True])
-def test_one_bad_element_with_a_key_is_one_dead_letter(per_key: bool) -> None:
-    SEEN.clear()
+def test_one_bad_element_with_a_key_fails_alone(per_key: bool) -> None:
     handler = a_model_per_key() if per_key else KeyedModelHandler(ModelHandler(invert))
     elements = [(key, number) for number in range(16) for key in ("one", "two")]
-    with beam.Pipeline(RUNNER) as pipeline:
-        results, dead = (
-            pipeline | beam.Create(elements) | RunInference(handler).with_exception_handling()
-        )
-        good, failed = results | beam.Map(keyed_inference).with_exception_handling()
-        good | "record good" >> beam.Map(lambda result: record("good", result))
-        failed | "record failed" >> beam.Map(lambda letter: record("failed", letter))
-        dead.failed_inferences | "record batch" >> beam.Map(lambda pair: record("batches", pair))
-    assert len(SEEN["good"]) == 30
-    assert sorted((key, bad.example, kind) for (key, bad), (kind, _, _) in SEEN["failed"]) == [
-        ("one", 0, ZeroDivisionError),
-        ("two", 0, ZeroDivisionError),
-    ]
-    assert SEEN["batches"] == []
-
-
-def test_a_keyed_result_that_failed_never_passes_for_a_value() -> None:
-    with pytest.raises(Exception, match="division by zero"):
-        run(a_model_per_key(), [("one", 0)], after=keyed_inference)
+    outcome = run(handler, elements)
+    assert outcome.failed_batches == []
+    assert len(outcome.results) == 32
+    for key, result in outcome.results:
+        if result.example:
+            assert result.inference == (2 if per_key and key == "two" else 1) / result.example
+        else:
+            with pytest.raises(ZeroDivisionError):
+                _ = result.inference
 
 
 def test_a_function_after_a_keyed_handler_makes_dead_letters() -> None:
@@ -143,28 +123,6 @@ def test_elements_may_be_batches_already() -> None:
     outcome = run(ModelHandler(invert).with_no_batching(), [[1, 0], [2]])
     assert sorted(result.inference for result in outcome.results) == [0.5, 1.0]
     assert [failed.example for failed, _ in outcome.failed_after[0]] == [0]
-
-
-def test_models_may_follow_each_other() -> None:
-    SEEN.clear()
-    with beam.Pipeline(RUNNER) as pipeline:
-        first = pipeline | beam.Create([1, 2]) | "first" >> RunInference(ModelHandler(invert))
-        second = (
-            first
-            | beam.Map(lambda result: result.inference)
-            | "second" >> RunInference(ModelHandler(invert))
-        )
-        second | beam.Map(lambda result: record("results", result.inference))
-    assert sorted(SEEN["results"]) == [1.0, 2.0]
-
-
-def test_a_monitoring_transform_sees_failed_results() -> None:
-    SEEN.clear()
-    monitor = beam.Map(lambda result: record("failed", isinstance(result, FailedPrediction)))
-    inference = RunInference(ModelHandler(invert)).with_monitoring_transform(monitor)
-    with beam.Pipeline(RUNNER) as pipeline:
-        pipeline | beam.Create([0, 1]) | inference.with_exception_handling()
-    assert sorted(SEEN["failed"]) == [False, True]
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "beam.md"

@@ -219,24 +219,13 @@ def test_elements_of_several_features_are_padded_to_batches() -> None:
     assert [result.inference.tolist() for result in results] == [[0], [0, 2, 4], [0, 2]]
 
 
-def test_a_counter_tells_failed_elements_from_inferences() -> None:
-    counters = run(ModelHandler(invert, batch_size=4), [0, 1, 2, 3, 0, 4, 5, 6]).counters
-    assert counters == {"num_inferences": 8, "failed_elements_counter": 2}
-
-
-class Unpicklable:
-    def __reduce__(self) -> str:
-        raise TypeError("pickled")
-
-
 def test_the_size_of_a_batch_is_estimated_without_pickling() -> None:
     import numpy
 
     array = numpy.zeros(1000)
     size_of = ModelHandler(invert).get_num_bytes
-    assert size_of(["four", b"bytes"]) == 9
-    assert size_of([array, {"ids": array, "text": "four"}]) == 2 * array.nbytes + 4
-    assert size_of([Unpicklable(), [1] * 100]) > 800
+    assert size_of([array, {"ids": array}]) == 2 * array.nbytes
+    assert size_of([lambda: "not picklable", [1] * 100]) > 800
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -271,7 +260,7 @@ def test_with_a_time_limit_a_bad_row_is_one_dead_letter() -> None:
     outcome = run(ModelHandler(invert, batch_size=64), range(64), timeout=50)
     assert values(outcome) == {number: 1 / number for number in range(1, 64)}
     assert [failed.example for failed, _ in outcome.failed_after[0]] == [0]
-    assert outcome.counters["failed_elements_counter"] == 1
+    assert outcome.counters == {"num_inferences": 64, "failed_elements_counter": 1}
 
 
 MAIN = """
