@@ -59,47 +59,6 @@ def predicted(dataset: Any, fn: Callable[..., Any], settings: Any, **options: An
     ).take_all()
 
 
-def test_a_model_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-
-    class Score:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(100, 1)
-            torch.nn.init.ones_(self.model.weight)
-            torch.nn.init.zeros_(self.model.bias)
-
-        def __call__(self, rows: list[Any]) -> Any:
-            with torch.inference_mode():
-                return self.model(torch.as_tensor(np.stack(rows), dtype=torch.float32))
-
-    rows = predicted(
-        ray.data.from_numpy(np.ones((32, 100))), Score, {"input": "data", "output": "output"}
-    )
-    assert [row["output"].tolist() for row in rows] == [[100.0]] * 32
-
-
-def test_a_class_of_ones_own_on_a_gpu() -> None:
-    class Shift:
-        def __init__(self, by: int) -> None:
-            self.by = by
-            self.gpu, self.process = ray.get_gpu_ids(), os.getpid()
-
-        def __call__(self, numbers: list[int]) -> list[dict[str, Any]]:
-            return [
-                {"m": n + self.by, "gpu": len(self.gpu), "process": self.process} for n in numbers
-            ]
-
-    rows = predicted(
-        ray.data.range(64, override_num_blocks=4),
-        Shift,
-        {"args": (5,), "input": "id", "output": ["m", "gpu", "process"]},
-        num_gpus=1,
-    )
-    assert [row["m"] for row in rows] == list(range(5, 69))
-    assert {row["gpu"] for row in rows} == {1}
-    assert len({row["process"] for row in rows} - {os.getpid()}) == 1  # built once, there
-
-
 def test_preprocessing_is_an_operator_of_its_own() -> None:
     def prepare(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "image": np.full((2, 2), row["id"], "f4"), "by": os.getpid()}

@@ -1,4 +1,4 @@
-"""Kills and power cuts: each row that was reported as committed is in the file, whole, once."""
+"""Power cuts: each commit is in the file whole, or no part of it is."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ pytestmark = pytest.mark.once
 ROWS = 3000
 ALL: list[Key] = list(range(ROWS))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-GOOD = [key for key in range(ROWS) if key % 7 != 6]
 
 
-def check(progress: Progress, told: set[tuple[Key, int]], keys: list[Key] = ALL) -> None:
-    """Check that reported rows are committed, and that all committed rows are whole."""
+def check(progress: Progress, keys: list[Key]) -> None:
+    """Check that all committed rows are whole."""
     committed = progress.committed(keys)
-    assert told <= set(committed)
     found = outputs(progress, keys)
     assert found == {(key, step): value(key, step) for key, step in found}
     bad = {at for at, row in committed.items() if row.status == "failed"}
@@ -41,73 +39,6 @@ def check(progress: Progress, told: set[tuple[Key, int]], keys: list[Key] = ALL)
     assert all((key, 0) in found for key, step in found if step == 1)  # in the order of steps
     used = query(progress, "select count(distinct chunk) from rows where chunk is not null")
     assert used == query(progress, "select count(*) from chunks")
-
-
-def check_whole(progress: Progress) -> None:
-    check(progress, set())
-    assert set(outputs(progress, ALL)) == {(key, step) for key in GOOD for step in (0, 1)}
-    assert progress.counts() == {
-        0: {"ok": len(GOOD), "failed": ROWS - len(GOOD), "filtered": 0},
-        1: {"ok": len(GOOD), "failed": 0, "filtered": 0},
-    }
-    assert query(progress, "select row, key from source order by row") == [(n, n) for n in ALL]
-
-
-def run_until_killed(path: Path, size: int, after: int) -> set[tuple[Key, int]] | None:
-    """Kill a run after that many lines, and return the rows that it had reported as committed; None
-    if it came to its end before.
-    """
-    with subprocess.Popen(
-        [sys.executable, committing.__file__, path, str(ROWS), str(size)],
-        stdout=subprocess.PIPE,
-        env=ENVIRONMENT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        lines = [line for line, _ in zip(process.stdout, range(after), strict=False)]
-        process.kill()
-        lines += process.stdout.readlines()
-    if lines and lines[-1] == "end\n":
-        return None
-    assert process.returncode == -signal.SIGKILL
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-    return {(int(line.split()[0]), int(line.split()[1])) for line in lines}
-
-
-def kill_often(path: Path, kills: int) -> None:
-    """Kills runs of one source until so many were, each source being finished."""
-    chance = random.Random(1)
-    told: set[tuple[Key, int]] = set()
-    while kills:
-        new = run_until_killed(path, chance.randrange(1, 100), chance.randrange(ROWS // 2))
-        with closing(Progress(path)) as progress:
-            if new is None:
-                check_whole(progress)
-                progress.forget(0)
-                told.clear()
-            else:
-                kills -= 1
-                assert not told & new  # nothing is computed twice
-                told |= new
-                check(progress, told)
-    while run_until_killed(path, 64, 2 * ROWS) is not None:
-        pass
-    with closing(Progress(path)) as progress:
-        check_whole(progress)
-
-
-def test_nothing_is_lost_by_kills(tmp_path: Path) -> None:
-    kill_often(tmp_path / "progress", 2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_nothing_is_lost_by_a_hundred_kills(tmp_path: Path) -> None:
-    kill_often(tmp_path / "progress", 100)
-
-
-# --- power cuts
 
 
 def written(path: Path, commits: int) -> list[set[tuple[Key, int]]]:
@@ -157,7 +88,7 @@ def check_torn_logs(tmp_path: Path, cuts: int) -> None:
             here = [commit for commit in added if commit <= found]
             assert here == added[: len(here)]  # the first commits
             assert found == set().union(*here)  # and no part of a later commit
-            check(progress, set())
+            check(progress, ALL)
             progress.commit([done(["more"])])
             assert ("more", 0) in progress.committed(["more"])
         kept.add(len(here))
@@ -192,4 +123,4 @@ def test_a_run_that_was_killed_while_it_was_stopped_is_gone(tmp_path: Path) -> N
         process.kill()
         process.stdout.readlines()
     with closing(Progress(path)) as progress:
-        check(progress, set(), [*range(rows)])
+        check(progress, [*range(rows)])

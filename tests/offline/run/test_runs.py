@@ -448,8 +448,8 @@ def test_like_lengths_run_together(tmp_path: Path) -> None:
     assert longest < 1.2 * sum(len(row["text"]) for row in rows)
 
 
-@pytest.mark.parametrize("batch_size", [7, 64, 512])
-@pytest.mark.parametrize("bad", [(), (3,), (0, 1, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("batch_size", [7, 512])
+@pytest.mark.parametrize("bad", [(3,), (0, 1, 2, 3, 4)], ids=str)
 def test_each_row_gets_its_own_result_also_if_items_are_sorted_by_length(
     batch_size: int, bad: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -539,9 +539,10 @@ def test_a_step_takes_the_place_of_a_column_of_the_source(tmp_path: Path) -> Non
     assert read(dest) == [{"id": row["id"], "text": row["text"].upper()} for row in rows]
 
 
-def test_only_the_columns_asked_for_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", ["id", ["id"]])
+def test_only_the_columns_asked_for_are_kept(tmp_path: Path, keep: Any) -> None:
     rows, dest = rows_of(10), tmp_path / "out.parquet"
-    run(Lengths(), rows, dest, keep=["id"])
+    run(Lengths(), rows, dest, keep=keep)
     assert read(dest) == [{"id": row["id"], "length": 6} for row in rows]
 
 
@@ -802,9 +803,3 @@ def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> No
 def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="does not exist; create it first"):
         run(Lengths(), rows_of(5), tmp_path / "none" / "out.parquet")
-
-
-def test_one_column_to_keep_is_named_alone(tmp_path: Path) -> None:
-    dest = tmp_path / "out.parquet"
-    run(Lengths(), rows_of(1), dest, keep="id")
-    assert read(dest) == [{"id": 0, "length": 6}]
