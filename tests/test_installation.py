@@ -1,6 +1,4 @@
-"""What is installed: the distribution by its own name, its command, and no other project in its
-folder.
-"""
+"""The installed distribution: its command, and the refusal of a folder with another project."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ IN_PLACE = Path(batched.__file__).parent
 
 
 def installed_before(folder: Path) -> None:
-    """Leaves of PyPI's `batched` what an installation of this project does not replace."""
+    """Leave the files of PyPI's `batched` that an installation of this project does not replace."""
     (folder / "batch_processor.py").touch()
     (folder / "inference").mkdir()
     (folder / "inference" / "__init__.py").touch()
@@ -32,15 +30,13 @@ def installed_after(folder: Path) -> None:
 
 
 def removed(folder: Path) -> None:
-    """Takes away what PyPI's `batched` had replaced."""
+    """Remove the files that PyPI's `batched` had replaced."""
     (folder / "__init__.py").unlink()
     (folder / "aio" / "__init__.py").unlink()
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Python in `folder`, without what is installed elsewhere. What it imports there is not to be
-    measured along with this suite.
-    """
+    """Run Python in `folder`, without other installed packages and without coverage."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     return subprocess.run(
         [sys.executable, "-S", *command],
@@ -88,6 +84,6 @@ def test_the_command_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("usage: batched [-h]")
 
 
-def test_the_module_is_called_what_was_typed() -> None:
+def test_the_usage_names_the_command_as_typed() -> None:
     ended = run(IN_PLACE.parent, "-m", "batched")
     assert ended.stdout.startswith("usage: python -m batched [-h]")

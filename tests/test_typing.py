@@ -1,7 +1,4 @@
-"""The types of decorated functions, as mypy and pyright see them.
-
-Neither is asked about these two files elsewhere, nor here about any other.
-"""
+"""The types of decorated functions, as mypy and pyright infer them for two files."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ pytestmark = pytest.mark.once
 
 
 def run(command: list[str]) -> str:
-    """What a checker prints. It is not to be measured along where this suite is."""
+    """Return the output of a checker, run without coverage."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     done = subprocess.run(
         [*command, *map(str, FILES)],
@@ -40,7 +37,7 @@ def run(command: list[str]) -> str:
 
 
 def mypy() -> Errors:
-    """The errors of mypy --strict."""
+    """Return the errors of mypy --strict."""
     pytest.importorskip("mypy")
     output = run([sys.executable, "-m", "mypy", "--strict", "--no-error-summary"])
     found = re.findall(r"(\w+\.py):(\d+): error: (.*)$", output, re.MULTILINE)
@@ -49,7 +46,7 @@ def mypy() -> Errors:
 
 
 def pyright() -> Errors:
-    """The errors of pyright."""
+    """Return the errors of pyright."""
     command = shutil.which("pyright", path=str(Path(sys.executable).parent))
     if command is None:
         pytest.skip("pyright is not installed")

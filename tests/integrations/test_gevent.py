@@ -1,4 +1,4 @@
-"""Under gevent, whose greenlets are threads to us, patched in before or after the import."""
+"""Greenlets of gevent as callers, with gevent's patch before or after the import."""
 
 from __future__ import annotations
 

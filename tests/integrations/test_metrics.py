@@ -1,4 +1,4 @@
-"""The observers for metrics systems, with the systems' own clients."""
+"""The observers for metrics systems, with the clients of these systems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batched.metrics import opentelemetry, prometheus
 
 
 def run(observer: Any) -> None:
-    """A batch of two items, three of five positions of which are needed, and one that fails."""
+    """Run a batch of two items, with one padded position of four, and a batch that fails."""
 
     @batched.dynamically(length=len, on_batch=observer, name="it")
     def fn(items: list[str]) -> list[int]:

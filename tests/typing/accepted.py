@@ -1,6 +1,4 @@
-"""What type checkers must accept, and which types they must see. Checked by test_typing.py, never
-run.
-"""
+"""Calls that type checkers must accept, with their types. Checked by test_typing.py, never run."""
 
 from __future__ import annotations
 

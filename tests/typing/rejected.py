@@ -1,5 +1,6 @@
-"""What type checkers must reject: each line that ends in `# wrong`, and no other. Checked by
-test_typing.py, never run.
+"""Lines that type checkers must reject, each with `# wrong` at its end.
+
+Checked by test_typing.py, never run.
 """
 
 from __future__ import annotations

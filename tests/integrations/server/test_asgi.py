@@ -1,4 +1,4 @@
-"""The middleware alone, between an application and a server made of two functions."""
+"""The middleware alone, between an application and a server that is two functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import math
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -39,9 +38,9 @@ class Scope(dict[str, Any]):
 
 
 class Server:
-    """A server of one request, which has come whole or in the parts of `body`, of which more may be
-    missing. `leave` has the client leave; it does so by itself once the response is complete, as
-    ASGI has it.
+    """A server with one request, whose body arrives whole or in parts.
+
+    The client leaves with `leave`, or once the response is complete.
     """
 
     def __init__(self, *body: bytes, missing: bool = False) -> None:
@@ -201,62 +200,24 @@ async def test_a_call_refused_in_the_middle_of_a_response_passes_as_it_is() -> N
     assert len(server.sent) == 1
 
 
-async def test_the_call_of_a_client_that_leaves_is_never_computed() -> None:
-    running, gate = threading.Event(), threading.Event()
-    computed: list[str] = []
-
-    @batched.aio.dynamically(batch_size=1)
-    def shout(texts: list[str]) -> list[str]:
-        running.set()
-        assert gate.wait(BOUND)
-        computed.extend(texts)
-        return [text.upper() for text in texts]
-
-    server = Server()
-
-    async def handler(receive: Receive, send: Send) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(shout, "left")
-            await anyio.wait_all_tasks_blocked()
-            server.leave()
-
-    async with shout:
-        with anyio.fail_after(BOUND):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(shout, "stays")
-                await anyio.to_thread.run_sync(running.wait, BOUND)
-                await server.serve(handler)
-                assert (shout.stats.cancelled, shout.stats.queue_size) == (1, 0)
-                gate.set()
-    assert computed == ["stays"]
-    assert server.status == 499
-
-
-async def test_a_handler_that_never_receives_is_cancelled_when_its_client_leaves() -> None:
+@pytest.mark.parametrize("early", [False, True], ids=["during the handler", "before the handler"])
+async def test_a_handler_that_never_receives_is_cancelled_when_its_client_leaves(
+    early: bool,
+) -> None:
     async def handler(receive: Receive, send: Send) -> None:
         server.leave()
         await anyio.sleep_forever()
 
     server = Server()
+    if early:
+        await server.receive()
+        server.leave()
     with anyio.fail_after(BOUND):
         await server.serve(handler)
     assert server.status == 499
 
 
-async def test_a_client_that_has_left_before_its_request_was_read_is_noticed() -> None:
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        await anyio.sleep_forever()
-
-    server = Server()
-    with anyio.fail_after(BOUND), server._to_come, server._coming:
-        await BatchedMiddleware(app)(server.scope, receive, server.send)
-    assert server.status == 499
-
-
-async def test_a_server_that_sends_to_nobody_may_say_so() -> None:
+async def test_an_error_of_send_after_the_client_has_left_is_ignored() -> None:
     async def send(message: Message) -> None:
         raise ConnectionResetError
 
@@ -270,17 +231,17 @@ async def test_a_server_that_sends_to_nobody_may_say_so() -> None:
         await server.serve(handler)
 
 
-async def test_who_listens_is_told_and_not_cancelled() -> None:
-    told: list[str] = []
+async def test_a_handler_that_receives_gets_the_disconnect_and_is_not_cancelled() -> None:
+    received: list[str] = []
 
     async def handler(receive: Receive, send: Send) -> None:
         await receive()
         async with anyio.create_task_group() as tasks:
 
             async def listen() -> None:
-                told.append((await receive())["type"])
+                received.append((await receive())["type"])
                 await anyio.lowlevel.checkpoint()
-                told.append((await receive())["type"])
+                received.append((await receive())["type"])
 
             tasks.start_soon(listen)
             await anyio.wait_all_tasks_blocked()
@@ -289,38 +250,23 @@ async def test_who_listens_is_told_and_not_cancelled() -> None:
     server = Server()
     with anyio.fail_after(BOUND):
         await server.serve(handler)
-    assert told == ["http.disconnect", "http.disconnect"]
+    assert received == ["http.disconnect", "http.disconnect"]
     assert server.sent == []
 
 
-async def test_who_begins_to_listen_as_its_client_leaves_is_told() -> None:
-    told: list[str] = []
-
-    async def handler(receive: Receive, send: Send) -> None:
-        await receive()
-        await anyio.wait_all_tasks_blocked()
-        server.leave()
-        told.append((await receive())["type"])
-
-    server = Server()
-    with anyio.fail_after(BOUND):
-        await server.serve(handler)
-    assert told == ["http.disconnect"]
-
-
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_a_message() -> None:
-    told: list[str] = []
+async def test_a_client_that_leaves_during_its_body_is_a_disconnect() -> None:
+    received: list[str] = []
 
     async def handler(receive: Receive, send: Send) -> None:
         await receive()
         server.lose()
         await anyio.wait_all_tasks_blocked()  # the middleware reads ahead
-        told.extend([(await receive())["type"], (await receive())["type"]])
+        received.extend([(await receive())["type"], (await receive())["type"]])
 
     server = Server(b"one", missing=True)
     with anyio.fail_after(BOUND):
         await server.serve(handler)
-    assert told == ["http.request", "http.disconnect"]
+    assert received == ["http.request", "http.disconnect"]
     assert server.sent == []
 
 
@@ -344,7 +290,7 @@ async def test_every_part_of_a_body_arrives_and_few_are_read_ahead() -> None:
     assert server.status == 200
 
 
-async def test_a_look_in_passing_loses_nothing_and_sees_the_disconnect() -> None:
+async def test_a_receive_in_a_cancelled_scope_loses_no_message() -> None:
     """As Starlette's `request.is_disconnected()` looks."""
     seen: list[str] = []
 
@@ -373,7 +319,7 @@ async def test_a_look_in_passing_loses_nothing_and_sees_the_disconnect() -> None
     [{"type": "http.response.body", "body": b""}, {"type": "http.response.pathsend", "path": "/"}],
     ids=["body", "pathsend"],
 )
-async def test_what_runs_after_the_response_is_left_alone(last: Message) -> None:
+async def test_code_after_the_response_is_not_cancelled(last: Message) -> None:
     finished: list[bool] = []
 
     async def handler(receive: Receive, send: Send) -> None:
@@ -390,7 +336,7 @@ async def test_what_runs_after_the_response_is_left_alone(last: Message) -> None
     assert len(server.sent) == 3
 
 
-async def test_a_response_that_is_under_way_ends_with_its_client() -> None:
+async def test_a_response_that_has_started_ends_with_its_client() -> None:
     async def handler(receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
@@ -404,7 +350,7 @@ async def test_a_response_that_is_under_way_ends_with_its_client() -> None:
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
-async def test_what_is_no_request_gets_the_servers_own_functions(kind: str) -> None:
+async def test_websockets_and_lifespans_get_the_functions_of_the_server(kind: str) -> None:
     given: list[tuple[Any, ...]] = []
 
     async def app(*arguments: Any) -> None:
@@ -423,7 +369,7 @@ async def test_what_is_no_request_gets_the_servers_own_functions(kind: str) -> N
     assert given == [(scope, receive, send)]
 
 
-async def test_an_error_of_receive_is_the_receivers() -> None:
+async def test_an_error_of_receive_is_raised_in_the_handler_that_receives() -> None:
     error = ValueError("the body is too large")
 
     async def refuse() -> Message:
@@ -444,17 +390,6 @@ async def test_an_error_of_receive_is_the_receivers() -> None:
         server.receive = refuse  # type: ignore[method-assign]  # as middleware around it may
         await server.serve(each)
         assert server.status == 200
-
-
-async def test_after_the_response_there_is_nothing_but_the_disconnect() -> None:
-    kept: list[Receive] = []
-
-    async def handler(receive: Receive, send: Send) -> None:
-        kept.append(receive)
-        await answer(send)
-
-    await Server().serve(handler)
-    assert (await kept[0]())["type"] == "http.disconnect"
 
 
 async def test_a_server_that_cancels_a_handler_sees_it_cancelled() -> None:

@@ -20,9 +20,9 @@ for package in ("fastapi", "httpx", "uvicorn"):
 pytestmark = [pytest.mark.once, pytest.mark.timeout(240)]
 
 EXAMPLES = ("fastapi", "starlette", "asgi")
-"""Those of the page, in its order."""
+"""Examples of the page, in its order."""
 QUEUE = 1000
-"""The `max_queue_size` of them all."""
+"""The `max_queue_size` of each example."""
 CLIENTS = 20
 ROUNDS = 10
 AT_ONCE = 100
@@ -32,7 +32,7 @@ State = collections.Counter[str]
 
 
 class Client:
-    """Requests of one server, from within an event loop."""
+    """Client of one server, on an event loop."""
 
     def __init__(self, server: Server, http: Any, workers: int) -> None:
         self.http = http
@@ -44,7 +44,7 @@ class Client:
             os.kill(int(match[1]), number)
 
     async def hold(self) -> None:
-        """Has the function busy until `release`."""
+        """Keep the function busy until `release`."""
         self.signal(signal.SIGUSR1)
         await asyncio.to_thread(self._output.hear, "held", self._workers)
 
@@ -55,16 +55,16 @@ class Client:
         return [asyncio.create_task(self.http.get(f"/shout/text{n}")) for n in range(count)]
 
     async def state(self, path: str = "/-/state") -> State:
-        """Sum of the states of all workers."""
+        """Return the sum of the states of all workers."""
         states: dict[int, dict[str, int]] = {}
         while len(states) < self._workers:
-            # a connection of its own, which any of them may take
+            # a new connection, which any worker may accept
             answer = (await self.http.get(path, headers={"Connection": "close"})).json()
             states[answer.pop("pid")] = answer
         return sum(map(State, states.values()), State())
 
     async def until(self, condition: Callable[[State], bool]) -> State:
-        """The server's state once `condition` holds for it."""
+        """Return the state of the server once `condition` holds for it."""
         return await until(self.state, condition)
 
 
@@ -154,6 +154,7 @@ def test_clients_of_two_workers_that_leave_are_not_computed() -> None:
     assert server.complaints == []
 
 
+@pytest.mark.parametrize("server", [0], ids=EXAMPLES[:1], indirect=True)
 def test_a_thousand_clients_that_leave_leave_nothing_behind(server: Server) -> None:
     async def main(client: Client) -> None:
         await client.hold()

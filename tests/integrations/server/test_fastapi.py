@@ -1,6 +1,4 @@
-"""A real server under load, FastAPI under uvicorn with uvloop: clients that leave, and a stop in
-the middle of requests.
-"""
+"""FastAPI with a real model, under uvicorn with uvloop and under load."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import collections
 import json
 import random
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,23 +29,6 @@ ON_THE_LOOP = 200
 """Clients of the endpoint that awaits."""
 IN_THREADS = 40
 """Clients of the endpoint that blocks: as many as Starlette has threads for."""
-WORDS = [
-    "the",
-    "river",
-    "ran",
-    "past",
-    "a",
-    "quiet",
-    "mill",
-    "while",
-    "children",
-    "watched",
-    "boats",
-    "drift",
-    "under",
-    "old",
-    "stone",
-]
 ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -59,22 +40,23 @@ Vector = list[float]
 State = dict[str, Any]
 
 
+WORDS = ["the", "river", "ran", "past", "a", "quiet", "mill", "under", "old", "stone"]
+
+
 def sentences() -> list[str]:
-    """A sentence for each client, no two of them alike."""
+    """Return one sentence for each client, all different."""
     source = random.Random(0)
-    found = list(
-        dict.fromkeys(
-            " ".join(source.choices(WORDS, k=source.randint(2, 24))) for _ in range(2 * ON_THE_LOOP)
-        )
-    )
-    return found[:ON_THE_LOOP]
+    texts = [
+        " ".join(source.choices(WORDS, k=source.randint(2, 24))) for _ in range(2 * ON_THE_LOOP)
+    ]
+    return list(dict.fromkeys(texts))[:ON_THE_LOOP]
 
 
 SENTENCES = sentences()
 
 
 class Client:
-    """Requests of one server, from within an event loop."""
+    """Client of one server, on an event loop."""
 
     def __init__(self, server: Server, http: Any) -> None:
         self.server = server
@@ -93,11 +75,11 @@ class Client:
         return state
 
     async def until(self, condition: Callable[[State], bool]) -> State:
-        """The server's state once `condition` holds for it."""
+        """Return the state of the server once `condition` holds for it."""
         return await until(self.state, condition)
 
     async def gate(self, wanted: str) -> None:
-        """Has the gate "open" or "closed"."""
+        """Set the gate to "open" or "closed"."""
         self.server.process.send_signal(signal.SIGUSR1 if wanted == "open" else signal.SIGUSR2)
         await self.until(lambda state: state["gate"] == wanted)
 
@@ -115,15 +97,8 @@ def serving() -> AbstractContextManager[Server]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """One that serves several tests."""
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    """What the model makes of each sentence alone, in this process."""
+    """Return the embedding of each sentence alone, computed in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     model = transformers.AutoModel.from_pretrained(
@@ -138,11 +113,14 @@ def expected() -> list[Any]:
             for text in SENTENCES
         ]
     torch.set_num_threads(threads)
+    rows = torch.stack(found)
+    apart = torch.cdist(rows, rows, p=float("inf"))
+    assert apart.fill_diagonal_(1.0).min() > 1e-3, "no two sentences can be mistaken"
     return found
 
 
 def wrong(answers: dict[int, Vector], expected: list[Any]) -> list[int]:
-    """The sentences whose answers are not what is expected."""
+    """Return the sentences with wrong answers."""
     return [
         n
         for n, vector in answers.items()
@@ -155,26 +133,18 @@ def idle(stats: State) -> bool:
 
 
 def beyond(after: list[str], before: list[str]) -> list[str]:
-    """What there is more of."""
+    """Return the names that are new in `after`."""
     return sorted((collections.Counter(after) - collections.Counter(before)).elements())
 
 
-def test_embeddings_of_different_sentences_could_not_be_mistaken(expected: list[Any]) -> None:
-    rows = torch.stack(expected)
-    apart = torch.cdist(rows, rows, p=float("inf"))
-    apart.fill_diagonal_(1.0)
-    assert len(SENTENCES) == ON_THE_LOOP
-    assert apart.min() > 1e-3
-
-
-def test_clients_that_leave_are_not_computed_and_all_others_get_their_own_embeddings(
-    server: Server, expected: list[Any]
+def test_clients_that_leave_are_not_computed_and_the_rest_get_their_own_embeddings(
+    expected: list[Any],
 ) -> None:
     source = random.Random(1)
     leaving = source.sample(range(ON_THE_LOOP), ON_THE_LOOP // 3)
     early, late = leaving[::2], leaving[1::2]
     staying = ON_THE_LOOP - len(leaving)
-    # who leaves when that many answers have been given
+    # clients that leave, by the number of answers given before
     moments: dict[int, list[int]] = collections.defaultdict(list)
     for number in late:
         moments[source.randrange(1, staying)].append(number)
@@ -214,51 +184,13 @@ def test_clients_that_leave_are_not_computed_and_all_others_get_their_own_embedd
         assert stats["total_processed"] <= ON_THE_LOOP - len(early) + held["embed"]["in_flight"]
         assert stats["total_batches"] < staying / 4
         assert beyond(after["threads"], before["threads"]) == ["batched-embed-1"]
-        assert server.complaints == []
+        assert client.server.complaints == []
 
-    using(server, main)
-
-
-def test_answers_in_threads_are_right_whoever_leaves(server: Server, expected: list[Any]) -> None:
-    leaving = random.Random(2).sample(range(IN_THREADS), IN_THREADS // 3)
-
-    async def main(client: Client) -> None:
-        await client.gate("closed")
-        before = await client.state()
-        tasks = [
-            asyncio.create_task(client.ask("/embed-texts", text)) for text in SENTENCES[:IN_THREADS]
-        ]
-        await client.until(lambda state: state["embed_texts"]["calls"] == IN_THREADS)
-        for number in leaving:
-            tasks[number].cancel()
-        await client.gate("open")
-        await all_done(tasks)
-        after = await client.until(
-            lambda state: idle(state["embed_texts"]) and not beyond(state["tasks"], before["tasks"])
-        )
-
-        assert (
-            wrong(
-                {
-                    number: tasks[number].result()
-                    for number in set(range(IN_THREADS)).difference(leaving)
-                },
-                expected,
-            )
-            == []
-        )
-        stats = after["embed_texts"]
-        assert (stats["errors"], stats["cancelled"]) == (0, 0)
-        assert stats["calls"] == stats["total_processed"] == IN_THREADS
-        assert [name for name in after["threads"] if name.startswith("batched-texts-")] == [
-            "batched-texts-1"
-        ]
-        assert server.complaints == []
-
-    using(server, main)
+    with serving() as server:
+        using(server, main)
 
 
-def test_sigterm_answers_what_was_accepted_and_ends_the_process(expected: list[Any]) -> None:
+def test_sigterm_answers_accepted_calls_and_ends_the_process(expected: list[Any]) -> None:
     async def main(client: Client) -> None:
         awaiting = [asyncio.create_task(client.ask("/embed", text)) for text in SENTENCES]
         blocking = [
@@ -276,9 +208,8 @@ def test_sigterm_answers_what_was_accepted_and_ends_the_process(expected: list[A
         client.server.process.send_signal(signal.SIGUSR1)  # opens the gate
         await all_done((*awaiting, *blocking))
         for tasks in (awaiting, blocking):
-            assert (
-                wrong({number: task.result() for number, task in enumerate(tasks)}, expected) == []
-            )
+            answers = {number: task.result() for number, task in enumerate(tasks)}
+            assert wrong(answers, expected) == []
 
     with serving() as server:
         using(server, main)

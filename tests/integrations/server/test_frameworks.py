@@ -22,10 +22,8 @@ fastapi: Any = pytest.importorskip("fastapi")
 httpx: Any = pytest.importorskip("httpx")
 uvicorn: Any = pytest.importorskip("uvicorn")
 applications: Any = pytest.importorskip("starlette.applications")
-background: Any = pytest.importorskip("starlette.background")
 middleware: Any = pytest.importorskip("starlette.middleware")
 base: Any = pytest.importorskip("starlette.middleware.base")
-requests: Any = pytest.importorskip("starlette.requests")
 responses: Any = pytest.importorskip("starlette.responses")
 routing: Any = pytest.importorskip("starlette.routing")
 
@@ -135,69 +133,6 @@ async def test_bodies_and_responses_of_many_parts_arrive_whole() -> None:
     async with served(starlette(double)) as client:
         answer = await client.post("/double", content=body())
     assert answer.content == b"".join([part async for part in body()] * 2)
-
-
-async def test_who_reads_a_body_sees_its_client_leave_as_ever() -> None:
-    began, told = anyio.Event(), anyio.Event()
-
-    async def upload(request: Request) -> Any:
-        try:
-            async for _ in request.stream():
-                began.set()
-        except requests.ClientDisconnect:
-            told.set()
-            raise
-        raise AssertionError("the body was not complete")
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"some"
-        await anyio.sleep_forever()
-
-    async with served(starlette(upload)) as client:
-        posting = asyncio.create_task(client.post("/upload", content=body()))
-        with anyio.fail_after(BOUND):
-            await began.wait()
-            posting.cancel()
-            await told.wait()
-
-
-async def test_a_streamed_response_ends_with_its_client() -> None:
-    ended = anyio.Event()
-
-    async def numbers() -> AsyncIterator[bytes]:
-        try:
-            yield b"0"
-            await anyio.sleep_forever()
-        finally:
-            ended.set()
-
-    async def stream(request: Request) -> Any:
-        return responses.StreamingResponse(numbers())
-
-    async with served(starlette(stream)) as client:
-        async with client.stream("GET", "/stream") as answer:
-            assert await anext(answer.aiter_bytes()) == b"0"
-        with anyio.fail_after(BOUND):
-            await ended.wait()
-
-
-async def test_a_background_task_is_finished_though_its_client_is_gone() -> None:
-    gone, finished = anyio.Event(), anyio.Event()
-
-    async def work() -> None:
-        await gone.wait()
-        await anyio.lowlevel.checkpoint()
-        finished.set()
-
-    async def start(request: Request) -> Any:
-        return responses.PlainTextResponse("started", background=background.BackgroundTask(work))
-
-    async with served(starlette(start)) as client:
-        answer = await client.get("/start", headers={"Connection": "close"})
-        assert answer.text == "started"
-        gone.set()
-        with anyio.fail_after(BOUND):
-            await finished.wait()
 
 
 @pytest.mark.parametrize("place", ["around", "inside"])

@@ -1,5 +1,4 @@
-"""A small service with a real model: one endpoint on the event loop, one in threads, and one that
-tells what is going on.
+"""A small service with a real model: an endpoint on the event loop, one in threads, and its state.
 
 Batches wait at a gate, closed at first, which SIGUSR1 opens and SIGUSR2 closes.
 """
@@ -32,7 +31,7 @@ BOUND = 120.0
 torch.set_num_threads(1)
 model: Any = transformers.AutoModel.from_pretrained(get_model_path(), local_files_only=True).eval()
 tokenizer: Any = transformers.AutoTokenizer.from_pretrained(get_model_path(), local_files_only=True)
-# no two threads share one
+# threads do not share a tokenizer
 padding_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
     get_model_path(), local_files_only=True
 )
@@ -42,7 +41,7 @@ ended: collections.Counter[str] = collections.Counter()
 
 
 def vectors(features: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The mean of what the model makes of the tokens, one row per sentence."""
+    """Return the mean of the states of the tokens, one row per sentence."""
     assert gate.wait(BOUND), "nobody opened the gate"
     with torch.inference_mode():
         states: torch.Tensor = model(**features).last_hidden_state
@@ -74,7 +73,7 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 def state() -> dict[str, Any]:
-    """What runs in this process, and what the batchers have done."""
+    """Return the threads and tasks of this process, and the statistics of its batchers."""
     return {
         "gate": "open" if gate.is_set() else "closed",
         "threads": sorted(thread.name for thread in threading.enumerate()),

@@ -1,7 +1,7 @@
-"""An example of docs/servers.md as it stands there, the one of that number in the environment, and
-two paths besides: /-/state tells what is going on, and /-/fill fills the queue.
+"""An example of docs/servers.md; the variable EXAMPLE has its number on the page.
 
-SIGUSR1 has the batch function wait at a gate, SIGUSR2 opens it.
+Two paths are added: /-/state returns statistics, and /-/fill fills the queue. SIGUSR1 closes a gate
+for the batch function, SIGUSR2 opens it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ held: list[asyncio.Task[Any]] = []
 
 
 def say(line: str) -> None:
-    """Writes `line` whole: workers share the output, and `print` may write parts of one."""
+    """Write `line` at once: workers share the output, and `print` may write a line in parts."""
     os.write(1, f"{line}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""A uvicorn in a process of its own, what it says, and waits for it."""
+"""A uvicorn in a process of its own, its output, and waits for its state."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Output:
     """Lines that a process writes, read in a thread."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._heard = threading.Condition()  # guards what follows
+        self._heard = threading.Condition()  # guards the fields below
         self._lines: list[str] = []
         self._ended = False
-        # daemon: the stream may be held open for ever by who was forked off
+        # daemon: a forked child may hold the stream open for ever
         self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
         self._reader.start()
 
@@ -46,7 +46,7 @@ class Output:
                     self._heard.notify_all()
 
     def hear(self, pattern: str, times: int = 1) -> list[re.Match[str]]:
-        """The matches of the first lines that match, as soon as there are so many."""
+        """Return matches of the first `times` lines that match, once they are there."""
 
         def found() -> list[re.Match[str]]:
             return [match for line in self._lines if (match := re.search(pattern, line))]
@@ -57,7 +57,7 @@ class Output:
             return found()[:times]
 
     def all(self) -> list[str]:
-        """All lines, once there are no more."""
+        """Return all lines, once the process has closed its output."""
         self._reader.join(BOUND)
         return self.so_far()
 
@@ -86,7 +86,7 @@ class Server:
 
     @property
     def complaints(self) -> list[str]:
-        """Lines of the log that are no plain information, from the first request on."""
+        """Lines of the log above the level INFO, from the first request on."""
         said = self.log.so_far()
         start = next(number for number, line in enumerate(said) if "running on" in line)
         return [line for line in said[start:] if not line.startswith("INFO:")]
@@ -103,12 +103,12 @@ class Server:
         )
 
     def last_words(self) -> list[str]:
-        """Lines of its output, once it has ended by itself."""
+        """Return the lines of the output, once the process has ended."""
         self.process.wait(BOUND)
         return self.output.all()
 
     def kill(self) -> None:
-        """Ends it and all it has started, which would hold its streams open."""
+        """End the process and its children, which would hold its streams open."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -126,7 +126,7 @@ def running(app: str, *arguments: str, **environment: str) -> Iterator[Server]:
 
 
 async def until(look: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
-    """The state of a server that is polled, as `look` asks it, once `condition` holds for it."""
+    """Poll a server with `look`, and return its state once `condition` holds for it."""
     state: T | None = None
     try:
         with anyio.fail_after(BOUND):
