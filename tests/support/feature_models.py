@@ -1,9 +1,8 @@
-"""Random features, random functions of them, and what each caller must get: the promise of the
-tensor variant, computed without it.
+"""Random features, random functions of features, and the expected results.
 
-The functions treat rows independently and ignore padding; numpy and torch share their code. What a
-caller must get is what the function returns for that caller's own features, whose rows of different
-length are padded here, by code of its own, to the longest of them.
+The functions treat rows independently and ignore padding. Numpy and torch share their code. The
+expected result of a call is the output of the function for its features alone. This module pads
+rows of different length by its own code.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def floats(array: Any) -> Any:
 
 
 def like(array: Any, values: list[float]) -> Any:
-    """`values` as floats of the library of `array`."""
+    """Return `values` as floats of the library of `array`."""
     made = numpy.array(values, numpy.float32)
     if not is_tensor(array):
         return made
@@ -58,20 +57,19 @@ def like(array: Any, values: list[float]) -> Any:
 
 
 def scaled(array: Any) -> Any:
-    """Something else, element by element, in the same dtype."""
+    """Return other elements of the same dtype."""
     kind = str(array.dtype)
     if "bool" in kind:
         return ~array
     return array * 2 + 1 if "int" in kind else array * 0.5 + 0.25
 
 
-# ---------------------------------------------------------------- functions of features, all of
-# which have `ids`, whose pad is no token
+# ---------------------------------------------------------------- functions of features
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a random function is made of."""
+    """Constants of a random function."""
 
     pad: int  # token id that is no token
     hidden: int
@@ -89,7 +87,7 @@ class Heads:
 
 
 def masked(features: Call, shape: Shape) -> tuple[Any, Any]:
-    """Token ids, 0 where they are none, and the mask of tokens; both as floats."""
+    """Return token ids, 0 for padding, and the mask of tokens; both as floats."""
     mask = floats(features["ids"] != shape.pad)
     return floats(features["ids"]) * mask, mask
 
@@ -121,7 +119,7 @@ def attentions(features: Call, shape: Shape) -> Any:
 
 
 def first_tokens_last(features: Call, shape: Shape) -> Any:
-    """Hidden size before the length: the axes the other way round."""
+    """Return vectors with the hidden size before the length."""
     return per_token(features, shape).swapaxes(1, 2)
 
 
@@ -153,9 +151,7 @@ def dataclass_heads(features: Call, shape: Shape) -> Any:
 
 
 def across(features: Call, shape: Shape) -> Any:
-    """Two features that have nothing to do with each other's length, on two axes of one output and
-    on one axis each.
-    """
+    """Return outputs with two features of independent lengths on two axes."""
     ids, _ = masked(features, shape)
     outputs = {"ids": scaled(features["ids"])}
     for name, array in features.items():
@@ -183,7 +179,7 @@ MODELS = [
 
 @dataclass(frozen=True)
 class Spec:
-    """What callers' features of one name are like."""
+    """Properties of the features of one name."""
 
     name: str
     dtype: str
@@ -222,7 +218,7 @@ def specs(draw: st.DrawFn, name: str, dtypes: list[str]) -> Spec:
 def values(
     spec: Spec, shape: tuple[int, ...], source: numpy.random.Generator, tensors: bool
 ) -> Any:
-    """Small numbers that every dtype holds exactly."""
+    """Return small numbers that every dtype holds exactly."""
     if spec.dtype == "bool":
         made: Any = source.random(shape) < 0.5
     elif "int" in spec.dtype:
@@ -237,7 +233,7 @@ def values(
 
 
 def laid_out(array: Any, layout: str) -> Any:
-    """The same values, elsewhere in memory."""
+    """Return the same values in another layout of memory."""
     tensors = is_tensor(array)
     if layout == "sliced" and array.ndim:
         out = (array.new_zeros if tensors else lambda shape: numpy.zeros(shape, array.dtype))(
@@ -265,11 +261,11 @@ LAYOUTS = ["plain", "plain", "sliced", "turned", "reversed", "guarded"]
 
 @st.composite
 def calls(draw: st.DrawFn, all_specs: list[Spec], dtypes: list[str], tensors: bool) -> Call:
-    """One caller's features, as arrays or as lists of rows."""
+    """Draw the features of one caller, as arrays or as lists of rows."""
     rows = draw(st.integers(1, 4))
     source = numpy.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     chosen = list(all_specs)
-    if len(chosen) > 1 and draw(st.integers(0, 5)) == 0:  # of another group than the others
+    if len(chosen) > 1 and draw(st.integers(0, 5)) == 0:  # of another group
         chosen.pop()
     if draw(st.integers(0, 5)) == 0:
         position = draw(st.integers(0, len(chosen) - 1))
@@ -303,7 +299,7 @@ def calls(draw: st.DrawFn, all_specs: list[Spec], dtypes: list[str], tensors: bo
 
 @dataclass(frozen=True)
 class Example:
-    """A function, its settings, and rounds of callers, those of a round at the same time."""
+    """A function, its settings, and rounds of calls at the same time."""
 
     scenario: Scenario
     model: Model
@@ -349,12 +345,11 @@ def examples(
     return Example(scenario, lambda features: make(features, shape), every, rounds, settings)
 
 
-# ---------------------------------------------------------------- what callers get, and what they
-# must get
+# ---------------------------------------------------------------- results, and expected results
 
 
 def own(call: Call, example: Example) -> Call:
-    """The features of a caller alone: rows of different length padded to the longest of them."""
+    """Return the features of a call alone, with rows padded to the longest of them."""
     known = {spec.name: spec for spec in example.specs}
     features: Call = {}
     for name, value in call.items():
@@ -381,7 +376,7 @@ def own(call: Call, example: Example) -> Call:
 
 
 def same(actual: Any, expected: Any, path: str = "output") -> None:
-    """Fails unless both are alike in structure, types, shapes, dtypes, devices and values."""
+    """Compare structures, types, shapes, dtypes, devices and values."""
     assert type(actual) is type(expected), f"{path}: {type(actual)} is no {type(expected)}"
     if expected is None:
         return
@@ -417,7 +412,7 @@ def same(actual: Any, expected: Any, path: str = "output") -> None:
 
 
 async def performed(example: Example) -> list[list[Any]]:
-    """The answers to all calls."""
+    """Return the answers to all calls."""
     stage = FeatureStage(example.scenario)
     fn = stage.decorate(example.model, **example.settings)
     answers: list[list[Any]] = []
@@ -439,9 +434,7 @@ async def performed(example: Example) -> list[list[Any]]:
 
 
 def check(example: Example, to_own: Callable[[Any], Any] = lambda array: array) -> None:
-    """Fails unless each caller got what the function returns for that caller's own features, each
-    put through `to_own`.
-    """
+    """Compare the result of each call with the output for its own features, after `to_own`."""
     backend, options = example.scenario.backend
     answers = anyio.run(performed, example, backend=backend, backend_options=options)
     for round_of_calls, round_of_answers in zip(example.rounds, answers, strict=True):
@@ -459,7 +452,7 @@ def hold(
     name: str,
     to_own: Callable[[Any], Any] = lambda array: array,
 ) -> None:
-    """Checks examples, the same ones every time unless their number was asked for."""
+    """Check examples, the same ones every time unless the environment sets their number."""
 
     @PROPERTY
     @hypothesis.given(random_examples)

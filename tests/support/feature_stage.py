@@ -1,6 +1,4 @@
-"""A function of features under control, and calls of it that share a batch: what the tests of the
-tensor variant are written in.
-"""
+"""Functions of features for tests, and calls that share a batch."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ import batched
 from stage import BOUND, Stage
 
 DECOY = "decoy"
-"""The feature of a call that keeps the worker busy until it is let through; nothing shares a batch
-with it.
-"""
+"""Feature of a call that keeps the worker busy until the test lets it through, in its own batch."""
 
 
 def decoy() -> dict[str, Any]:
@@ -48,8 +44,9 @@ def to_lists(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 class FeatureStage(Stage):
-    """A batch function of features on any runtime; it records what it gets, and waits for a decoy
-    or, if `gated`, always.
+    """A batch function of features on any runtime.
+
+    It records its features. It waits for each batch if `gated`, otherwise for decoys only.
     """
 
     @property
@@ -103,9 +100,7 @@ class FeatureStage(Stage):
 
 
 class Together:
-    """A batched function of features, and calls of it that wait at the same time, so that those of
-    one group share batches.
-    """
+    """A batched function of features, and calls that wait at the same time to share batches."""
 
     def __init__(self, compute: Callable[..., Any] = unchanged, **settings: Any) -> None:
         # features of each call of the function but the decoys
@@ -118,7 +113,7 @@ class Together:
             if DECOY in features:
                 self._running.set()
                 assert self._go.wait(BOUND), "nobody let the decoy through"
-                if isinstance(settings.get("unpad"), dict):  # which does not speak of decoys
+                if isinstance(settings.get("unpad"), dict):  # no declaration of decoys
                     raise RuntimeError("a decoy")
                 return features
             self.seen.append(features)
@@ -135,9 +130,7 @@ class Together:
     def answers(
         self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()
     ) -> list[Any]:
-        """What each of the calls, all of them waiting before the first batch of them is formed,
-        returned or raised.
-        """
+        """Return the result or exception of each call, all of which wait at the same time."""
         self._running.clear()
         self._go.clear()
         first = self.fn.submit(decoy())
@@ -158,7 +151,7 @@ class Together:
     def results(
         self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()
     ) -> list[Any]:
-        """The results of the calls, none of which may fail."""
+        """Return the results of the calls. Raise the first exception among them."""
         answers = self.answers(*calls, extra=extra)
         for answer in answers:
             if isinstance(answer, Exception):

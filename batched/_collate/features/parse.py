@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...errors import CollationError
@@ -38,31 +39,23 @@ else:
     Feature = Any
 
 
+@dataclass(slots=True, eq=False)
 class Features:
     """Features of one call: arrays [rows], [rows, width] or [rows, width, ...].
 
     Each feature has its own width.
     """
 
-    __slots__ = ("arrays", "longest", "padding", "ready_events", "rows", "specs", "views", "widths")
-
-    def __init__(
-        self,
-        specs: tuple[FeatureSpec, ...],
-        arrays: tuple[Array, ...],
-        views: tuple[Array, ...],
-        widths: tuple[int, ...],
-    ) -> None:
-        self.specs = specs
-        self.arrays = arrays  # passed to the function if the call is alone in its batch
-        self.views = views  # views of the arrays, used to read blocks of rows
-        self.widths = widths  # length of the rows of each array; 1 if they have none
-        self.rows = len(views[0])
-        # padded positions of each row, if the caller passed rows of different lengths
-        self.padding: list[int] = []
-        self.longest = 1  # length of the rows in the batch function
-        # events that mark the end of pending GPU computations of the arrays
-        self.ready_events = ready_events(arrays) if TensorSpec in map(type, specs) else []
+    specs: tuple[FeatureSpec, ...]
+    arrays: tuple[Array, ...]  # passed to the function if the call is alone in its batch
+    views: tuple[Array, ...]  # views of the arrays, used to read blocks of rows
+    widths: tuple[int, ...]  # length of the rows of each array; 1 if they have none
+    rows: int
+    # padded positions of each row, if the caller passed rows of different lengths
+    padding: list[int]
+    longest: int  # length of the rows in the batch function
+    # events that mark the end of pending GPU computations of the arrays
+    ready_events: list[Any]
 
 
 class FeatureParser:
@@ -117,11 +110,16 @@ class FeatureParser:
             raise CollationError(self._describe_rows(given, rows))
         if fixed:
             specs = _with_lengths(specs, widths)
-        found = Features(specs, arrays, views, widths)
-        if padding:
-            found.padding = [sum(positions) for positions in zip(*padding, strict=True)]
-        found.longest = self._measure(found)
-        return found
+        return Features(
+            specs,
+            arrays,
+            views,
+            widths,
+            rows=len(views[0]),
+            padding=[sum(positions) for positions in zip(*padding, strict=True)],
+            longest=self._measure(specs, arrays, widths),
+            ready_events=ready_events(arrays) if TensorSpec in map(type, specs) else [],
+        )
 
     def _warn_of_unknown(self, given: Mapping[str, Any]) -> None:
         """Warn if `pad_token` names a feature that the first call does not have."""
@@ -218,24 +216,20 @@ class FeatureParser:
         spec.fill(out, blocks, width, left=self._settings.padding_side == "left")
         return array, [width - own for own in widths]
 
-    def _measure(self, features: Features) -> int:
+    def _measure(
+        self, specs: tuple[FeatureSpec, ...], arrays: tuple[Array, ...], widths: tuple[int, ...]
+    ) -> int:
         """Return the length of the longest row in the batch function.
 
         Without the user's `length` it is the greatest width of token features or, if there are
         none, of all features, rounded up by the settings.
         """
         if self._length is not None:
-            names = [spec.name for spec in features.specs]
-            rows = (
-                dict(zip(names, row, strict=True)) for row in zip(*features.arrays, strict=True)
-            )
+            names = [spec.name for spec in specs]
+            rows = (dict(zip(names, row, strict=True)) for row in zip(*arrays, strict=True))
             return max(validate_lengths(self._name, list(map(self._length, rows))))
-        tokens = [
-            width
-            for spec, width in zip(features.specs, features.widths, strict=True)
-            if spec.is_token
-        ]
-        return self._settings.round_up(max(tokens or features.widths))
+        tokens = [width for spec, width in zip(specs, widths, strict=True) if spec.is_token]
+        return self._settings.round_up(max(tokens or widths))
 
     def _describe_rows(self, given: Mapping[str, Any], rows: set[int]) -> str:
         """Return the message for features without rows, or with different numbers of rows."""
@@ -272,11 +266,8 @@ def _with_lengths(
 def _hint(value: Any) -> str:
     if value is None:
         return "; leave it out"
-    return (
-        '; tokenizers return arrays if told return_tensors="np" or "pt"'
-        if isinstance(value, (list, int))
-        else ""
-    )
+    hint = '; tokenizers return arrays if told return_tensors="np" or "pt"'
+    return hint if isinstance(value, (list, int)) else ""
 
 
 def _describe(value: Any) -> str:
@@ -286,15 +277,15 @@ def _describe(value: Any) -> str:
         return f"a list of {len(value)}"
     if not is_array(value) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return f"{value!r:.40} of type {kind.__qualname__}"
-    words = [kind.__module__.partition(".")[0], str(value.dtype).replace("torch.", "")]
-    if kind.__name__ not in ("ndarray", "Tensor"):
-        words.insert(1, kind.__qualname__)
-    words.append(str(tuple(value.shape)) if not getattr(value, "is_nested", False) else "(nested)")
+    name = "" if kind.__name__ in ("ndarray", "Tensor") else f" {kind.__qualname__}"
+    dtype = str(value.dtype).replace("torch.", "")
+    shape = "(nested)" if getattr(value, "is_nested", False) else tuple(value.shape)
+    text = f"{kind.__module__.partition('.')[0]}{name} {dtype} {shape}"
     if is_array(value) and not is_dense(value):
-        words.append(f"of layout {value.layout}")
+        text += f" of layout {value.layout}"
     if str(getattr(value, "device", "cpu")) != "cpu":
-        words.append(f"on {value.device}")
-    return " ".join(words)
+        text += f" on {value.device}"
+    return text
 
 
 def _is_plain(array: Any) -> bool:

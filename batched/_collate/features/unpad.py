@@ -66,7 +66,7 @@ class _Evidence(NamedTuple):
     structure: tuple[tuple[Path, int], ...]  # of each array, its path and number of axes
     axes: list[_Axis]  # behind the first, array by array
     shortest: list[Widths]  # padded widths of runs: a run is at least as long as one of them
-    orders: frozenset[Widths]  # orders of the features by length
+    orders: frozenset[Widths]  # orders of the features by length, ties included
     padded: Widths  # of the last run
     rows: int  # of the last run
     sizes: Widths  # of all axes in the last run
@@ -184,42 +184,30 @@ class Unpadding:
             for one, other in zip(known.axes, found.axes, strict=True)
         ]
         explained = [axis.size is not None or bool(axis.follows) for axis in axes]
-        if not all(explained):
-            return self._contradict(known, found, explained.index(False), group, arrays)
-        shortest = known.shortest
-        if not _is_covered(found.padded, shortest):
-            kept = [run for run in shortest if not _is_covered(run, [found.padded])]
-            shortest = [found.padded, *kept]
-        return found._replace(
-            axes=axes,
-            shortest=shortest,
-            orders=known.orders | found.orders,
-            contradiction=known.contradiction if found.padded == known.padded else "",
-        )
-
-    def _contradict(
-        self,
-        known: _Evidence,
-        found: _Evidence,
-        position: int,
-        group: Any,
-        arrays: list[tuple[Path, Any]],
-    ) -> _Evidence:
-        """Return the evidence of a run with an axis, at this position, that no feature explains.
-
-        Warn once if the axis is as long as the batch has rows.
-        """
-        places = [(path, number) for path, array in arrays for number in range(1, array.ndim)]
-        path, number = places[position]
-        axis, before, size = f"axis {number} of {describe(path)}", known.rows, found.rows
-        pair = known.sizes[position], found.sizes[position]
-        if pair == (before, size) and "rows" not in self._warned:
+        if all(explained):
+            shortest = known.shortest
+            if not _is_covered(found.padded, shortest):
+                kept = [run for run in shortest if not _is_covered(run, [found.padded])]
+                shortest = [found.padded, *kept]
+            return found._replace(
+                axes=axes,
+                shortest=shortest,
+                orders=known.orders | found.orders,
+                contradiction=known.contradiction if found.padded == known.padded else "",
+            )
+        odd = explained.index(False)
+        path, number = [
+            (path, number) for path, array in arrays for number in range(1, array.ndim)
+        ][odd]
+        axis = f"axis {number} of {describe(path)}"
+        pairs = (known.sizes[odd], known.rows), (found.sizes[odd], found.rows)
+        if all(size == rows for size, rows in pairs) and "rows" not in self._warned:
             self._warned.add("rows")
             logger.warning(
                 "%s: %s is as long as the batch has rows: %d of %d, %d of %d. Rows that see each "
                 "other get results that depend on other callers; a result must depend on its own "
                 "row alone",
-                *(self._name, axis, before, before, size, size),
+                *(self._name, axis, *pairs[0], *pairs[1]),
             )
         widths = ", ".join(
             f"{spec.name} to {width}"
@@ -227,7 +215,7 @@ class Unpadding:
             if spec.is_sequence
         )
         return found._replace(
-            contradiction=f"{axis} varies but follows no feature: it has {found.sizes[position]} "
+            contradiction=f"{axis} varies but follows no feature: it has {found.sizes[odd]} "
             f"entries where rows were padded, {widths}"
         )
 
@@ -276,5 +264,6 @@ def _is_covered(widths: Widths, runs: list[Widths]) -> bool:
 
 @lru_cache(CACHE_LIMIT)
 def _order(widths: Widths) -> Widths:
-    """Return the features from the shortest to the longest."""
-    return tuple(sorted(range(len(widths)), key=widths.__getitem__))
+    """Return the place of each feature among all lengths, the shortest first."""
+    lengths = sorted(set(widths))
+    return tuple(map(lengths.index, widths))

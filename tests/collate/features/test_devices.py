@@ -38,7 +38,7 @@ class Device:
 
 
 class Tensor:
-    """A tensor on some device, as far as joining and sending it takes."""
+    """A tensor on some device that can be joined and sent."""
 
     layout = "strided"
     is_nested = False
@@ -60,7 +60,7 @@ class Tensor:
 
 
 class Stream:
-    """A stream, which is known by its name."""
+    """A stream with a name."""
 
     def __init__(self, name: str, log: list[Any]) -> None:
         self.name = name
@@ -77,9 +77,7 @@ class Stream:
 
 
 class FakeTorch(ModuleType):
-    """Records of streams in `log`; the current device is one of each thread's own. A new stream is
-    of the device that is the current one.
-    """
+    """A torch that records streams in `log`. Each thread has a current device of its own."""
 
     def __init__(self) -> None:
         super().__init__("torch")
@@ -106,7 +104,7 @@ class FakeTorch(ModuleType):
         yield
 
     def current_stream(self, device: Any) -> Any:
-        """The stream of this thread, which shows as its name."""
+        """Return the stream of this thread."""
         name = getattr(self.current, "stream", f"stream of {device}")
         return Stream(name, self.log)
 
@@ -124,12 +122,12 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 @pytest.fixture
 def elsewhere() -> Iterator[Callable[[Callable[[], Any]], Any]]:
-    """Runs a function in another thread."""
+    """Run a function in another thread."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda function: pool.submit(function).result()
 
 
-def test_the_parts_of_a_call_that_are_joined_are_waited_for_before_the_caller_gets_them(
+def test_joined_parts_are_complete_before_the_caller_gets_them(
     torch: FakeTorch,
 ) -> None:
     collator = FeatureCollator("fn", FeatureSettings(), set())
@@ -141,7 +139,7 @@ def test_the_parts_of_a_call_that_are_joined_are_waited_for_before_the_caller_ge
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_features_made_ready_by_another_thread_are_waited_for_and_kept_by_the_stream_that_calls(
+def test_the_calling_stream_waits_for_prefetched_features_and_keeps_their_memory(
     torch: FakeTorch, elsewhere: Callable[[Callable[[], Any]], Any], spread: bool
 ) -> None:
     collator = FeatureCollator("fn", FeatureSettings(spread_kwargs=spread), set())
@@ -162,7 +160,7 @@ def test_features_made_ready_by_another_thread_are_waited_for_and_kept_by_the_st
     ]
 
 
-def test_features_on_the_cpu_are_nothing_to_wait_for(torch: FakeTorch) -> None:
+def test_nothing_waits_for_features_on_the_cpu(torch: FakeTorch) -> None:
     collator = FeatureCollator("fn", FeatureSettings(), set())
     collator.enter_thread()
     assert torch.current_stream("cpu") == "stream of cpu"
@@ -176,7 +174,7 @@ def test_parts_on_the_cpu_are_joined_without_a_wait(torch: FakeTorch) -> None:
 
 
 @pytest.mark.parametrize("setting", ["device", "output_device"])
-def test_cuda_is_the_device_of_the_thread_that_calls_first_and_not_of_the_worker(
+def test_cuda_means_the_current_device_of_the_first_caller_not_of_the_worker(
     torch: FakeTorch, elsewhere: Callable[[Callable[[], Any]], Any], setting: str
 ) -> None:
     devices = Devices(**{"device": None, "output_device": None, setting: "cuda"})
@@ -192,7 +190,7 @@ def test_cuda_is_the_device_of_the_thread_that_calls_first_and_not_of_the_worker
     def move() -> Any:  # as a worker does, on GPU 0
         tensor = Tensor("cpu")
         if setting == "device":
-            # what is sent from pinned memory needs a real GPU
+            # pinned memory needs a real GPU
             devices._staging = None
             return devices.to_function(tensor)
         return devices.to_callers([tensor])[0]
@@ -201,9 +199,7 @@ def test_cuda_is_the_device_of_the_thread_that_calls_first_and_not_of_the_worker
 
 
 @pytest.mark.parametrize("device", ["cuda:2", "cpu", None])
-def test_a_device_that_says_which_one_is_left_as_it_is(
-    torch: FakeTorch, device: str | None
-) -> None:
+def test_a_device_with_an_index_stays_as_it_is(torch: FakeTorch, device: str | None) -> None:
     devices = Devices(device, device)
     torch.current.index = 3
     devices.resolve()
@@ -211,7 +207,7 @@ def test_a_device_that_says_which_one_is_left_as_it_is(
     assert (devices._device, devices._output_device) == (expected, expected)
 
 
-def test_every_decorated_function_asks_for_the_device_when_it_is_first_called(
+def test_a_decorated_function_resolves_its_device_at_the_first_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []

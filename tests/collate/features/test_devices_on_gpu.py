@@ -34,7 +34,7 @@ def test_features_reach_the_gpu_and_results_come_back(
 ) -> None:
     together = Together(doubled, device="cuda", output_device=output_device, batch_size=16)
     source = numpy.random.default_rng(0)
-    for _ in range(20):  # memory that transfers start from is used again
+    for _ in range(20):  # pinned memory is used again
         arrays = [
             source.integers(0, 100, (int(rows), int(width)))
             for rows, width in source.integers(1, 9, (6, 2))
@@ -56,7 +56,7 @@ def test_features_reach_the_gpu_and_results_come_back(
     together.close()
 
 
-def test_memory_that_a_transfer_starts_from_is_not_written_to_before_it_has_arrived() -> None:
+def test_pinned_memory_is_not_written_before_its_transfer_has_ended() -> None:
     @batched.inference.dynamically(
         device="cuda", batch_size=4, max_concurrent_batches=2, pad_token={"x": 0}
     )
@@ -81,7 +81,7 @@ def test_tensors_on_the_gpu_stay_there() -> None:
 
 
 @pytest.mark.parametrize("callers", [1, 3])
-def test_inputs_that_are_still_being_computed_on_a_stream_of_the_caller_are_waited_for(
+def test_a_batch_waits_for_inputs_that_the_callers_stream_still_computes(
     callers: int,
 ) -> None:
     together = Together(doubled, pad_token={"x": 0})
@@ -99,9 +99,7 @@ def test_inputs_that_are_still_being_computed_on_a_stream_of_the_caller_are_wait
 
 @pytest.mark.parametrize("callers", [1, 3])
 @pytest.mark.parametrize("output_device", [None, "cpu"])
-def test_results_are_complete_whichever_stream_they_are_read_on(
-    callers: int, output_device: str | None
-) -> None:
+def test_results_are_complete_on_every_stream(callers: int, output_device: str | None) -> None:
     def slow(features: dict[str, Any]) -> Any:
         torch.cuda._sleep(A_WHILE)
         return features["x"] * 2
@@ -115,7 +113,7 @@ def test_results_are_complete_whichever_stream_they_are_read_on(
     together.close()
 
 
-def test_a_batch_that_the_gpu_has_no_memory_for_is_served_in_parts() -> None:
+def test_a_batch_too_large_for_the_gpu_is_served_in_parts() -> None:
     total = torch.cuda.get_device_properties(0).total_memory
 
     def hungry(features: dict[str, Any]) -> Any:

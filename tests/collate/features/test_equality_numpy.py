@@ -1,6 +1,4 @@
-"""The promise of the tensor variant, over random functions and callers: each gets what it would
-have got alone. Arrays of numpy.
-"""
+"""Each caller gets the result of a call on its own: random functions and calls, with numpy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The promise of the tensor variant, over random functions and callers: each gets what it would
-have got alone. Tensors of torch.
-"""
+"""Each caller gets the result of a call on its own: random functions and calls, with torch."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ NUMPY_DTYPES = ["int64", "int32", "uint8", "bool", "float32", "float16"]
 
 @dataclass
 class EncoderOutput(generic.ModelOutput):  # type: ignore[misc]  # its base is loaded at run time
-    """As models of transformers return it."""
+    """An output of models of transformers."""
 
     last_hidden_state: Any = None
     pooler_output: Any = None
@@ -60,12 +58,12 @@ def encoder_in_a_dict(features: Call, shape: Shape) -> Any:
 
 
 def longest(features: Call, shape: Shape) -> Any:
-    """A named tuple of torch, as its reductions return."""
+    """Return a named tuple of torch, as its reductions do."""
     return torch.max(per_token(features, shape), 2)
 
 
 def recorded(features: Call, shape: Shape) -> Any:
-    """Outputs that are part of a graph; what callers get is not."""
+    """Return outputs with gradients. Results must have none."""
     return per_token(features, shape).requires_grad_(), pooled(features, shape).requires_grad_()
 
 
@@ -75,7 +73,7 @@ def test_each_caller_gets_what_the_function_returns_for_it_alone(model: Any) -> 
 
 
 @pytest.mark.parametrize("model", [elementwise, attentions, encoder])
-def test_arrays_of_numpy_become_tensors_where_a_device_is_given(model: Any) -> None:
+def test_arrays_of_numpy_become_tensors_if_a_device_is_set(model: Any) -> None:
     def on_tensors(features: Call, shape: Shape) -> Any:
         assert all(isinstance(value, torch.Tensor) for value in features.values())
         return model(features, shape)

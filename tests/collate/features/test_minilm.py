@@ -1,6 +1,4 @@
-"""A real embedding model and a real tokenizer: each sentence gets from a shared batch what it gets
-alone.
-"""
+"""A real embedding model and tokenizer: each sentence gets the result of a call on its own."""
 
 from __future__ import annotations
 
@@ -148,7 +146,7 @@ def test_attentions_are_cut_on_both_axes(model: Any, calls: list[dict[str, Any]]
         )
 
 
-def test_a_list_of_sentences_of_different_length_equals_single_calls_cut_to_their_lengths(
+def test_a_list_of_sentences_equals_single_calls_cut_to_their_lengths(
     model: Any, calls: list[dict[str, Any]]
 ) -> None:
     chosen = calls[:24]
