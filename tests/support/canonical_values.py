@@ -10,6 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from batched.offline.types.values import read
+
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 FLAT = [
     st.none(),
@@ -51,6 +53,14 @@ def nested(*leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 VALUES = nested(*FLAT, VECTORS)
 """Values that come back from Arrow as they are, and values that cannot be stored."""
 ALL_VALUES = nested(*FLAT, VECTORS, ARRAYS, st.one_of(FLAT))
+
+
+def form_of(value: Any) -> list[Any]:
+    """Return the canonical form of a value as the only item of a list; nothing if there is none."""
+    try:
+        return [read(value)[0]]
+    except Exception:
+        return []
 
 
 def same(one: Any, other: Any) -> bool:

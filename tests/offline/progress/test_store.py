@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -249,17 +248,6 @@ def test_a_chunk_stays_as_long_as_one_of_its_rows_does(path: Path) -> None:
     progress = Progress(path)
     assert outputs(progress, ["a", "b"]) == {("a", 0): value("a"), ("b", 0): value("b")}
     progress.close()
-
-
-def test_a_file_of_rows_computed_again_and_again_does_not_grow(path: Path) -> None:
-    random.seed(1)
-    sizes = []
-    for _ in range(5):
-        progress = Progress(path)
-        progress.commit([done([1, 2, 3], note=random.randbytes(100_000).hex())])
-        progress.close()
-        sizes.append(path.stat().st_size)
-    assert sizes[1:] == sizes[1:2] * 4  # old and new outputs, for a moment
 
 
 # --- the order of the source

@@ -16,7 +16,7 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched import offline  # noqa: E402
-from batched.errors import ResultError, RunLocked, RunStopped  # noqa: E402
+from batched.errors import ResultError, RunLocked  # noqa: E402
 from batched.offline.progress.commit import Commit, Key  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.types.columns import Columns  # noqa: E402
@@ -98,20 +98,3 @@ def test_the_export_of_a_remote_result_needs_a_file(tmp_path: Path) -> None:
         offline.export("s3://bucket/r.parquet", progress=progress)
     path = offline.export("s3://bucket/r.parquet", tmp_path / "r.csv", progress=progress)
     assert Path(path).read_bytes() == b"id,out0\r\na,1\r\n"
-
-
-def test_a_run_that_was_stopped_is_exported_and_goes_on(tmp_path: Path) -> None:
-    def upper(texts: list[str]) -> list[str]:
-        if "bad" in texts:
-            raise ValueError("no")
-        return [text.upper() for text in texts]
-
-    rows = [{"id": n, "text": "bad" if n == 90 else f"text {n}"} for n in range(100)]
-    settings: dict[str, Any] = {"input": "text", "output": "out", "key": "id", "watch": False}
-    result = tmp_path / "r.parquet"
-    with pytest.raises(RunStopped):
-        offline.run(upper, rows, result, max_failed=0, batch_size=4, **settings)
-    some = pq.read_table(offline.export(result)).to_pylist()
-    assert all(row["out"] == f"TEXT {row['id']}" for row in some)
-    report = offline.run(upper, rows, result, **settings)
-    assert (report.skipped, report.ok + report.failed) == (len(some), 100 - len(some))

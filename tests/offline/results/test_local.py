@@ -358,23 +358,6 @@ def test_foreign_files_in_the_hidden_folder_stay(dest: str) -> None:
     assert (way / "mine").exists()
 
 
-def test_a_full_disk_leaves_nothing_half(
-    dest: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    writer = writer_of(dest)
-    writer.write(rows_of(dest, ROWS))
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    writer.close()
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        writer.publish()
-    writer.abort()
-    assert not os.listdir(tmp_path)
-
-
 # --- its size in memory is bounded ---
 
 

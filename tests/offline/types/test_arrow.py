@@ -105,6 +105,12 @@ def test_values_of_another_column_may_be_changed() -> None:
 
 
 def test_views_of_text_are_text() -> None:
-    inner = pa.struct([("a", pa.list_(pa.string_view()))])
-    assert without_views(inner) == pa.struct([("a", pa.list_(pa.large_string()))])
-    assert without_views(pa.binary_view()) == pa.large_binary()
+    def nested(text: Any) -> Any:
+        lists = [pa.list_(text), pa.large_list(text), pa.list_(text, 2)]
+        return pa.struct([(str(place), kind) for place, kind in enumerate(lists)])
+
+    assert without_views(nested(pa.string_view())) == nested(pa.large_string())
+    assert without_views(nested(pa.binary_view())) == nested(pa.large_binary())
+    assert without_views(pa.int8()) == pa.int8()
+    keyed = [pa.dictionary(pa.int8(), text) for text in (pa.string_view(), pa.large_string())]
+    assert without_views(keyed[0]) == keyed[1]

@@ -22,21 +22,13 @@ from batched.offline.types.arrow import to_python  # noqa: E402
 from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit, without_empty  # noqa: E402
 from batched.offline.types.packing import unpack  # noqa: E402
 from batched.offline.types.values import arrow_type, read  # noqa: E402
-from canonical_values import ALL_VALUES, same  # noqa: E402
+from canonical_values import ALL_VALUES, form_of, same  # noqa: E402
 
 
 @dataclass
 class Point:
     x: int
     y: float
-
-
-def form_of(value: Any) -> list[Any]:
-    """Return the canonical form of a value as the only item of a list; nothing if there is none."""
-    try:
-        return [read(value)[0]]
-    except Exception:
-        return []
 
 
 @settings(max_examples=200, deadline=None)
@@ -57,30 +49,6 @@ def test_each_result_is_read_for_itself_and_packed_as_it_is(results: list[Any]) 
     assert kinds.total() == len(expected)
 
 
-@pytest.mark.parametrize(
-    "results",
-    [
-        ["a", "é"],
-        [1, 2**60],
-        [0.5],
-        [True, False],
-        [None, None],
-        list(np.random.default_rng(1).random((3, 4), "f4")),
-        list(np.zeros((2, 3, 4), "f2")),
-    ],
-    ids=repr,
-)
-def test_columns_of_one_type_are_read_at_once(
-    results: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(_columns, "show", calls.append)
-    values = Columns(["out"]).read(results)
-    assert same(values.columns, [results])
-    assert len(values.kinds[0]) == len(values.packed) == 1
-    assert values.nbytes == len(values.packed[0][1])
-
-
 def test_the_next_step_shares_no_memory_with_stored_values() -> None:
     values = Columns(["out"]).read([np.zeros(2), np.zeros(2)])
     values.columns[0][0] += 1
@@ -96,9 +64,10 @@ def test_an_object_that_cannot_even_be_shown_is_refused_at_its_row() -> None:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("broken \ud800")
 
-    values = Columns(["out"]).read([1, Broken(), 2])
+    values = Columns(["out"]).read([1, Broken(), 2, 10**5000])
     assert values.places == [0, 2]
     assert "RuntimeError: broken \\ud800" in values.misfits[1]
+    assert "cannot take int " in values.misfits[3]
 
 
 def test_a_misfit_is_one_sentence_that_names_its_column() -> None:
@@ -133,6 +102,7 @@ def test_large_results_are_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
         [f"{n}" * 300 for n in range(9)] + ["y" * 3000, "z" * 6000, "end"]
     )
     assert [rows for rows, _ in values.packed] == [3, 3, 3, 1, 1]
+    assert values.nbytes == sum(len(data) for _, data in values.packed)
     assert "6,0" in values.misfits[10]
     assert values.columns[0][-2:] == ["y" * 3000, "end"]
 
@@ -154,6 +124,7 @@ def test_values_have_their_declared_type() -> None:
     assert same(declared(pa.float32(), 1, 0.5).columns, [[1.0, 0.5]])
     assert same(declared(pa.large_string(), "a").columns, [["a"]])
     assert same(declared(pa.dictionary(pa.int32(), pa.string()), "a").columns, [["a"]])
+    assert same(declared(pa.list_(pa.string()), ["a", "b"]).columns, [[["a", "b"]]])
     struct = pa.struct([("a", pa.float32()), ("b", pa.int8())])
     assert same(declared(struct, {"a": 1}).columns, [[{"a": 1.0, "b": None}]])
     berlin = pa.timestamp("us", "Europe/Berlin")
@@ -297,6 +268,7 @@ def test_columns_without_rows_have_no_kind() -> None:
 
 def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
     assert kinds_of([[{}]]).final() == ("struct", ())
+    assert without_empty("float") == "float"
     kind = without_empty(kinds_of([[{}, {"a": {}, "b": [{}]}]]).final())
     assert kind == ("struct", (("a", "null"), ("b", ("list", "null"))))
     column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow")
 
 from batched.offline.types.packing import pack, unpack
-from batched.offline.types.values import read
-from canonical_values import ALL_VALUES, same
-
-
-def form_of(value: Any) -> list[Any]:
-    try:
-        return [read(value)[0]]
-    except Exception:
-        return []
+from canonical_values import ALL_VALUES, form_of, same
 
 
 @settings(max_examples=200, deadline=None)
