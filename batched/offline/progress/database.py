@@ -127,7 +127,7 @@ class Database:
 
     @contextmanager
     def use(self) -> Iterator[sqlite3.Connection]:
-        """Give this thread the connection for itself."""
+        """Lend the connection to this thread alone."""
         with self._lock:
             try:
                 yield self._conn
@@ -139,7 +139,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Give this thread the connection for itself; all that it does is committed, or nothing."""
+        """Run the statements of this thread as one transaction."""
         with self.use() as conn:
             conn.execute("begin immediate")
             try:
@@ -151,7 +151,7 @@ class Database:
                 raise
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file, and release its lock."""
         with self._lock:
             with suppress(OSError):
                 self._owner.unlink()  # while the lock is held

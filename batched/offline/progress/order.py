@@ -25,7 +25,7 @@ NOTES: Final = 32_768
 """Rows of the source that one transaction writes. Of a million keys in random order each costs 5 us
 then, and 13 if they are written in windows of 2,048."""
 SLOTS: Final = 2**24
-"""Hashes that are told apart. Of 1 million keys 3 % are looked up, of 10 million 25 %, at 5 us."""
+"""Hashes of the table. Of 1 million keys 3 % are looked up, of 10 million 25 %, at 5 us."""
 
 
 class SourceOrder:
@@ -42,7 +42,7 @@ class SourceOrder:
     def note(self, first: int, keys: Sequence[Key | None]) -> list[int]:
         """Note keys of the source from row `first` on; return the places of keys noted before.
 
-        To be called with all keys, in order, and then `end`. The second row of a key is noted
+        Callers note all keys, in order, and then call `end`. The second row of a key is noted
         without a key, as is a row that has none.
         """
         if not first:

@@ -240,8 +240,8 @@ class Progress(Database):
         return [{**dict(zip(names, row, strict=False)), **json.loads(row[4])} for row in page]
 
     def close(self) -> None:
-        """Give the file back; nothing can be done with it afterwards."""
-        # A later run can do without, or will say again, all that is written here.
+        """Drop chunks without rows, close the file, and release its lock."""
+        # Errors do no harm: a later run does without all of this, or repeats it.
         with suppress(OSError):
             self.order.write()
             if self._replaced:

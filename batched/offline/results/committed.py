@@ -61,7 +61,7 @@ class Committed:
             self._spill()
 
     def find(self, first: int, size: int) -> tuple[Any, Any]:
-        """Return for rows from `first` on if all steps have a value, and the rough size (bytes)."""
+        """Return, for each row from `first` on, if all steps have a value, and the size (bytes)."""
         chunks = self._chunks.reshape(-1, self._rows)[:, first : first + size]
         return (chunks > 0).all(0), self._row_bytes[chunks].sum(0)
 

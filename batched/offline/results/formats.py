@@ -48,8 +48,10 @@ QUOTED = re.compile('[",\r\n]').search
 
 
 class Parquet:
-    """Rows as one Parquet file, or as several if there are several `targets`: paths, or open files
-    that are left open.
+    """Rows as Parquet files.
+
+    There is one file, or several if there are several `targets`: paths, or open files that are left
+    open.
     """
 
     def __init__(self, targets: Iterator[Any], schema: pa.Schema) -> None:
@@ -75,6 +77,7 @@ class Parquet:
         self._group: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
+        """Add rows, and write the row group if it is large enough."""
         is_full = self._rows >= PART_ROWS or self._bytes >= PART_BYTES
         if is_full and (target := next(self._targets, None)) is not None:
             self.close()

@@ -122,10 +122,10 @@ class Result:
         return Lines(writing, list(columns), is_json=self.suffix == ".jsonl")
 
     def publish(self, note: Callable[[Sequence[Stamp]], object]) -> list[Stamp]:
-        """Have the result appear, once its writer is closed. Return the stamps of known results.
+        """Publish the result once its writer is closed. Return the stamps of known results.
 
-        The last stamp is that of this result. `note` gets the stamps before the result appears: a
-        run killed in between knows the old result and the new one.
+        The last stamp belongs to this result. `note` gets the stamps before the result appears, so
+        that a run killed in between knows the old result and the new one.
         """
         for file in [*_parts(self.writing), self.writing]:
             _sync(file)
@@ -139,7 +139,7 @@ class Result:
         remove(self.writing)
 
     def move(self, stamp: Stamp, note: Callable[[Stamp], object]) -> Stamp:
-        """Move the hidden rows to the destination, as `publish` has it."""
+        """Move the hidden rows to the destination, once `note` has the stamp."""
         file = self.file
         if not self.is_folder:
             stamp = {file.name: stamp[self.writing.name]}

@@ -80,7 +80,7 @@ class Merge:
         note_letters: Callable[[Sequence[Letter]], object],
         note: Callable[[Sequence[Stamp]], object],
     ) -> list[Stamp]:
-        """Write all rows, and have the result appear. Return the stamps, as `publish` has them.
+        """Write all rows, and publish the result. Return the stamps of `publish`.
 
         `kept` has the columns of the source in order, with their kinds unless they are Arrow's.
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
@@ -88,7 +88,7 @@ class Merge:
         self.progress.clear_letters("output")
         schema = self.source.schema
         names = [*filter(self._is_kept, kept if schema is None else schema.names)]
-        self._kinds = dict.fromkeys([*names, *self._made, *[ERROR] * self.keep_failed])
+        self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
         columns: Any = list(self._kinds)
         with closing(Committed(self.progress, len(self.columns))) as values:
             if result.is_typed:
@@ -118,12 +118,12 @@ class Merge:
                 result.abort()
 
     @cached_property
-    def _made(self) -> dict[str, int]:
+    def _last_steps(self) -> dict[str, int]:
         """Output columns, each with the last step that writes it."""
         return {name: step for step, each in enumerate(self.columns) for name in each.names}
 
     def _is_kept(self, name: str) -> bool:
-        if name in self._made or (name == ERROR and self.keep_failed):
+        if name in self._last_steps or (name == ERROR and self.keep_failed):
             return False
         return self.keep is None or name in self.keep
 
@@ -194,12 +194,12 @@ class Merge:
         order = np.concatenate([[], *[part for part, _ in parts]]).astype(int)
         back = np.full(len(places), -1)
         back[order] = np.arange(len(order))
-        made: dict[str, Any] = {}
+        gathered: dict[str, Any] = {}
         for number, name in enumerate(self.columns[step].names):
-            if self._made[name] == step:  # no later step replaces it
+            if self._last_steps[name] == step:  # no later step replaces it
                 column = join([columns[number] for _, columns in parts])
-                made[name] = _take(self._fit(name, column, places[order]), back)
-        return made
+                gathered[name] = _take(self._fit(name, column, places[order]), back)
+        return gathered
 
     def _fit(self, name: str, column: Any, places: Any) -> Any:
         """Return a column of the final kind; note values that do not fit by their places."""

@@ -34,6 +34,7 @@ class RemoteResult(Result):
     """A destination that a URI names."""
 
     def __init__(self, uri: str, progress: str) -> None:
+        """Take the URI of the destination, and the path of the progress file."""
         path = without_credentials(uri)
         try:
             self.filesystem, self.key = open_filesystem(uri)
@@ -46,6 +47,7 @@ class RemoteResult(Result):
         super().__init__(self.key + slash, f"{progress}.result", path)
 
     def find(self) -> tuple[Stamp, list[str]]:
+        """Return the stamp of the result that is there, and foreign names in a folder."""
         with self._refuse():
             info = self.filesystem.get_file_info(self.key)
             if info.type == fs.FileType.NotFound:
@@ -65,10 +67,12 @@ class RemoteResult(Result):
         return found, sorted(foreign)
 
     def replaces(self, path: str) -> bool:
+        """Return whether the result would replace this object of the source."""
         key = without_credentials(path).rpartition("://")[2]
         return key == self.key or (self.is_folder and key.startswith(f"{self.key}/"))
 
     def try_writing(self) -> None:
+        """Raise `ResultError` if no object can be written and deleted at the destination."""
         remove(self.writing)
         tried = self._locate(TRIED) if self.is_folder else self.key + TRIED
         with self._refuse():
@@ -77,6 +81,7 @@ class RemoteResult(Result):
             self.filesystem.delete_file(tried)
 
     def move(self, stamp: Stamp, note: Callable[[Stamp], object]) -> Stamp:
+        """Upload the hidden rows, and remove their local copy."""
         names = list(stamp) if self.is_folder else [self.key.rpartition("/")[2]]
         note({name: [] for name in [*names, *[WHOLE] * self.is_folder]})
         with self._refuse():

@@ -47,6 +47,7 @@ class TextSource(RowSource):
     files: Files
 
     def __init__(self, files: Files, parse: Parser) -> None:
+        """Take files of text, and the parser of one file."""
         super().__init__(files.name, self._read_all, files=files)
         self._parse = parse
         self._before = 0  # bytes of files that are read to the end
@@ -75,6 +76,7 @@ class TextSource(RowSource):
         self._seen = rows, self._before + (0 if self._file.closed else self._file.tell())
 
     def about(self) -> int | None:
+        """Return the number of rows, estimated from the bytes read so far."""
         rows, read = self._seen
         return self.rows if self.rows is not None or not read else rows * self.files.size // read
 

@@ -268,6 +268,7 @@ UNIFIED: list[tuple[list[Any], Any]] = [
     ([np.zeros((2, 3)), np.zeros((4, 3))], pa.list_(pa.large_list(pa.float64()))),
     ([np.zeros((2, 3)), None], pa.list_(pa.large_list(pa.float64()))),
     ([{"v": np.zeros(3)}, None], pa.struct([("v", pa.large_list(pa.float64()))])),
+    ([{"v": np.zeros((2, 3))}], pa.struct([("v", pa.list_(pa.large_list(pa.float64())))])),
 ]  # fmt: skip
 
 
