@@ -297,6 +297,7 @@ def test_a_source_that_did_not_change_is_not_written(progress: Progress) -> None
     [
         pytest.param(["a", "b", "b", "c", "a"], id="growing at first"),
         pytest.param(["b", "a", "c", "a", "d"], id="unordered"),
+        pytest.param([0, 1, 2, 1, 4], id="row numbers at first"),
         pytest.param([1, 2, 3, 2, "2", 4], id="numbers and text"),
         pytest.param([None, "a", None, "a"], id="rows without a key"),
     ],

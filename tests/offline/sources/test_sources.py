@@ -52,23 +52,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def polars(rows: list[dict[str, Any]]) -> Any:
-    return pytest.importorskip("polars").DataFrame(rows)
-
-
 def pandas(rows: list[dict[str, Any]]) -> Any:
     pd = pytest.importorskip("pandas")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return pd.DataFrame({**columns, "n": pd.array(columns["n"], "Int64")})
-
-
-def duckdb(rows: list[dict[str, Any]]) -> Any:
-    table = pa.Table.from_pylist(rows)
-    return pytest.importorskip("duckdb").connect().from_arrow(table)
-
-
-def lazily(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    yield from rows
 
 
 class Dataset:
@@ -115,57 +102,46 @@ class Loader:
         yield from self.rows[:: 1 if self.passes == 1 else -1]
 
 
+TABLE = pa.Table.from_pylist
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("n", pa.int64())])
 
 OBJECTS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
-    "table": pa.Table.from_pylist,
-    "batch": lambda rows: pa.Table.from_pylist(rows).to_batches()[0],
-    "reader": lambda rows: pa.Table.from_pylist(rows).to_reader(max_chunksize=3),
-    "chunks": lambda rows: pa.concat_tables([pa.Table.from_pylist([row], SCHEMA) for row in rows]),
-    "polars": polars,
+    "table": TABLE,
+    "batch": lambda rows: TABLE(rows).to_batches()[0],
+    "reader": lambda rows: TABLE(rows).to_reader(max_chunksize=3),
+    "chunks": lambda rows: pa.concat_tables([TABLE([row], SCHEMA) for row in rows]),
+    "polars": lambda rows: pytest.importorskip("polars").DataFrame(rows),
     "pandas": pandas,
-    "duckdb": duckdb,
-    "dataset": lambda rows: Dataset(pa.Table.from_pylist(rows)),
+    "duckdb": lambda rows: pytest.importorskip("duckdb").connect().from_arrow(TABLE(rows)),
+    "dataset": lambda rows: Dataset(TABLE(rows)),
     "list": list,
     "tuple": tuple,
     "map style": MapStyle,
     "iterator": iter,
-    "generator": lazily,
+    "generator": lambda rows: (row for row in rows),
     "loader": Loader,
 }
 
 
-@pytest.mark.parametrize("kind", OBJECTS)
-def test_objects_are_read_whole_and_as_often_as_needed(kind: str, opened: Open) -> None:
-    source = opened(OBJECTS[kind](ROWS))
-    for size in 2, 1, 2048, 3:
-        assert rows_of(source, size=size) == ROWS
-    assert rows_of(source, ["n", "id"]) == [{"n": row["n"], "id": row["id"]} for row in ROWS]
-    assert [window.size for window in source.windows([], 2)] == [2, 2, 1]
-    assert source.rows in (5, None)
-    source.check_unchanged()
+def source_of(kind: str, rows: list[dict[str, Any]], folder: Path) -> Any:
+    """Return rows as an object of that kind, or as the path of a file with that suffix."""
+    return write(folder / f"rows{kind}", rows) if kind.startswith(".") else OBJECTS[kind](rows)
 
 
-@pytest.mark.parametrize("kind", OBJECTS)
-def test_a_reading_may_stop_and_another_go_on_beside_it(kind: str, opened: Open) -> None:
-    source = opened(OBJECTS[kind](ROWS))
+@pytest.mark.parametrize("kind", [*OBJECTS, ".parquet", ".jsonl"])
+def test_rows_are_read_whole_and_by_several_readers_at_once(
+    kind: str, tmp_path: Path, opened: Open
+) -> None:
+    source = opened(source_of(kind, ROWS, tmp_path))
     first, second = source.windows(["id"], 1), source.windows(["id"], 1)
     seen = [next(first).values("id"), next(second).values("id"), next(second).values("id")]
     assert seen == [["00000"], ["00000"], ["b"]]
-    assert rows_of(source) == ROWS
-    assert [window.values("id") for window in first] == [["b"], ["c"], ["d"], ["e"]]
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-@pytest.mark.parametrize("form", [str, Path])
-def test_files_are_read_whole_with_their_types(
-    suffix: str, form: Any, tmp_path: Path, opened: Open
-) -> None:
-    source = opened(form(write(tmp_path / f"rows{suffix}", ROWS)))
-    for size in 2, 2048:
+    for size in 2, 1, 2048, 3:
         assert rows_of(source, size=size) == ROWS
-    assert rows_of(source, ["n"]) == [{"n": row["n"]} for row in ROWS]
-    assert [window.size for window in source.windows([], 3)] == [3, 2]
+    assert [window.values("id") for window in first] == [["b"], ["c"], ["d"], ["e"]]
+    assert rows_of(source, ["n", "id"]) == [{"n": row["n"], "id": row["id"]} for row in ROWS]
+    assert [window.size for window in source.windows([], 2)] == [2, 2, 1]
+    assert source.rows in (5, None)
     source.check_unchanged()
 
 
@@ -200,16 +176,7 @@ def test_jsonl_from_other_systems(tmp_path: Path, opened: Open) -> None:
     "value",
     [
         *(2**63, 2**64, -(2**63) - 1, 10**30, 2**63 - 1, -(2**63), 0.1234567890123456789),
-        *(
-            float("inf"),
-            float("nan"),
-            -0.0,
-            1e300,
-            "\ud800",
-            "9" * 40,
-            [2**70, {"a": 2**70}],
-            123456789012345678,
-        ),
+        *(float("inf"), float("nan"), -0.0, 1e300, "\ud800", "9" * 40, [2**70, {"a": 2**70}]),
     ],
 )
 def test_jsonl_that_the_standard_library_wrote_is_read_exactly(
@@ -287,21 +254,13 @@ def test_a_bad_file_is_refused_with_its_place(
 
 BAD_ROWS = [
     ("rows.jsonl", b'{"a": 0}\n\n{"a": 1\n{"a": 2}', "line 3, row 1 (counted from 0): not JSON"),
-    (
-        "rows.jsonl",
-        b'{"a": 0}\n[1]\n{"a": 2}',
-        "line 2, row 1 (counted from 0): a row is a dict of",
-    ),
+    ("rows.jsonl", b'{"a": 0}\n[1]\n{"a": 2}', "line 2, row 1 (counted from 0): a row is a"),
     ("rows.jsonl", b'{"a": 0}\n"\xff"\n{"a": 2}', "line 2, row 1 (counted from 0): not UTF-8"),
     ("rows.jsonl", b'{"a": 0}\n' + b"[" * 100_000 + b'\n{"a": 2}', "not JSON"),
     ("rows.jsonl", b'{"a": 0}\n{"b": 1}\n{"a": 2}', "has no column 'a'; its columns are 'b'"),
     ("rows.csv", b'a,b\n0,"x\ny"\n1\n2,z\n', "line 4, row 1 (counted from 0): 1 values, but the"),
     ("rows.csv", b"a,b\n0,x\n1,2,3\n2,z\n", "3 values, but the first line names 2 columns"),
-    (
-        "rows.csv",
-        b"a,b\n0,x\n\xff,y\n2,z\n",
-        "line 3, row 1 (counted from 0): not UTF-8 (byte 0xff)",
-    ),
+    ("rows.csv", b"a,b\n0,x\n\xff,y\n2,z\n", "line 3, row 1 (counted from 0): not UTF-8 (byte"),
 ]
 
 
@@ -371,9 +330,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, opened: O
 def test_a_column_that_is_not_there_is_refused_before_anything_is_read(
     kind: str, tmp_path: Path, opened: Open
 ) -> None:
-    source = opened(
-        write(tmp_path / f"a{kind}", ROWS) if kind.startswith(".") else OBJECTS[kind](ROWS)
-    )
+    source = opened(source_of(kind, ROWS, tmp_path))
     message = r"no column 'txt'; its columns are 'id', 'text', 'n'; did you mean 'text'\?"
     with pytest.raises(SourceError, match=message):
         source.windows(["id", "txt"])
@@ -388,9 +345,7 @@ RAGGED = [{"id": 1, "text": "a"}, {"id": 2, "note": "x"}, {"text": "c", "id": 3}
 def test_a_column_that_a_row_lacks_is_none_unless_it_is_required(
     kind: str, tmp_path: Path, opened: Open
 ) -> None:
-    source = opened(
-        write(tmp_path / f"a{kind}", RAGGED) if kind.startswith(".") else OBJECTS[kind](RAGGED)
-    )
+    source = opened(source_of(kind, RAGGED, tmp_path))
     assert rows_of(source, None, 10) == [
         {"id": 1, "text": "a", "note": None},
         {"id": 2, "text": None, "note": "x"},
@@ -404,11 +359,6 @@ def test_a_column_that_a_row_lacks_is_none_unless_it_is_required(
         assert window.faults[1].endswith(message)
         assert ("line 2" in window.faults[1]) == (kind == ".jsonl")
         assert window.values("id") == [1, None, 3]
-
-
-def test_a_column_that_no_row_has_is_refused(opened: Open) -> None:
-    with pytest.raises(SourceError, match=r"no row of the list can be read: .*no column 'txt'; .*"):
-        rows_of(opened(RAGGED), ["txt"])
 
 
 @pytest.mark.parametrize(
@@ -447,7 +397,7 @@ def test_a_row_that_a_sequence_cannot_give_is_a_fault(opened: Open) -> None:
 
 def test_polars_queries_and_splits_of_datasets_are_refused(opened: Open) -> None:
     with pytest.raises(SourceError, match=r"a query, not rows: pass its \.collect\(\)"):
-        opened(polars(ROWS).lazy())
+        opened(OBJECTS["polars"](ROWS).lazy())
     splits = Dataset(pa.Table.from_pylist(ROWS))
     splits.num_rows = {"train": 5}
     with pytest.raises(SourceError, match=r"several splits; pass one of \['train'\]"):
@@ -577,11 +527,7 @@ def test_windows_of_large_values_have_fewer_rows(
         table = pa.Table.from_pylist(rows)
         pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
     source = opened(
-        tmp_path / "a.parquet"
-        if kind == ".parquet"
-        else write(tmp_path / f"a{kind}", rows)
-        if kind.startswith(".")
-        else OBJECTS[kind](rows)
+        tmp_path / "a.parquet" if kind == ".parquet" else source_of(kind, rows, tmp_path)
     )
     windows = list(source.windows(None))
     assert [value for window in windows for value in window.values("text")] == [
