@@ -1,20 +1,18 @@
 """Errors that a call can raise besides those of the batch function itself.
 
 BatchedError
-├── BatchFunctionError(RuntimeError)   the function ended in a way that no caller could be told as
-│   │                                  it was
-│   └── BatchSizeMismatch              it returned more or fewer results than it was given items
-├── CollationError(ValueError)         features that make no batch
-├── QueueFull(RuntimeError)            no room in the queue, and the call was not to wait for it
-├── QueueTimeout(TimeoutError)         the call waited too long, and nothing of it was run
+├── BatchFunctionError(RuntimeError)   the function broke its contract
+│   └── BatchSizeMismatch              it returned more or fewer results than it got items
+├── CollationError(ValueError)         the features of a call make no batch
+├── QueueFull(RuntimeError)            the queue has no room, and `on_full` is "raise"
+├── QueueTimeout(TimeoutError)         the call waited too long, and no item of it ran
 ├── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
-├── ChatError(RuntimeError)            a chat service has no answer to a prompt, or no usable one
-├── SourceError(ValueError)            rows, keys or columns that `batched.offline` cannot read, or
-│                                      that changed while it did
+├── ChatError(RuntimeError)            a chat service has no usable answer to a prompt
+├── SourceError(ValueError)            `batched.offline` cannot read rows, keys or columns
 ├── RunLocked(RuntimeError)            another run has the progress file
-├── RunMismatch(ValueError)            the progress file is of steps that meant something else
+├── RunMismatch(ValueError)            the progress file was written by other steps
 ├── RunStopped(RuntimeError)           too many rows or batches failed for a run to go on
-├── ResultError(ValueError)            the result of an offline run cannot be written there
+├── ResultError(ValueError)            the result of an offline run cannot be written
 ├── TimeLimitExceeded(RuntimeError)    offline: a call of the function took longer than `timeout_s`
 ├── WorkerDied(RuntimeError)           offline: the process that ran the function ended
 └── RemoteError                        offline: any error in another process, as text
@@ -45,31 +43,33 @@ __all__ = [
 
 
 class BatchedError(Exception):
-    """Any error that this library raises on its own account."""
+    """Base class of all errors that this library itself raises."""
 
 
 class BatchFunctionError(BatchedError, RuntimeError):
-    """The batch function broke its contract: it returned something that holds no results, or raised
-    what is no `Exception`.
+    """Error of a batch function that broke its contract.
 
-    `SystemExit`, `KeyboardInterrupt`, `CancelledError`, `GeneratorExit`, `StopIteration` and
-    `StopAsyncIteration` mean something else to the code that waits, so callers get this error with
+    The function returned an object without results, or raised an exception that callers would
+    mistake. `SystemExit`, `KeyboardInterrupt`, `CancelledError`, `GeneratorExit`, `StopIteration`
+    and `StopAsyncIteration` mean something else to waiting code. So callers get this error, with
     the original as its `__cause__`.
     """
 
 
 class BatchSizeMismatch(BatchFunctionError):
-    """The batch function returned another number of results than it was given items; every caller
-    of that batch gets this.
+    """Error of a batch function that returned more or fewer results than it got items.
+
+    Every caller of the batch gets this error.
     """
 
     expected: int
-    """Items the function was given."""
+    """Items that the function got."""
     actual: int
-    """Results it returned."""
+    """Results that it returned."""
 
     @classmethod
     def between(cls, name: str, expected: int, actual: int, where: str = "") -> BatchSizeMismatch:
+        """Return the error of the function `name`, for its output or the part `where` of it."""
         place = (
             f" in {where!r} of its output, of which every array needs as many (a list or tuple "
             "holds arrays, not rows)"
@@ -85,99 +85,109 @@ class BatchSizeMismatch(BatchFunctionError):
 
 
 class CollationError(BatchedError, ValueError):
-    """What a caller passed are no features with one row per item; that caller alone gets this, and
-    nothing was run for it.
+    """Refusal of a call: its arguments are not features with one row per item.
+
+    No other caller gets this error, and the function was not called with this call.
     """
 
 
 class QueueFull(BatchedError, RuntimeError):
-    """`max_queue_size` items were waiting, and `on_full="raise"` refuses what comes then; nothing
-    was run for this call.
+    """Refusal of a call with `on_full="raise"`: `max_queue_size` items are waiting.
+
+    No item of the call runs.
     """
 
 
 class QueueTimeout(BatchedError, TimeoutError):
-    """The call had waited for `queue_timeout_ms`, and nothing of it had begun to run; nothing will
-    be.
+    """End of a call that waited for `queue_timeout_ms` before any item of it ran.
+
+    No item of the call will run.
     """
 
 
 class BatcherClosed(BatchedError, RuntimeError):
-    """The batcher was shut down, so it takes no more calls; entering `with fn:` opens it again."""
+    """Refusal of a call after the shutdown of its batcher; `with fn:` opens the batcher again."""
 
 
 class ChatError(BatchedError, RuntimeError):
-    """A chat service has answered a prompt with an error, with what is no result, or not at all; it
-    was asked again if that is worth it.
+    """Failure of a prompt: a chat service returned an error, an unusable answer, or nothing.
+
+    Errors that may pass were retried.
     """
 
     request_id: str | None = None
-    """Of the last request, by which the service knows it; it is in the message, too."""
+    """The service's own id of the last request, also in the message."""
     status_code: int | None = None
-    """HTTP status of the last answer, if that was an error."""
+    """HTTP status of the last answer, if it was an error."""
     is_service: bool = False
-    """Whether the service is at fault, so that the same prompt may be answered later."""
+    """Whether the service is at fault, so that the same prompt may succeed later."""
 
 
 class SourceError(BatchedError, ValueError):
-    """The source of an offline run is not as it must be: a row, a key or a column is bad or
-    missing, a file cannot be read, or one changed during the run. What was committed before is
-    kept.
+    """Refusal of the source of an offline run.
+
+    A row, a key or a column is bad or missing, a file cannot be read, or a file changed during the
+    run. Committed rows are kept.
     """
 
 
 class RunLocked(BatchedError, RuntimeError):
-    """Another run has the progress file, or took it over from this one; this run writes nothing to
-    it.
+    """Refusal of a run whose progress file belongs to another run.
+
+    A run also ends with this error if another run takes over its progress file. The ended run
+    writes nothing more to that file.
     """
 
 
 class RunMismatch(BatchedError, ValueError):
-    """The progress file was written by steps that meant something else: another function, other
-    parameters, other columns. Nothing of it was changed.
+    """Refusal of a progress file that was written by other steps.
+
+    The function, its parameters or its columns differ. The file was not changed.
     """
 
 
 class RunStopped(BatchedError, RuntimeError):
-    """The run ended early: more rows failed than `max_failed` allows, or one batch after another
-    failed whole. What was committed is kept, and running again goes on from there.
+    """Early end of a run: too many failures.
+
+    More rows failed than `max_failed` allows, or several whole batches failed in a row. Committed
+    rows are kept, and the next run continues with the other rows.
     """
 
     report: Any = None
-    """The `offline.Report` of the run up to then."""
+    """The `offline.Report` of the run so far."""
 
 
 class ResultError(BatchedError, ValueError):
-    """The destination of an offline run is none: its folder is missing, full or read-only, a file
-    that no run made is there, or the format is unknown.
+    """Refusal of the destination of an offline run.
+
+    The folder is missing, full or read-only, no run made the file that is there, or the format is
+    unknown.
     """
 
 
 class TimeLimitExceeded(BatchedError, RuntimeError):
-    """A call of the function of a step took longer than `timeout_s`, and was ended."""
+    """End of a call of a step's function that took longer than `timeout_s`."""
 
 
 class WorkerDied(BatchedError, RuntimeError):
-    """The process that ran the function of a step ended: it crashed, exited or was killed."""
+    """End of the process that ran the function of a step: a crash, an exit or a kill."""
 
 
 class RemoteError(BatchedError):
-    """An error that happened in another process, as plain data: the class that it had there may be
-    none here.
-    """
+    """Error in another process, as plain data: its class may be unknown in this process."""
 
     def __init__(
         self, error: str, lines: str, is_service: bool = False, retry_after: float | None = None
     ) -> None:
         super().__init__(error, lines, is_service, retry_after)
         self.error = error
-        """Its class and its message, as `ValueError: bad row`."""
+        """Class and message, for instance `ValueError: bad row`."""
         self.lines = lines
-        """Its traceback there, as text."""
+        """Traceback in the other process, as text."""
         self.is_service = is_service
-        """Whether a service is at fault, so that the same call may be answered later."""
+        """Whether a service is at fault, so that the same call may succeed later."""
         self.retry_after = retry_after
-        """Time after which that service is to be asked again (s), if it said so."""
+        """Time until the service accepts the next request, if it said so (s)."""
 
     def __str__(self) -> str:
         return self.error

@@ -79,7 +79,8 @@ class Eager:
     most_free = math.inf  # most free workers while a batch is held
 
     def is_here(self, outstanding: int, waiting: int) -> bool:  # noqa: ARG002  of other rules
-        """Return whether a group of `waiting` items has no more items to wait for, while
+        """Return whether a group of `waiting` items has no more items to wait for.
+
         `outstanding` items of all groups wait or run.
         """
         return False
@@ -98,8 +99,9 @@ class Eager:
         """Record a decision point: a batch of `items` of `group` could leave although not full."""
 
     def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
-        """Record the end of a batch of `size` items that took `seconds`. Of `outstanding` items
-        that waited or ran, `left` items still do.
+        """Record the end of a batch of `size` items that took `seconds`.
+
+        Of `outstanding` items that waited or ran, `left` items still do.
         """
 
     def evaluate(self) -> None:
@@ -107,8 +109,9 @@ class Eager:
 
 
 class Window(Eager):
-    """Rule that holds a group until its oldest item is `timeout` seconds old. Time behind a busy
-    worker counts.
+    """Rule that holds a group until its oldest item is `timeout` seconds old.
+
+    Time behind a busy worker counts.
     """
 
     reason: FlushReason = "timeout"
@@ -137,9 +140,7 @@ class DecisionPoint:
 
 
 class Hindsight(Eager):
-    """Rule that holds a group for as long as holding has paid, and until the expected items are
-    there.
-    """
+    """Rule that holds a group as long as holding has paid, and until all expected items arrive."""
 
     reason: FlushReason = "settled"
     most_free = 1  # a new item can use any other free worker at once

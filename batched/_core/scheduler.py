@@ -326,8 +326,9 @@ class Scheduler:
             del self.blocked[request]  # last: a signal must not lose the request
 
     def _learn(self, group: Group | None, now: float) -> None:
-        """Update the rule. Report a decision point if `group`, the first that waits, need not leave
-        now.
+        """Update the rule.
+
+        Report a decision point first if `group`, the first that waits, need not leave now.
         """
         if group is not None and self._undecided:
             self._rule.decide(group.key, group.waiting, self.waiting + self.in_flight, now)

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from itertools import compress, filterfalse
-from operator import itemgetter, not_
 from typing import Any
 
 from .._collate.collator import Call, Collate, Collator, GroupsNeeded, Part
@@ -45,8 +43,6 @@ in its place; and the number of calls of the function that it was in.
 """
 
 Attempts = Generator[Call, CallOutcome, Outcomes]
-
-_first = itemgetter(0)
 
 
 def attempts(
@@ -94,9 +90,10 @@ def attempts(
                 todo.insert(tries, (slices, tried, ways, True))
             else:
                 done += [(each, error, tried) for each in slices]
-                for each in filterfalse(_is_separate, slices):
-                    failed_here = _place(each), error
-                    lost[each[0]] = min(lost.get(each[0], failed_here), failed_here, key=_first)
+                for each in slices:
+                    request, place = each[0], _place(each)
+                    if not (request.separate or (request in lost and lost[request][0] <= place)):
+                        lost[request] = place, error
             error = None
             if too_big:
                 with suppress(BaseException):  # another module may be named torch
@@ -109,9 +106,9 @@ def attempts(
                 return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # of three
             slices, tried, ways, failed = todo.pop()
             if lost:
-                ended = [_comes_after(each, lost) for each in slices]
-                done += [(each, lost[each[0]][1], tried) for each in compress(slices, ended)]
-                slices = list(compress(slices, map(not_, ended)))
+                ended = [each for each in slices if _comes_after(each, lost)]
+                done += [(each, lost[each[0]][1], tried) for each in ended]
+                slices = [each for each in slices if not _comes_after(each, lost)]
             if slices and failed:
                 tries = len(todo)
                 halves = _cut(slices, _size(slices) // 2)
@@ -119,9 +116,8 @@ def attempts(
                 slices = []
             elif slices and batch.too_big:
                 longest, size = _longest(slices), _size(slices)
-                room = min(
-                    [(n + 1) // 2 for n, width in batch.too_big if width <= longest] or [size]
-                )
+                halves_tried = [(n + 1) // 2 for n, width in batch.too_big if width <= longest]
+                room = min(halves_tried, default=size)
                 if size > room:
                     todo += [(part, tried, ways, False) for part in reversed(_cut(slices, room))]
                     slices = []
@@ -158,10 +154,6 @@ def _place(piece: Slice) -> int:
 def _comes_after(piece: Slice, lost: dict[Request, tuple[int, BaseException]]) -> bool:
     """Return whether an item that comes before all of `piece` in its call has failed."""
     return piece[0] in lost and lost[piece[0]][0] < _place(piece)
-
-
-def _is_separate(piece: Slice) -> bool:
-    return piece[0].separate
 
 
 def _size(slices: list[Slice]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .._collate.collator import Call, Collator
@@ -64,6 +65,7 @@ class Execution:
         """Call the function for `batch` here, and return the outcomes. Never raise."""
         slices, collator = batch.slices, self.collator
         owner = slices[0][0].owner  # a batch has one owner
+        func = self._func if owner is None else partial(self._func, owner)
         call: Any = None
         args: Any = None
         kwargs: Any = None
@@ -79,9 +81,7 @@ class Execution:
                     collator.take_over(call, arrivals)
                 args, kwargs, context = call
             batch.attempts = 1
-            output = (
-                self._func(*args, **kwargs) if owner is None else self._func(owner, *args, **kwargs)
-            )
+            output = func(*args, **kwargs)
             return slices, collator.split(output, slices, context), [1] * len(slices)
         except BaseException as raised:
             failure = trim_traceback(raised)
@@ -95,9 +95,7 @@ class Execution:
                 args, kwargs, _ = steps.send(outcome)
                 outcome = None
                 try:
-                    if owner is not None:
-                        args = owner, *args
-                    outcome = self._func(*args, **kwargs), None
+                    outcome = func(*args, **kwargs), None
                 except BaseException as raised:
                     outcome = None, trim_traceback(raised)
                 args = kwargs = None
@@ -106,20 +104,20 @@ class Execution:
             return end.value  # type: ignore[no-any-return]  # of a generator
 
     async def run_async(self, batch: Batch) -> Outcomes:
-        """Await the function for `batch` here, and return the outcomes. Raise only an error that
-        ends the task.
+        """Await the function for `batch` here, and return the outcomes.
+
+        Raise only an error that ends the task.
         """
         slices, collator = batch.slices, self.collator
-        owner = slices[0][0].owner
+        owner = slices[0][0].owner  # a batch has one owner
+        func = self._func if owner is None else partial(self._func, owner)
         args: Any = None
         kwargs: Any = None
         output: Any = None
         try:
             args, kwargs, context = collator.collate(slices, batch)
             batch.attempts = 1
-            if owner is not None:
-                args = owner, *args
-            output = await self._func(*args, **kwargs)
+            output = await func(*args, **kwargs)
             return slices, collator.split(output, slices, context), [1] * len(slices)
         except BaseException as raised:
             if self._ends_task(raised):
@@ -134,9 +132,7 @@ class Execution:
                 args, kwargs, _ = steps.send(outcome)
                 outcome = None
                 try:
-                    if owner is not None:
-                        args = owner, *args
-                    outcome = await self._func(*args, **kwargs), None
+                    outcome = await func(*args, **kwargs), None
                 except BaseException as raised:
                     if self._ends_task(raised):
                         raise

@@ -14,8 +14,8 @@ from .exceptions import CAUSE, CONTEXT, TRACEBACK
 _RESUMABLE: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 """Flags of code with frames that may be suspended."""
 
-_TYPES: Final = {"OutOfMemoryError"}
-"""Names of the errors of torch on CUDA, HIP and XPU; its versions have only the name in common."""
+_OF_TORCH: Final = "OutOfMemoryError"
+"""Name of the error of torch on CUDA, HIP and XPU; its versions have only the name in common."""
 
 _MESSAGES: Final = re.compile(
     # torch before 2.5, asynchronous errors, Apple's GPUs
@@ -35,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     kind = type(error)  # `isinstance` would read `error.__class__`, which may be user code
     if issubclass(kind, MemoryError):  # numpy raises a subclass
         return True
-    if any(each.__name__ in _TYPES for each in kind.__mro__):
+    if any(each.__name__ == _OF_TORCH for each in kind.__mro__):
         return True
     return issubclass(kind, RuntimeError) and _MESSAGES.search(str(error)) is not None
 
