@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Literal
 
 import hypothesis.strategies as st
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 
 from batched._core.linger import (
-    AT_ONCE,
     EPOCHS,
     NEVER,
     WAIT_WEIGHT,
@@ -22,16 +20,6 @@ from batched._core.linger import (
 )
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
-
-
-def test_at_once_is_before_and_never_after_every_moment() -> None:
-    assert AT_ONCE < -1e300
-    assert NEVER > 1e300
-
-
-@pytest.mark.parametrize("oldest", [-7.0, 0.0, 3.25, 1e9])
-def test_eager_lets_a_group_leave_at_once_whenever_it_came(oldest: float) -> None:
-    assert Eager().until(oldest, 0.0) == AT_ONCE
 
 
 @pytest.mark.parametrize("oldest", [-7.0, 0.0, 3.25, 1e9])
@@ -56,12 +44,6 @@ def test_each_setting_selects_its_rule() -> None:
     window = linger_rule(BatchPolicy(flush="window", timeout_ms=250))
     assert isinstance(window, Window)
     assert window.until(10.0, 0.0) == 10.25
-
-
-def test_a_window_without_a_timeout_is_due_on_arrival_and_not_before() -> None:
-    rule = linger_rule(BatchPolicy(flush="window", timeout_ms=0))
-    assert rule.until(10.0, 0.0) == 10.0
-    assert not math.isinf(rule.until(10.0, 0.0))
 
 
 # ---------------------------------------------------------------- the gain in hindsight

@@ -1,6 +1,4 @@
-"""Every setting is checked once, and a refusal is one sentence that names the setting, the value
-and what is allowed.
-"""
+"""Checks of settings. A refusal names the setting, the value and the allowed range."""
 
 from __future__ import annotations
 
@@ -14,14 +12,15 @@ import pytest
 
 from batched._core.policy import BatchPolicy
 
-WHOLE = {
+INTEGERS = {
     "batch_size": 1,
     "small_batch_threshold": 0,
     "max_batch_tokens": 1,
     "max_concurrent_batches": 1,
     "prefetch": 0,
+    "max_queue_size": 1,
 }
-"""The settings that are whole numbers, each with the least that is allowed."""
+"""Integer settings, each with its least value."""
 
 
 def test_the_defaults_are_those_of_the_settings_table() -> None:
@@ -39,139 +38,69 @@ def test_the_defaults_are_those_of_the_settings_table() -> None:
     }
 
 
-def test_settings_are_kept_as_given() -> None:
-    given: dict[str, Any] = {
-        "batch_size": 7,
-        "timeout_ms": 2.5,
-        "small_batch_threshold": 3,
-        "flush": "window",
-        "max_batch_tokens": 4096,
-        "max_concurrent_batches": 2,
-        "prefetch": 1,
-        "max_queue_size": 100,
-        "on_full": "raise",
-        "queue_timeout_ms": 1.5,
-    }
-    assert dataclasses.asdict(BatchPolicy(**given)) == given
-
-
-def test_settings_go_by_keyword_only() -> None:
-    with pytest.raises(TypeError, match="positional"):
-        BatchPolicy(4)  # type: ignore[call-arg]
-
-
-def test_an_unknown_setting_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="batchsize"):
-        BatchPolicy(batchsize=4)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(BatchPolicy)])
-def test_a_policy_is_frozen(name: str) -> None:
-    policy = BatchPolicy()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(policy, name, getattr(policy, name))
-
-
-def test_policies_with_the_same_settings_are_equal_however_they_were_written() -> None:
+def test_policies_with_equal_settings_are_equal() -> None:
     assert BatchPolicy(timeout_ms=5) == BatchPolicy(timeout_ms=5.0)
     assert hash(BatchPolicy(timeout_ms=5)) == hash(BatchPolicy(timeout_ms=5.0))
     assert BatchPolicy(batch_size=4) != BatchPolicy(batch_size=5)
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "seconds"), [(0, 0.0), (5, 0.005), (0.25, 0.00025), (1e6, 1e3)]
-)
-def test_the_timeout_is_told_in_seconds(milliseconds: float, seconds: float) -> None:
-    assert BatchPolicy(timeout_ms=milliseconds).timeout == seconds
+def test_the_timeout_is_in_seconds() -> None:
+    assert BatchPolicy(timeout_ms=0.25).timeout == 0.00025
 
 
-@pytest.mark.parametrize(("name", "least"), WHOLE.items())
-@pytest.mark.parametrize("more", [0, 1, 10**9])
-def test_a_whole_number_from_its_least_value_on_is_accepted(
-    name: str, least: int, more: int
-) -> None:
-    assert getattr(BatchPolicy(**{name: least + more}), name) == least + more  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("name", "least"), WHOLE.items())
-@pytest.mark.parametrize("less", [1, 2, 10**9])
-def test_a_whole_number_below_its_least_value_is_a_value_error(
-    name: str, least: int, less: int
-) -> None:
+@pytest.mark.parametrize(("name", "least"), INTEGERS.items())
+def test_an_integer_has_a_least_value(name: str, least: int) -> None:
+    kept: Any = BatchPolicy(**{name: least})  # type: ignore[arg-type]
+    assert getattr(kept, name) == least
     with pytest.raises(ValueError) as caught:
-        BatchPolicy(**{name: least - less})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name} must be at least {least}, got {least - less}"
+        BatchPolicy(**{name: least - 1})  # type: ignore[arg-type]
+    assert str(caught.value) == f"{name} must be at least {least}, got {least - 1}"
 
 
-@pytest.mark.parametrize(("name", "least"), WHOLE.items())
-@pytest.mark.parametrize(
-    "value", [4.0, 1.5, math.inf, "4", b"4", 4 + 0j, Fraction(4), [4], True, False]
-)
-def test_what_is_no_whole_number_is_a_type_error(name: str, least: int, value: object) -> None:
+@pytest.mark.parametrize(("name", "least"), INTEGERS.items())
+@pytest.mark.parametrize("value", [4.0, math.inf, "4", Fraction(4), [4], True])
+def test_a_value_of_another_type_is_no_integer(name: str, least: int, value: object) -> None:
     with pytest.raises(TypeError) as caught:
         BatchPolicy(**{name: value})  # type: ignore[arg-type]
     assert str(caught.value) == f"{name} must be an integer of at least {least}, got {value!r}"
 
 
-@pytest.mark.parametrize("name", [name for name in WHOLE if name != "max_batch_tokens"])
-def test_none_is_a_whole_number_only_where_it_means_no_limit(name: str) -> None:
+def test_none_is_refused_for_a_setting_with_a_limit() -> None:
     assert BatchPolicy(max_batch_tokens=None).max_batch_tokens is None
-    with pytest.raises(TypeError) as caught:
-        BatchPolicy(**{name: None})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name} must be an integer of at least {WHOLE[name]}, got None"
+    with pytest.raises(TypeError, match=r"^batch_size must be an integer of at least 1, got None$"):
+        BatchPolicy(batch_size=None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.parametrize("kind", ["int8", "int64", "uint8", "uint64"])
-def test_a_whole_number_of_numpy_becomes_an_int(name: str, kind: str) -> None:
+def test_numbers_of_numpy_become_numbers_of_python() -> None:
     numpy = pytest.importorskip("numpy")
-    kept = getattr(BatchPolicy(**{name: numpy.dtype(kind).type(4)}), name)
-    assert type(kept) is int
-    assert kept == 4
+    policy = BatchPolicy(batch_size=numpy.int64(4), timeout_ms=numpy.float32(2))
+    assert (type(policy.batch_size), policy.batch_size) == (int, 4)
+    assert (type(policy.timeout_ms), policy.timeout_ms) == (float, 2.0)
+    with pytest.raises(TypeError, match=r"^timeout_ms must be a number of milliseconds"):
+        BatchPolicy(timeout_ms=numpy.bool_(True))
 
 
-def test_a_number_of_numpy_below_the_least_value_is_shown_as_it_was_given() -> None:
-    numpy = pytest.importorskip("numpy")
-    value = numpy.int64(0)
-    with pytest.raises(ValueError) as caught:
-        BatchPolicy(batch_size=value)
-    assert str(caught.value) == f"batch_size must be at least 1, got {value!r}"
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_float_or_bool_of_numpy_is_no_whole_number(name: str) -> None:
-    numpy = pytest.importorskip("numpy")
-    for value in (numpy.float64(4), numpy.bool_(True)):
-        with pytest.raises(TypeError, match=f"^{name} must be an integer of at least"):
-            BatchPolicy(**{name: value})
-
-
-@pytest.mark.parametrize("value", [0, -0.0, 0.001, 5, 1e9, 10**300, Fraction(1, 2), Decimal("2.5")])
-def test_a_duration_of_at_least_nothing_becomes_a_float(value: Any) -> None:
+@pytest.mark.parametrize("value", [0, 0.001, 5, 10**300, Fraction(1, 2), Decimal("2.5")])
+def test_a_duration_becomes_a_float(value: Any) -> None:
     kept = BatchPolicy(timeout_ms=value).timeout_ms
-    assert type(kept) is float
-    assert kept == float(value)
+    assert (type(kept), kept) == (float, float(value))
 
 
-@pytest.mark.parametrize("kind", ["int32", "float32", "float64"])
-def test_a_duration_of_numpy_becomes_a_float(kind: str) -> None:
-    numpy = pytest.importorskip("numpy")
-    kept = BatchPolicy(timeout_ms=numpy.dtype(kind).type(4)).timeout_ms
-    assert type(kept) is float
-    assert kept == 4.0
-
-
-@pytest.mark.parametrize(
-    "value", [-1, -1e-9, math.nan, math.inf, -math.inf, Decimal("nan"), Fraction(-1, 3)]
-)
-def test_a_duration_below_nothing_or_without_end_is_a_value_error(value: Any) -> None:
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, Fraction(-1, 3), 10**400])
+def test_a_negative_or_infinite_duration_is_refused(value: Any) -> None:
     with pytest.raises(ValueError) as caught:
         BatchPolicy(timeout_ms=value)
     assert str(caught.value) == f"timeout_ms must be at least 0 and finite, got {value!r}"
 
 
-@pytest.mark.parametrize("value", [None, "5", "soon", b"5", 5 + 0j, [5], True, False])
-def test_what_is_no_duration_is_a_type_error(value: Any) -> None:
+def test_the_timeout_of_the_queue_is_above_zero() -> None:
+    assert BatchPolicy(queue_timeout_ms=1).queue_timeout_ms == 1.0
+    with pytest.raises(ValueError, match=r"^queue_timeout_ms must be above 0 and finite, got 0$"):
+        BatchPolicy(queue_timeout_ms=0)
+
+
+@pytest.mark.parametrize("value", [None, "5", 5 + 0j, [5], True])
+def test_a_value_of_another_type_is_no_duration(value: Any) -> None:
     with pytest.raises(TypeError) as caught:
         BatchPolicy(timeout_ms=value)
     assert (
@@ -180,35 +109,8 @@ def test_what_is_no_duration_is_a_type_error(value: Any) -> None:
     )
 
 
-def test_a_duration_too_large_for_a_float_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match=r"^timeout_ms must be at least 0 and finite, got 1000"):
-        BatchPolicy(timeout_ms=10**400)
-
-
-def test_a_bool_of_numpy_is_no_duration() -> None:
-    numpy = pytest.importorskip("numpy")
-    with pytest.raises(TypeError, match=r"^timeout_ms must be a number of milliseconds"):
-        BatchPolicy(timeout_ms=numpy.bool_(True))
-
-
-@pytest.mark.parametrize("value", [bytearray(b"5"), memoryview(b"5")])
-def test_a_buffer_is_no_duration(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^timeout_ms must be a number of milliseconds"):
-        BatchPolicy(timeout_ms=value)
-
-
-@pytest.mark.parametrize("rule", ["auto", "eager", "window"])
-def test_each_flush_rule_is_accepted(rule: Any) -> None:
-    assert BatchPolicy(flush=rule).flush == rule
-
-
-@pytest.mark.parametrize("value", ["", "Eager", "windows", None, 0, True, ["eager"]])
-def test_what_is_no_flush_rule_is_a_value_error(value: Any) -> None:
+@pytest.mark.parametrize("value", ["", "Eager", None, ["eager"]])
+def test_an_unknown_flush_rule_is_refused(value: Any) -> None:
     with pytest.raises(ValueError) as caught:
         BatchPolicy(flush=value)
     assert str(caught.value) == f"flush must be one of 'auto', 'eager', 'window', got {value!r}"
-
-
-def test_the_first_wrong_setting_of_several_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^batch_size must be at least 1, got 0$"):
-        BatchPolicy(batch_size=0, timeout_ms=-1, flush="soon")  # type: ignore[arg-type]

@@ -90,13 +90,6 @@ def test_a_full_queue_holds_nothing_back() -> None:
     assert held.next_deadline() == 1e6
 
 
-def test_there_is_no_limit_unless_it_is_set() -> None:
-    endless = scheduler()
-    submitted(endless, *[10_000] * 10)
-    assert (endless.waiting, len(endless.blocked)) == (100_000, 0)
-    assert endless.admits(call(100_000))
-
-
 # ---------------------------------------------------------------- waiting too long
 
 
@@ -140,13 +133,6 @@ def test_a_call_of_which_a_part_has_left_does_not_expire() -> None:
     assert impatient.next_expiry() == NEVER
     assert impatient.expire(1e9) == []
     assert ran(impatient).size == 1
-
-
-def test_nothing_expires_unless_it_is_set() -> None:
-    patient = scheduler()
-    submitted(patient, 1)
-    assert patient.next_expiry() == NEVER
-    assert patient.expire(1e9) == []
 
 
 def test_a_call_whose_admission_a_signal_broke_in_on_is_queued_once() -> None:

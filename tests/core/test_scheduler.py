@@ -43,16 +43,6 @@ def test_without_calls_there_is_no_batch_and_nothing_to_wait_for() -> None:
     assert (idle.waiting, idle.in_flight, list(idle)) == (0, 0, [])
 
 
-def test_looking_for_a_batch_too_early_changes_nothing() -> None:
-    held = windowed()
-    one = call()
-    held.submit(one, 0.0)
-    for moment in (0.0, 0.5, 0.999):
-        assert held.take(moment) is None
-    assert (held.waiting, held.in_flight, list(held), one.dispatched) == (1, 0, [one], 0)
-    assert contents(taken(held, 1.0)) == [(one, 0, 1)]
-
-
 # ---------------------------------------------------------------- when a batch leaves
 
 
@@ -102,12 +92,6 @@ def test_a_window_counts_from_the_oldest_item_of_either_class(threshold: int) ->
         assert taken(held, 3.0).size == 4
 
 
-def test_a_window_of_zero_holds_no_call() -> None:
-    held = windowed(timeout_ms=0)
-    assert departure(held, call(), 3.0) == 3.0
-    assert taken(held, 3.0).size == 1
-
-
 def test_time_behind_a_busy_worker_counts_for_the_window() -> None:
     busy = windowed()
     submitted(busy, call(4))
@@ -130,15 +114,6 @@ def test_a_window_starts_anew_for_calls_that_stay_behind() -> None:
     assert held.next_deadline() == 1.5
     assert held.take(1.25) is None
     assert ran(held, 1.5).size == 1
-
-
-def test_a_window_looks_at_the_next_call_when_the_oldest_is_cancelled() -> None:
-    held = windowed()
-    oldest = call()
-    held.submit(oldest, 0.0)
-    held.submit(call(), 0.5)
-    held.cancel(oldest)
-    assert held.next_deadline() == 1.5
 
 
 @pytest.mark.parametrize("size", [5, 6, 7])
@@ -193,36 +168,12 @@ def test_a_group_is_held_again_when_none_of_its_calls_has_begun(how: str) -> Non
     assert held.take(2.5) is None
 
 
-def test_a_group_is_held_again_after_a_call_with_a_single_item_that_had_run() -> None:
-    held = windowed(2)
-    first, begun = call(1), call(2)
-    submitted(held, first, begun)
-    assert contents(ran(held)) == [(first, 0, 1), (begun, 0, 1)]
-    submitted(held, call(), call(), now=2.0)
-    assert requests_of(ran(held, 2.0))[0] is begun
-    assert (held.waiting, held.next_deadline()) == (1, 3.0)
-
-
 def test_submit_sets_the_moment_from_which_the_group_may_leave() -> None:
     held = windowed()
     assert departure(held, call(), 0.5) == 1.5
     assert departure(held, call(), 0.75) == 1.5
     assert departure(held, call(1, "other"), 0.75) == 1.75
     assert departure(held, call(2), 1.0) == AT_ONCE
-
-
-def test_submit_notes_the_arrival() -> None:
-    late = call()
-    scheduler().submit(late, 12.5)
-    assert late.arrived == 12.5
-
-
-def test_submit_sets_the_moment_even_while_all_workers_are_busy() -> None:
-    busy = windowed()
-    submitted(busy, call(4))
-    taken(busy)
-    assert departure(busy, call(), 2.0) == 3.0
-    assert busy.next_deadline() == NEVER
 
 
 def test_the_next_deadline_is_the_earliest_of_all_groups() -> None:
@@ -232,14 +183,6 @@ def test_the_next_deadline_is_the_earliest_of_all_groups() -> None:
     held.submit(call(1, "c"), 2.0)
     assert held.next_deadline() == 1.5
     assert requests_of(taken(held, 1.5))[0].group_key == "b"
-
-
-def test_the_next_deadline_stays_when_it_has_passed() -> None:
-    held = windowed()
-    held.submit(call(), 0.0)
-    assert held.take(0.5) is None
-    assert held.next_deadline() == 1.0 <= 99.0
-    assert taken(held, 99.0).reason == "timeout"
 
 
 def test_each_batch_knows_when_it_was_formed_and_when_it_ended() -> None:
@@ -294,13 +237,6 @@ def test_groups_never_mix() -> None:
     assert [batch.size for batch in batches] == [4, 4, 4]
 
 
-def test_groups_compare_by_equality() -> None:
-    busy = scheduler()
-    first, second = call(1, ("prompt", "query")), call(1, ("prompt", "".join(["que", "ry"])))
-    submitted(busy, first, second)
-    assert requests_of(taken(busy)) == [first, second]
-
-
 def test_the_oldest_small_call_of_all_groups_leads() -> None:
     busy = scheduler()
     submitted(busy, call(1, "b"), call(1, "a"), call(1, "b"), call(1, "c"))
@@ -309,13 +245,6 @@ def test_the_oldest_small_call_of_all_groups_leads() -> None:
         ("a", 1),
         ("c", 1),
     ]
-
-
-def test_the_group_with_the_most_items_has_no_priority() -> None:
-    busy = scheduler()
-    first = call(1, "few")
-    submitted(busy, first, *(call(1, "many") for _ in range(40)))
-    assert requests_of(taken(busy)) == [first]
 
 
 def test_a_held_group_never_keeps_a_worker_from_another_group() -> None:
@@ -411,16 +340,6 @@ def test_a_small_call_in_the_middle_of_a_call_of_80_is_in_the_very_next_batch(be
     busy.submit(small, 0.0)
     assert requests_of(ran(busy)) == [small, large]
     assert sum(batch.size for batch in all_ran(busy)) == 80 - 4 * before - 3
-
-
-def test_a_small_call_amid_a_call_of_80_does_not_wait_because_a_third_call_is_held() -> None:
-    busy = windowed(small_batch_threshold=1, timeout_ms=1e6)
-    held, large, small = call(2, "held"), call(80), call()
-    submitted(busy, held, large)
-    for _ in range(8):
-        assert requests_of(ran(busy)) == [large]
-    busy.submit(small, 0.0)
-    assert small in requests_of(ran(busy))
 
 
 # ---------------------------------------------------------------- large calls get their share
@@ -635,17 +554,6 @@ def test_prefetch_is_the_number_of_batches_that_are_formed_early(
     assert busy.take(1.0) is None
 
 
-def test_the_parts_of_a_call_may_run_at_once() -> None:
-    busy = scheduler(max_concurrent_batches=3)
-    large = call(9)
-    submitted(busy, large)
-    assert [contents(taken(busy)) for _ in range(3)] == [
-        [(large, 0, 4)],
-        [(large, 4, 8)],
-        [(large, 8, 9)],
-    ]
-
-
 def test_a_batch_that_waited_for_a_worker_includes_later_calls() -> None:
     busy = scheduler()
     submitted(busy, call())
@@ -656,15 +564,6 @@ def test_a_batch_that_waited_for_a_worker_includes_later_calls() -> None:
         assert busy.take(float(moment)) is None
     busy.finished(running, 4.0)
     assert requests_of(taken(busy, 4.0)) == late
-
-
-def test_running_batches_are_known_oldest_first() -> None:
-    busy = scheduler(max_concurrent_batches=3)
-    submitted(busy, call(12))
-    first, second, third = (taken(busy) for _ in range(3))
-    assert list(busy.running) == [first, second, third]
-    busy.finished(second, 1.0)
-    assert list(busy.running) == [first, third]
 
 
 # ---------------------------------------------------------------- cancelling
@@ -690,35 +589,6 @@ def test_a_cancelled_call_that_was_partly_handed_out_loses_its_rest() -> None:
     assert [requests_of(batch) for batch in all_ran(busy, 1.0)] == [[late]]
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_call_that_was_handed_out_whole_cannot_be_cancelled(finished: bool) -> None:
-    busy = scheduler()
-    one = call()
-    submitted(busy, one)
-    batch = taken(busy)
-    if finished:
-        busy.finished(batch, 1.0)
-    assert busy.cancel(one) is False
-    assert (busy.waiting, busy.in_flight) == (0, 0 if finished else 1)
-
-
-@pytest.mark.parametrize("size", [1, 9])
-def test_cancelling_again_does_nothing(size: int) -> None:
-    busy = scheduler()
-    one, other = call(size), call(2)
-    submitted(busy, one, other)
-    assert busy.cancel(one) is True
-    assert busy.cancel(one) is False
-    assert busy.waiting == 2
-
-
-def test_cancelling_a_call_that_was_never_submitted_does_nothing() -> None:
-    busy = scheduler()
-    submitted(busy, call(2))
-    assert busy.cancel(call()) is False
-    assert busy.waiting == 2
-
-
 def test_a_group_is_held_again_when_a_cancelled_call_leaves_too_few_items() -> None:
     busy = windowed()
     kept, dropped = call(1), call(3)
@@ -730,74 +600,7 @@ def test_a_group_is_held_again_when_a_cancelled_call_leaves_too_few_items() -> N
     assert requests_of(taken(busy, 1.5)) == [kept]
 
 
-def test_the_next_large_call_follows_when_the_oldest_is_cancelled() -> None:
-    busy = scheduler()
-    dropped, kept = call(80), call(9)
-    submitted(busy, dropped)
-    for number in range(2):
-        steady("g")(busy, number)
-        ran(busy)
-    busy.cancel(dropped)
-    (count,) = batches_per_large_call(busy, [kept], steady("g"))
-    assert count <= bound(9, 4)
-
-
 # ---------------------------------------------------------------- counts
-
-
-def test_waiting_and_in_flight_count_items_at_all_times() -> None:
-    busy = scheduler(max_concurrent_batches=2)
-
-    def counts() -> tuple[int, int]:
-        return busy.waiting, busy.in_flight
-
-    first, second, other = call(3), call(6), call(2, "other")
-    seen = [counts()]
-    submitted(busy, first, second, other)
-    seen.append(counts())
-    one = taken(busy)  # 3 + 1 items
-    seen.append(counts())
-    two = taken(busy)  # 4 items
-    seen.append(counts())
-    busy.finished(one, 1.0)
-    seen.append(counts())
-    three = taken(busy)  # 1 item
-    seen.append(counts())
-    busy.cancel(other)
-    seen.append(counts())
-    busy.finished(three, 2.0)
-    busy.finished(two, 2.0)
-    seen.append(counts())
-    assert seen == [(0, 0), (11, 0), (7, 4), (3, 8), (3, 4), (2, 5), (0, 5), (0, 0)]
-
-
-def test_iterating_yields_the_calls_with_waiting_items() -> None:
-    busy = scheduler()
-    first, begun, other = call(1), call(9), call(1, "other")
-    submitted(busy, first, begun, other)
-    assert set(busy) == {first, begun, other}
-    taken(busy)
-    assert set(busy) == {begun, other}
-    busy.cancel(begun)
-    assert list(busy) == [other]
-
-
-@pytest.mark.parametrize("how", ["ran", "cancelled", "part ran, rest cancelled"])
-def test_empty_groups_are_forgotten(how: str) -> None:
-    busy = scheduler()
-    calls = [call(6, group) for group in range(100)]
-    submitted(busy, *calls)
-    assert len(busy._groups) == 100
-    if how == "part ran, rest cancelled":
-        for _ in range(100):
-            ran(busy)
-    if how == "ran":
-        all_ran(busy)
-    else:
-        for one in calls:
-            busy.cancel(one)
-    assert busy._groups == {}
-    assert all(not one.queued for one in calls)
 
 
 @pytest.mark.parametrize("size", [1, 9])
@@ -824,15 +627,6 @@ def test_a_call_that_has_ended_is_not_kept_alive(how: str, size: int) -> None:
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_a_group_that_was_forgotten_can_come_again() -> None:
-    busy = scheduler()
-    first, second = call(), call()
-    submitted(busy, first)
-    ran(busy)
-    submitted(busy, second)
-    assert requests_of(ran(busy)) == [second]
 
 
 # ---------------------------------------------------------------- failing keys
@@ -896,32 +690,6 @@ def test_closing_drains_everything_in_order() -> None:
         ("a", 1, "drain"),
     ]
     assert (held.waiting, held._groups, list(held)) == (0, {}, [])
-
-
-def test_a_call_after_closing_is_not_held_either() -> None:
-    held = windowed()
-    held.draining = True
-    assert departure(held, call(), 0.0) == AT_ONCE
-    assert taken(held).reason == "drain"
-
-
-def test_closing_makes_no_room() -> None:
-    held = windowed()
-    submitted(held, call(5))
-    taken(held)
-    held.draining = True
-    assert held.take(0.0) is None
-    assert held.next_deadline() == NEVER
-
-
-def test_reopening_holds_again() -> None:
-    held = windowed()
-    held.draining = True
-    held.draining = False
-    assert not held.draining
-    assert departure(held, call(), 0.5) == 1.5
-    assert held.take(1.0) is None
-    assert taken(held, 1.5).reason == "timeout"
 
 
 def test_calls_that_have_left_are_freed_while_another_call_waits() -> None:

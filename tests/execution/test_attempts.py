@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
 from collections.abc import Callable
@@ -10,10 +9,6 @@ from typing import Any
 
 import pytest
 
-import batched._execution
-import batched._execution.attempts
-import batched._execution.execution
-import batched._execution.memory
 from batched._collate.arguments import Arguments
 from batched._collate.collator import Call, Collate, Collator, GroupsNeeded
 from batched._collate.items import ItemCollator
@@ -104,12 +99,6 @@ def test_attempts_are_counted_for_each_slice() -> None:
     assert [sum(row in call for call in function.calls) for row in range(8)] == [
         tried for _, _, tried in found
     ]
-
-
-def test_a_batch_that_succeeds_takes_one_call() -> None:
-    function = Function(8, set())
-    assert run(batch_of(*rows(3)), function) == [(0, 0, 1), (1, 10, 1), (2, 20, 1)]
-    assert function.calls == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -346,23 +335,3 @@ def test_a_cancelled_task_makes_no_further_attempt() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(execution.run_async(batch_of(*rows(4))))
     assert calls == [[0, 1, 2, 3], [0, 1]]
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        batched._execution,
-        batched._execution.attempts,
-        batched._execution.execution,
-        batched._execution.memory,
-    ],
-)
-def test_execution_imports_nothing_of_the_runtime(module: Any) -> None:
-    tree = ast.parse(inspect.getsource(module))
-    imported = [
-        f"{node.module or ''}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    ]
-    assert not [name for name in imported if "_runtime" in name]

@@ -72,28 +72,6 @@ def test_a_call_that_is_too_large_is_served_in_parts(together: Make, error: Rais
     assert stats.memory_errors == attempts_above(one, FITS) > 0
 
 
-@pytest.mark.parametrize("error", ERRORS)
-def test_calls_that_share_a_batch_that_is_too_large_are_all_served(
-    together: Make, error: Raise
-) -> None:
-    many = together(too_large(error), batch_size=64)
-    calls = [{"x": numpy.full((rows, rows), rows)} for rows in (3, 1, 12, 7, 5)]
-    for rows, result in zip((3, 1, 12, 7, 5), many.results(*calls), strict=True):
-        assert result["x"].tolist() == [[2 * rows] * rows] * rows
-        assert result["sum"].tolist() == [rows * rows] * rows
-
-
-def test_what_was_too_large_once_is_not_tried_again_at_once(together: Make) -> None:
-    one = together(too_large(MemoryError), batch_size=64)
-    x = numpy.ones((64, 3))
-    one.fn({"x": x})
-    first = attempts_above(one, FITS)
-    for _ in range(3):
-        assert one.fn({"x": x})["sum"].tolist() == [3.0] * 64
-    assert attempts_above(one, FITS) == first
-    assert one.fn.stats.memory_errors == first
-
-
 def test_each_part_is_padded_only_as_far_as_it_has_to_be(together: Make) -> None:
     many = together(lambda features: too_large(MemoryError, 1)({"x": features["x"]}))
     results = many.results(*({"x": numpy.ones((1, width), int)} for width in (2, 5, 3)))
@@ -124,38 +102,6 @@ def test_a_row_that_does_not_fit_fails_alone_with_the_original_error(together: M
     assert many.fn({"x": numpy.array([[1]])}).tolist() == [[2]]
 
 
-def test_a_call_with_a_row_that_does_not_fit_fails_as_a_whole_and_no_other_does(
-    together: Make,
-) -> None:
-    error = MemoryError("this one")
-
-    def compute(features: dict[str, Any]) -> Any:
-        if (features["x"] == 7).any():
-            raise error
-        return features["x"] * 2
-
-    three = together(compute)
-    before, failed, after = three.answers(
-        {"x": numpy.ones((2, 1))}, {"x": numpy.arange(10.0)[:, None]}, {"x": numpy.ones((3, 1))}
-    )
-    assert failed.args == error.args
-    assert (before.tolist(), after.tolist()) == ([[2.0]] * 2, [[2.0]] * 3)
-
-
-def test_a_smaller_failure_of_another_kind_reaches_the_callers_it_concerns(together: Make) -> None:
-    def compute(features: dict[str, Any]) -> Any:
-        if len(features["x"]) > 2:
-            raise MemoryError
-        if (features["x"] == 1).any():
-            raise KeyError("one")
-        return features["x"]
-
-    four = together(compute)
-    answers = four.answers(*({"x": numpy.array([[number]])} for number in (0, 1, 2, 3)))
-    assert [type(answer) for answer in answers[:2]] == [KeyError, KeyError]
-    assert [answer.tolist() for answer in answers[2:]] == [[[2]], [[3]]]
-
-
 def test_a_batch_that_is_too_large_fails_where_that_is_wanted(together: Make) -> None:
     error = MemoryError("as it is")
     two = together(too_large(lambda: error), on_oom="raise")
@@ -166,15 +112,6 @@ def test_a_batch_that_is_too_large_fails_where_that_is_wanted(together: Make) ->
         assert type(answer) is MemoryError
     assert len(two.seen) == 2
     assert two.fn.stats.memory_errors == 0
-
-
-def test_another_error_is_no_reason_to_run_anything_again(together: Make) -> None:
-    error = RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
-    one = together(too_large(lambda: error))
-    with pytest.raises(RuntimeError) as caught:
-        one.fn({"x": numpy.ones((9, 1))})
-    assert caught.value.args == error.args
-    assert len(one.seen) == 1
 
 
 def test_the_output_of_a_batch_may_be_too_large_as_well(together: Make) -> None:
@@ -236,24 +173,6 @@ def test_the_plain_variant_splits_batches_too_if_asked() -> None:
         before = sum(size > FITS for size in sizes)
         assert fn(list(range(64))) == [item * 2 for item in range(64)]
         assert sum(size > FITS for size in sizes) == before == fn.stats.memory_errors
-
-
-def test_the_plain_variant_raises_if_not_asked() -> None:
-    gate = Gate()
-
-    @batched.dynamically
-    def fn(items: list[int]) -> list[int]:
-        if len(items) > 1:
-            raise MemoryError
-        return gate(items)
-
-    with fn:
-        first = fn.submit(0)
-        assert gate.entered.wait(BOUND)
-        futures = [fn.submit(number) for number in range(3)]
-        gate.opened.set()
-        assert first.result(BOUND) == 0
-        assert [type(future.exception(BOUND)) for future in futures] == [MemoryError] * 3
 
 
 # ---------------------------------------------------------------- how it is recognised

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import gc
+import threading
 import weakref
 
+import pytest
+
+import batched
+from batched._collate.arguments import Arguments
 from batched._core.request import Request
-from batched._runtime.settling import answer_of
+from batched._runtime.settling import answer_of, exception_for_caller
+from batched._runtime.wakers import Future
+from stage import BOUND
 
 
 def test_a_raised_error_is_freed_with_its_caller() -> None:
@@ -28,3 +37,58 @@ def test_a_raised_error_is_freed_with_its_caller() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_cancellation_in_the_function_is_a_failure() -> None:
+    for error in (
+        asyncio.CancelledError(),
+        concurrent.futures.CancelledError(),
+        GeneratorExit(),
+        KeyboardInterrupt(),
+    ):
+        wrapped = exception_for_caller("fn", error)
+        assert isinstance(wrapped, batched.BatchFunctionError)
+        assert type(wrapped.__cause__) is type(error)
+    caused = RuntimeError("coroutine raised StopIteration")
+    caused.__cause__ = StopIteration(3)
+    assert type(exception_for_caller("fn", caused).__cause__) is StopIteration
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError("fine") from KeyError()
+    assert type(exception_for_caller("fn", caught.value)) is RuntimeError
+
+
+def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        assert gate.wait(BOUND)
+        return items
+
+    def callback(future: object) -> None:
+        raise SystemExit("from a callback")
+
+    futures = [fn.submit(i) for i in range(3)]
+    futures[0].add_done_callback(callback)
+    gate.set()
+    assert [future.result(BOUND) for future in futures] == [0, 1, 2]
+    assert fn(4) == 4
+    assert "callback of a future" in caplog.text
+    fn.shutdown()
+
+
+def test_a_future_that_was_answered_elsewhere_keeps_that_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    future: Future[int] = Future()
+    future.bind(
+        Request([1], 1, Arguments((), {}), waker=future),
+        batched.dynamically(sorted)._batcher.runtime.here(None),
+        None,
+        None,
+    )
+    future.set_result(7)
+    future.wake()
+    future.wake()
+    assert future.result() == 7
+    assert not future.cancel()

@@ -1,0 +1,156 @@
+"""Workers that cannot start, workers that fail, and loops that end before an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import trio
+
+import batched
+from batched._collate.arguments import Arguments
+from batched._core.request import Batch, Request
+from batched._execution.attempts import Outcomes
+from batched._runtime.async_backend import is_over
+from batched._runtime.event_loop import EventLoopRuntime
+from batched._runtime.thread import ThreadRuntime
+from stage import BOUND, wait_until
+
+
+def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = threading.Event()
+
+    @batched.dynamically(name="lonely", batch_size=1, max_concurrent_batches=2)
+    def fn(items: list[int]) -> list[int]:
+        assert gate.wait(BOUND)
+        return items
+
+    first = fn.submit(0)
+    wait_until(lambda: fn.stats.in_flight > 0)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        others = [fn.submit(i) for i in (1, 2)]
+    gate.set()
+    assert [future.result(BOUND) for future in (first, *others)] == [0, 1, 2]
+    fn.shutdown()
+
+
+def test_an_interrupt_while_a_thread_is_started_reaches_the_caller_and_the_next_call_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+
+    def interrupt(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fn(1)
+    assert fn(2) == 2
+    fn.shutdown()
+
+
+def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gates = {name: threading.Event() for name in ("fails", "runs on")}
+
+    @batched.dynamically(name="crew", batch_size=1, max_concurrent_batches=3)
+    def fn(items: list[str]) -> list[str]:
+        if items[0] in gates:
+            assert gates[items[0]].wait(BOUND)
+        return items
+
+    assert [fn.submit(name).result(BOUND) for name in "abc"] == ["a", "b", "c"]
+    finish = ThreadRuntime._finish
+
+    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: Outcomes, bell: Any) -> Any:
+        if batch.slices[0][0].items == "fails":
+            raise MemoryError("here")
+        return finish(runtime, batch, outcomes, bell)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadRuntime, "_finish", fail)
+        fails, runs_on = fn.submit("fails"), fn.submit("runs on")
+        wait_until(lambda: fn.stats.in_flight == 2)
+        gates["fails"].set()
+        for future in (fails, runs_on):
+            assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+        gates["runs on"].set()
+        assert fn(["still", "served"]) == ["still", "served"]
+    fn.shutdown()
+    wait_until(
+        lambda: not any(thread.name.startswith("batched-crew-") for thread in threading.enumerate())
+    )
+
+
+@pytest.mark.parametrize(
+    "run", [asyncio.run, lambda main: trio.run(lambda: main)], ids=["asyncio", "trio"]
+)
+def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @batched.aio.dynamically(name="broken")
+    async def fn(items: list[int]) -> list[int]:
+        return items
+
+    def fail(*_: object) -> None:
+        raise MemoryError("here")
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(EventLoopRuntime, "_finish", fail)
+            with pytest.raises(batched.BatcherClosed, match="its worker failed"):
+                await fn(1)
+        assert await fn(2) == 2
+
+    run(main())
+    assert "the worker of broken failed" in caplog.text
+
+
+def test_an_answer_to_a_loop_that_is_closed_is_dropped() -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    @batched.dynamically(batch_size=1)
+    def fn(items: list[int]) -> list[int]:
+        entered.set()
+        assert gate.wait(BOUND)
+        return items
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(fn.acall(1))
+    loop.run_until_complete(asyncio.sleep(0))
+    assert entered.wait(BOUND)
+    loop.close()
+    gate.set()
+    assert fn(2) == 2
+    fn.shutdown()
+    del task
+    assert is_over(loop)
+
+
+def test_a_trio_loop_that_has_ended_is_over() -> None:
+    async def main() -> trio.lowlevel.TrioToken:
+        token = trio.lowlevel.current_trio_token()
+        assert not is_over(token)
+        return token
+
+    assert is_over(trio.run(main))
+
+
+def test_a_request_is_ended_once() -> None:
+    runtime = batched.dynamically(sorted)._batcher.runtime
+    assert isinstance(runtime, ThreadRuntime)
+    request = Request([1], 1, Arguments((), {}), waker=None)
+    runtime.abandon(request)
+    assert not runtime.cancel(request)
+    assert runtime.recorder.snapshot(0, 0, 0).cancelled == 0
