@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from batched._core.linger import (
+    AT_ONCE,
     EPOCHS,
     NEVER,
     WAIT_WEIGHT,
@@ -32,6 +33,7 @@ def test_a_window_lets_a_group_leave_when_its_oldest_item_is_as_old_as_the_timeo
 
 def test_each_rule_names_the_reason_for_which_a_batch_leaves() -> None:
     assert Eager().reason == "eager"
+    assert Eager().until(5.0, 0.0) == AT_ONCE
     assert Window(1.0).reason == "timeout"
     assert Hindsight(1.0, 4).reason == "settled"
     assert not Hindsight(1.0, 4).holds, "nothing has been learned yet"
