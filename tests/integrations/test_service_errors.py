@@ -1,4 +1,4 @@
-"""Errors of the service that a batch function calls, told from errors of a row."""
+"""Errors of a service that a batch function calls, and errors of a row."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Answer:
 
 
 def with_attributes(name: str, bases: tuple[type, ...] = (Exception,), **attributes: Any) -> Any:
-    """An error of a class by that name, as a library that is not installed would raise it."""
+    """Return an error of a class with that name, as a library that is not installed raises it."""
     return type(name, bases, attributes)(name)
 
 
@@ -173,22 +173,22 @@ OF_A_ROW = [
 
 
 @pytest.mark.parametrize("error", SERVICE, ids=lambda error: type(error).__name__)
-def test_faults_of_a_service_are_known(error: BaseException) -> None:
+def test_faults_of_a_service_are_recognised(error: BaseException) -> None:
     assert is_service_error(error)
 
 
 @pytest.mark.parametrize("error", OF_A_ROW, ids=lambda error: type(error).__name__)
-def test_errors_of_a_row_are_not_taken_for_the_services(error: BaseException) -> None:
+def test_errors_of_a_row_are_no_faults_of_a_service(error: BaseException) -> None:
     assert not is_service_error(error)
 
 
-def test_an_error_that_was_only_being_handled_says_nothing() -> None:
+def test_the_context_of_an_error_does_not_count() -> None:
     error = ValueError("bad row")
     error.__context__ = ConnectionError()
     assert not is_service_error(error)
 
 
-def test_a_circle_of_causes_has_an_end() -> None:
+def test_a_circle_of_causes_ends() -> None:
     one, two = ValueError(), KeyError()
     one.__cause__, two.__cause__ = two, one
     assert not is_service_error(one)
@@ -226,7 +226,7 @@ def test_retry_names_more_errors() -> None:
         (Hostile(), None),
     ],
 )
-def test_the_wait_that_a_service_asks_for_is_read_in_each_form(
+def test_the_wait_that_a_service_names_is_read_in_each_form(
     error: BaseException, seconds: float | None
 ) -> None:
     assert retry_after(error, NOW) == seconds
@@ -251,7 +251,7 @@ def test_a_date_is_compared_with_the_present() -> None:
         ({"wait_jitter": "1"}, ValueError, "wait_jitter must be a number of at least 0, got '1'"),
     ],
 )
-def test_a_retry_that_makes_no_sense_is_refused(
+def test_a_wrong_retry_is_refused(
     setting: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind) as raised:
@@ -278,7 +278,7 @@ def test_an_error_is_described_by_class_message_and_lines() -> None:
     assert error_text(ValueError()).error == "ValueError"
 
 
-def test_lines_of_this_package_above_the_function_are_left_out() -> None:
+def test_tracebacks_begin_with_the_function() -> None:
     def fn(items: list[int]) -> list[int]:
         raise ValueError("bad row")
 
@@ -293,16 +293,16 @@ class Mute(RuntimeError):
         raise RuntimeError("no message")
 
 
-def test_an_error_without_a_message_of_its_own_is_described_all_the_same(
+def test_an_error_without_a_message_is_described(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert error_text(Mute()).error == "Mute: its message cannot be made: RuntimeError"
-    # notes, causes and groups of the user's classes; later Pythons forgive them
+    # notes, causes and groups may have code of the user
     monkeypatch.setattr("traceback.format_exception", lambda *_: fail("raise"))
     assert error_text(ValueError("bad row")) == ("ValueError: bad row", "")
 
 
-def test_a_status_that_cannot_be_asked_for_is_no_fault_of_a_service() -> None:
+def test_an_unreadable_status_is_no_fault_of_a_service() -> None:
     base = type("RpcError", (Exception,), {})
     assert not is_service_error(with_attributes("Odd", (base,), code=lambda: 1))
 
@@ -323,7 +323,7 @@ def test_an_error_crosses_as_plain_data() -> None:
     assert error_text(remote) == ("Local: busy", remote.lines)
 
 
-def test_what_an_error_means_is_told_apart_where_it_happened() -> None:
+def test_an_error_is_classified_in_the_process_that_raised_it() -> None:
     busy = to_remote(http_error(429, {"Retry-After": "7"}))
     assert is_service_error(busy)
     assert retry_after(busy) == 7.0

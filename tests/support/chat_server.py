@@ -1,6 +1,4 @@
-"""A server that speaks the protocol of chat completions, in a thread of its own, and misbehaves as
-it is told.
-"""
+"""Server of chat completions, in a thread of its own, that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -26,13 +24,13 @@ class Asked:
     """One request."""
 
     number: int
-    """From 0 on."""
+    """Number of the request, from 0 on."""
     moment: float
-    """When it was read (s)."""
+    """Moment at which it was read (s)."""
     body: dict[str, Any]
     headers: dict[str, str]
     before: int
-    """Requests with the same prompt that came before."""
+    """Earlier requests with the same prompt."""
 
     @property
     def prompt(self) -> str:
@@ -41,18 +39,18 @@ class Asked:
 
 @dataclass
 class Reply:
-    """What the server does with it."""
+    """Response of the server to one request."""
 
     text: str | None = None
-    """Content of a regular answer; None: of one without."""
+    """Content of a regular answer; None: an answer without content."""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: Any = None
-    """Body in place of the regular one, as bytes or as JSON."""
+    """Body that replaces the regular one, as bytes or as an object of JSON."""
     after: float = 0.0
-    """Seconds until it is sent."""
+    """Seconds before it is sent."""
     end: Literal["whole", "reset", "hang", "trickle", "half"] = "whole"
-    """How it is sent: a trickle is a byte each tenth of a second."""
+    """Way of sending; a trickle is one byte each tenth of a second."""
     usage: dict[str, int] | None = None
     reason: str = "stop"
 
@@ -70,26 +68,24 @@ def refuse(status: int = 429, **headers: str) -> Reply:
 
 
 def most_within(seconds: float, moments: Sequence[float]) -> int:
-    """Most of `moments` in any time of that length."""
+    """Return the largest number of `moments` in any interval of that length."""
     times = sorted(moments)
     return max(bisect_left(times, time + seconds) - place for place, time in enumerate(times))
 
 
 class ChatServer:
-    """The server; `behave` may be exchanged at any time. What is counted is read from any
-    thread.
-    """
+    """The server. Any thread may replace `behave` at any time, and read the counts."""
 
     def __init__(self, behave: Behave = answer) -> None:
         self.behave = behave
         self.moments: list[float] = []  # at which requests were read (s)
         self.seen: Counter[str] = Counter()  # prompts
-        self.answered: Counter[str] = Counter()  # those with status 200
+        self.answered: Counter[str] = Counter()  # prompts with an answer of status 200
         self.statuses: Counter[int] = Counter()
         self.in_flight = 0
         self.most_in_flight = 0
         self.connections = 0
-        self._gate: asyncio.Event | None = None  # at which answers wait
+        self._gate: asyncio.Event | None = None  # answers wait for it
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -107,11 +103,11 @@ class ChatServer:
         self._do(self._up())
 
     def down(self) -> None:
-        """Ends all connections; new ones are refused."""
+        """End all connections, and refuse new connections."""
         self._do(self._down())
 
     def hold(self) -> None:
-        """Has answers wait for `release`."""
+        """Hold all answers until `release`."""
         self._gate = asyncio.Event()
 
     def release(self) -> None:
@@ -120,9 +116,11 @@ class ChatServer:
             self._loop.call_soon_threadsafe(gate.set)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for `condition`, which what the server sees makes true."""
+        """Wait until `condition` is true; it is checked after each request and each answer."""
         with self._changed:
-            assert self._changed.wait_for(condition, BOUND), "it did not happen in time"
+            assert self._changed.wait_for(condition, BOUND), (
+                "the condition did not become true in time"
+            )
 
     def close(self) -> None:
         self.release()
@@ -169,7 +167,7 @@ class ChatServer:
                 if not await self._answer(body, headers, reader, writer):
                     break
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # the other end, or this server, is gone
+            pass  # the client, or this server, has left
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -192,7 +190,7 @@ class ChatServer:
             if reply.after:
                 await asyncio.sleep(reply.after)
             if reply.end == "hang":
-                await reader.read(1)  # until the other end is gone
+                await reader.read(1)  # until the client has left
                 return False
             return await self._send(reply, asked, writer)
         finally:
@@ -215,7 +213,7 @@ class ChatServer:
         content = reply.body if reply.body is not None else _regular(reply, asked)
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         lines = [
-            f"HTTP/1.1 {reply.status} As told",
+            f"HTTP/1.1 {reply.status} Reason",
             "content-type: application/json",
             f"content-length: {len(data)}",
             f"x-request-id: req_{asked.number}",
@@ -240,7 +238,6 @@ class ChatServer:
 
 
 def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
-    usage = reply.usage or {"prompt_tokens": 10, "completion_tokens": 5}
     return {
         "id": f"chatcmpl-{asked.number}",
         "object": "chat.completion",
@@ -253,7 +250,7 @@ def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
                 "message": {"role": "assistant", "content": reply.text},
             }
         ],
-        "usage": usage,
+        "usage": reply.usage or {"prompt_tokens": 10, "completion_tokens": 5},
     }
 
 
