@@ -33,8 +33,10 @@ except ImportError as missing:
 __all__ = ["FailedPrediction", "ModelHandler"]
 
 _AHEAD: Final = 32
-"""Batches that are formed at once from items of known length. With log-normal lengths (sigma 0.6)
-and 32 items a batch, padding then is 13 % of all tokens, and 120 % with two batches at once.
+"""Batches that are formed at once from items of known length.
+
+With log-normal lengths (sigma 0.6) and 32 items a batch, padding is 13 % of all tokens. With two
+batches at once, padding is 120 %.
 """
 
 

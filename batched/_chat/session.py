@@ -4,9 +4,9 @@
    next moment at which a call may get a permit, or must fail.
 2. A refusal costs no attempt. A failure while the breaker is open costs none either, unless the
    prompt may be its cause: HTTP 500, or a time limit.
-3. `max_wait_s` bounds the wait of refused calls, from their first refusal. While the service
-   answers no request at all, `max_wait_s` bounds the wait of every call, from its arrival or from
-   the first fault, whichever is later.
+3. `max_wait_s` bounds the wait of a refused call, from its first refusal. While the service answers
+   no request at all, `max_wait_s` bounds the wait of every call. That wait is counted from the
+   arrival of the call or from the first fault, whichever is later.
 4. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
    a pause of that call alone.
 """

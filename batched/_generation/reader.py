@@ -1,8 +1,8 @@
 """Reader: from the prompt of a caller to ids and checked settings.
 
-transformers itself reads the settings, so that they keep their meaning: its `generate` is called
-with the prompt, up to the moment at which decoding would begin, and passes on its logits processors
-and stopping criteria (`custom_generate`).
+transformers itself reads the settings, so that they keep their meaning. Its `generate` is called
+with the prompt, up to the moment at which decoding would begin. There it passes on its logits
+processors and stopping criteria (`custom_generate`).
 
 The call takes 1 to 4 ms of CPU time, a sixth of the time for 16 tokens of a small model. So the
 settings are kept for later prompts, if all their processors fit any prompt.
