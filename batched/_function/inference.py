@@ -43,7 +43,7 @@ class _FeatureCalls(BatchedCallable[Features, U, P]):
         def with_options(self, **settings: Unpack[InferenceSettings]) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-class BatchedInference(_FeatureCalls[U, P], Batched[Features, U, P]):
+class BatchedInference(_FeatureCalls[U, P], Batched[Features, U, P]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A batched function of features that threads call and wait for."""
 
     if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class BatchedInference(_FeatureCalls[U, P], Batched[Features, U, P]):
         def __call__(self, features: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-class AsyncBatchedInference(_FeatureCalls[U, P], AsyncBatched[Features, U, P]):
+class AsyncBatchedInference(_FeatureCalls[U, P], AsyncBatched[Features, U, P]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A batched function of features that coroutines await, on asyncio, uvloop or trio."""
 
     if TYPE_CHECKING:
