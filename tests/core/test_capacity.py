@@ -60,29 +60,13 @@ def test_without_a_token_budget_length_does_not_matter(longest: int) -> None:
 
 @pytest.mark.parametrize(
     ("longest", "most"),
-    [
-        (0, 32),
-        (1, 32),
-        (3, 32),
-        (4, 25),
-        (33, 3),
-        (34, 2),
-        (50, 2),
-        (51, 1),
-        (100, 1),
-        (101, 1),
-        (10**9, 1),
-    ],
+    [(0, 32), (3, 32), (4, 25), (33, 3), (34, 2), (50, 2), (51, 1), (100, 1), (10**9, 1)],
 )
 def test_a_token_budget_holds_items_times_the_longest_and_at_least_one_item(
     longest: int, most: int
 ) -> None:
     assert Capacity(32, 100).most(longest) == most
     assert Capacity(32, 100).varies
-
-
-def test_a_token_budget_below_the_batch_size_holds_for_items_without_length() -> None:
-    assert Capacity(32, 5).most(0) == 5
 
 
 # ---------------------------------------------------------------- memory errors
@@ -96,7 +80,7 @@ def test_a_batch_that_was_too_big_is_halved(items: int, most: int) -> None:
     assert capacity.varies
 
 
-def test_a_single_item_that_is_too_big_teaches_nothing() -> None:
+def test_a_single_item_that_is_too_big_sets_no_ceiling() -> None:
     capacity = Capacity(32)
     capacity.too_big(1, 50)
     assert (capacity.most(50), capacity.varies) == (32, False)
@@ -108,14 +92,8 @@ def test_a_single_item_that_is_too_big_teaches_nothing() -> None:
 def test_a_ceiling_counts_cells_so_that_shorter_items_keep_larger_batches() -> None:
     capacity = Capacity(32)
     capacity.too_big(32, 50)
-    assert [capacity.most(longest) for longest in (0, 25, 26, 50, 100, 10**6)] == [
-        32,
-        32,
-        30,
-        16,
-        8,
-        1,
-    ]
+    most = [capacity.most(longest) for longest in (0, 25, 26, 50, 100, 10**6)]
+    assert most == [32, 32, 30, 16, 8, 1]
 
 
 def test_the_token_budget_and_the_ceiling_both_hold() -> None:
@@ -132,14 +110,6 @@ def test_a_ceiling_is_not_below_a_batch_that_has_fitted(known: tuple[int, int], 
     capacity.fitted(*known)
     capacity.too_big(32, 100)
     assert capacity.most(100) == most
-
-
-def test_all_batches_that_have_fitted_count_and_not_only_the_last() -> None:
-    capacity = Capacity(32)
-    for known in ((20, 90), (24, 40), (22, 100), (5, 200), (24, 39)):
-        capacity.fitted(*known)
-    capacity.too_big(32, 100)
-    assert capacity.most(100) == 22
 
 
 def test_a_batch_that_fails_no_longer_counts_as_fitted() -> None:

@@ -109,25 +109,6 @@ def test_a_leader_that_does_not_fit_is_split_and_leads_again() -> None:
     assert lengths(batches[1]) == [85, 25, 10]
 
 
-def test_neighbouring_items_of_a_call_are_one_slice_and_separate_items_are_several() -> None:
-    busy = scheduler(batch_size=3, small_batch_threshold=8)
-    split = call(90, 52, 50, 10)
-    submitted(busy, call(51), split, *map(call, [95, 94, 9, 8]))
-    first = ran(busy)
-    assert lengths(first) == [52, 51, 50]
-    assert sorted(first.slices[1:], key=lambda piece: piece[1]) == [(split, 1, 3)]
-    second = ran(busy)
-    assert (leader(second), part(second, split)) == (split, [(0, 1), (3, 4)])
-
-
-def test_later_calls_join_the_length_index() -> None:
-    busy = scheduler(batch_size=2)
-    submitted(busy, *map(call, [50, 10, 40, 20]))
-    assert lengths(ran(busy)) == [50, 40]
-    submitted(busy, *map(call, [12, 60, 11]))
-    assert [lengths(batch) for batch in all_ran(busy)] == [[11, 10], [20, 12], [60]]
-
-
 def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
     """Earlier calls are nearer in line, even if a later call has the length of the leader."""
     busy = scheduler(batch_size=2)
@@ -144,30 +125,6 @@ def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
 # ---------------------------------------------------------------- large calls
 
 
-def test_a_large_leader_takes_its_longest_items() -> None:
-    busy = scheduler(batch_size=4, small_batch_threshold=0)
-    large = call(90, 80, 70, 60, 50, 40, 30, 20, 10)
-    submitted(busy, large)
-    assert [batch.slices for batch in all_ran(busy)] == [
-        [(large, 0, 4)],
-        [(large, 4, 8)],
-        [(large, 8, 9)],
-    ]
-
-
-def test_a_large_leader_takes_as_many_as_the_first_allows() -> None:
-    busy = scheduler(batch_size=4, small_batch_threshold=0, max_batch_tokens=100)
-    large = call(150, 60, 50, 40, 30, 25, 25, 10, 10)
-    submitted(busy, large)
-    assert [lengths(batch) for batch in all_ran(busy)] == [
-        [150],
-        [60],
-        [50, 40],
-        [30, 25, 25],
-        [10, 10],
-    ]
-
-
 def test_room_that_small_calls_leave_goes_to_items_of_large_calls_nearest_in_length() -> None:
     busy = scheduler(batch_size=4, small_batch_threshold=1)
     large = call(90, 60, 50, 40, 30)
@@ -176,16 +133,6 @@ def test_room_that_small_calls_leave_goes_to_items_of_large_calls_nearest_in_len
     batch = ran(busy)
     assert batch.slices == [(small, 0, 1), (large, 1, 4)]
     assert batch.longest == 60
-
-
-def test_large_calls_give_longer_items_when_they_have_no_shorter_ones() -> None:
-    busy = scheduler(batch_size=4, small_batch_threshold=1)
-    large = call(90, 80, 70, 60, 20)
-    small = call(30)
-    submitted(busy, large, small)
-    batch = ran(busy)
-    assert batch.slices == [(small, 0, 1), (large, 2, 5)]
-    assert (batch.size, batch.longest) == (4, 70)
 
 
 def test_large_calls_give_longer_items_only_as_long_as_they_fit() -> None:
@@ -253,18 +200,6 @@ def test_small_calls_beside_a_large_leader_may_be_longer_if_they_fit(
     batch = ran(busy)
     assert leader(batch) is large
     assert lengths(batch) == expected
-
-
-def test_other_large_calls_come_last_beside_a_large_leader() -> None:
-    busy = scheduler(batch_size=5, small_batch_threshold=1)
-    large, second, third = call(50, 40), call(95, 10), call(50, 50)
-    earns(busy, large, 2)
-    submitted(busy, second, third, call(90), call(70))
-    batch = ran(busy)
-    assert batch.slices[0] == (large, 0, 2)
-    assert lengths(batch) == [95, 90, 70, 50, 40]
-    assert part(batch, second) == [(0, 1)]
-    assert third.dispatched == 0
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -400,14 +335,6 @@ def test_a_group_is_held_again_when_its_longest_item_has_gone() -> None:
     assert held.next_deadline() == 1.25
     held.submit(call(10), 0.5)
     assert lengths(ran(held, 0.5)) == [10, 10, 10, 10]
-
-
-def test_items_left_by_a_batch_count_with_their_own_longest_item() -> None:
-    held = windowed(8, max_batch_tokens=40)
-    submitted(held, *map(call, [20, 10, 19, 12, 10]))
-    assert lengths(ran(held)) == [20, 19]
-    assert held.next_deadline() == AT_ONCE  # three items of at most 12 fill a batch
-    assert lengths(ran(held)) == [12, 10, 10]
 
 
 # ---------------------------------------------------------------- memory errors

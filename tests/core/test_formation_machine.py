@@ -1,8 +1,8 @@
 """Random histories with lengths, token budgets and memory errors, step by step beside a model that
 looks at every item.
 
-The model sorts all items whenever a batch is formed, and chooses them one by one. How many fit is
-asked of the real capacity, which has tests of its own.
+The model sorts all items whenever a batch is formed, and chooses them one by one. The real capacity
+decides how many items fit; it has tests of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ policies = st.builds(
 )
 lengths = st.sampled_from([1, 2, 5, 9, 10, 11, 17, 30, 31, 70])
 groups = st.sampled_from("aab")
-picks = st.integers(0, 10**6)  # any one of those there are, modulo their number
+picks = st.integers(0, 10**6)  # index of a call or batch, modulo their number
 
 
 @dataclass(eq=False)
@@ -111,8 +111,8 @@ class FormationMachine(RuleBasedStateMachine):
         self.real = Scheduler(policy)
         self.real.capacity.cost.fixed_size = batch_in_cells
         self.memory = memory  # most items times the longest of them that fit
-        self.calls: list[Call] = []  # all there ever were
-        self.queue: list[Call] = []  # of which anything waits, in the order of arrival
+        self.calls: list[Call] = []  # all calls ever made
+        self.queue: list[Call] = []  # calls with waiting items, in the order of arrival
         self.running: list[Batch] = []
         self.now = 0.0
         self.draining = False
@@ -149,7 +149,7 @@ class FormationMachine(RuleBasedStateMachine):
             batches += 1
         return batches
 
-    def note_what_is_owed(self) -> None:
+    def note_owed(self) -> None:
         """Starts counting anew, after capacity has changed."""
         ahead = 0
         for call in self.queue:
@@ -303,7 +303,7 @@ class FormationMachine(RuleBasedStateMachine):
         batch.fitted = not batch.too_big
         self.real.finished(batch, self.now)
         if batch.too_big:
-            self.note_what_is_owed()
+            self.note_owed()
 
     @rule(batches=st.integers(1, 20))
     def run(self, batches: int) -> None:
@@ -320,7 +320,7 @@ class FormationMachine(RuleBasedStateMachine):
         self.draining = draining
         self.real.draining = draining
 
-    # ------------------------------------------------------------ what holds after every step
+    # ------------------------------------------------------------ invariants
 
     @invariant()
     def counts_agree(self) -> None:
@@ -347,7 +347,7 @@ class FormationMachine(RuleBasedStateMachine):
         assert (self.real.next_deadline() <= self.now) == (ready and has_room)
 
     def teardown(self) -> None:
-        """After closing, whatever waits leaves, and then nothing is left."""
+        """Check that all waiting calls leave after closing, and that the scheduler is empty."""
         self.close_or_reopen(True)
         while self.running or self.queue:
             while self.queue and len(self.running) < self.policy.max_concurrent_batches:

@@ -1,7 +1,6 @@
-"""What like lengths together are for, and what they must not cost: less padding, and nobody who
-waits too long.
+"""Padding of backlogs, and bounds on waiting under overload, with items of mixed lengths.
 
-Everything is counted or runs in virtual time, so the figures are the same on every machine.
+Cells are counted and time is virtual, so the figures are the same on every machine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def call(lengths: list[int]) -> Request:
 
 
 def wasted(lengths: list[int]) -> int:
-    """Padding if these items leave in this order, in full batches."""
+    """Return the padding if these items leave in this order, in full batches."""
     batches = [lengths[at : at + SIZE] for at in range(0, len(lengths), SIZE)]
     return sum(len(batch) * max(batch) - sum(batch) for batch in batches)
 
@@ -49,7 +48,7 @@ def padding(batch: Batch) -> int:
 
 
 def left(backlog: Backlog) -> tuple[int, int]:
-    """Padding and batches when a backlog leaves as the scheduler says."""
+    """Return the padding and the number of batches of a backlog that leaves by the scheduler."""
     busy = Scheduler(BatchPolicy(batch_size=SIZE))
     for lengths in backlog:
         busy.submit(call(lengths), 0.0)
@@ -110,14 +109,15 @@ class Waiting:
     """A small call that has not begun."""
 
     arrived: float
-    older: int  # small calls of which anything waited when it came
+    older: int  # small calls that waited when it came
     batches: int = 0  # since it came
     led_by_small: int = 0  # of those
 
 
 class Overload:
-    """One worker, and calls that come about as fast as it can run them, or faster. Each small call
-    fits one batch.
+    """One worker, and calls that arrive as fast as it can run them, or faster.
+
+    Each small call fits one batch.
     """
 
     def __init__(self, seed: int, load: float, **settings: Any) -> None:
@@ -126,7 +126,7 @@ class Overload:
         self.busy = Scheduler(
             BatchPolicy(batch_size=SIZE, small_batch_threshold=8, flush="eager", **settings)
         )
-        self.small: dict[Request, Waiting] = {}  # of which anything waits
+        self.small: dict[Request, Waiting] = {}  # small calls with waiting items
         self.heir: Request | None = None
         self.heir_owed = 0  # batches within which it must be finished
         self.slowest = 0.0  # batch (s)
@@ -136,7 +136,7 @@ class Overload:
         self.lengths: list[int] = []  # of all items, in the order of arrival
 
     def arrive(self, now: float) -> int:
-        """One more call; returns its items."""
+        """Submit one more call, and return the number of its items."""
         kind = self.rng.random()
         size = (
             1 if kind < 0.9 else self.rng.randint(2, 8) if kind < 0.98 else self.rng.randint(9, 100)
@@ -149,7 +149,7 @@ class Overload:
         return size
 
     def alone(self, request: Request) -> int:
-        """How many batches what waits of a large call would need alone."""
+        """Return the number of batches that the waiting items of a large call would need alone."""
         assert request.lengths is not None
         lengths = [
             request.lengths[at]
@@ -163,7 +163,7 @@ class Overload:
         return batches
 
     def leave(self, now: float) -> float:
-        """The next batch; returns when it has run."""
+        """Run the next batch, and return the moment of its end (s)."""
         heir = next((request for request in self.busy if request.size > 8), None)
         if heir is not self.heir:
             self.heir, self.heir_owed = heir, 0 if heir is None else 4 * self.alone(heir) + 1
@@ -214,9 +214,7 @@ class Overload:
 def test_under_lasting_overload_every_wait_is_within_its_bound(
     load: float, settings: dict[str, Any], seed: int
 ) -> None:
-    """However long the queue gets, a call that came behind k small ones has begun within 3 * (k +
-    1) batches.
-    """
+    """A call behind k small calls has begun within 3 * (k + 1) batches, in any queue."""
     overload = Overload(seed, load, **settings)
     overload.run(6000)
     assert not overload.small

@@ -1,6 +1,4 @@
-"""Who gets into a queue that is full, and who has waited too long: by arithmetic, every `now` a
-literal number of seconds.
-"""
+"""Admission to a full queue, and expiry, by arithmetic: each `now` is a literal (s)."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
 # ---------------------------------------------------------------- room in the queue
 
 
-def test_what_does_not_fit_stands_in_line_and_enters_in_its_order() -> None:
+def test_calls_that_do_not_fit_wait_and_enter_in_their_order() -> None:
     full = scheduler(max_queue_size=4, batch_size=2)
     calls = submitted(full, 2, 2, 1, 1)
     assert (full.waiting, len(full.blocked)) == (4, 2)
@@ -65,7 +63,7 @@ def test_a_call_larger_than_the_queue_enters_an_empty_one_at_once() -> None:
     assert not empty.admits(call())
 
 
-def test_whoever_leaves_makes_room() -> None:
+def test_a_call_that_leaves_makes_room() -> None:
     full = scheduler(max_queue_size=2)
     first, second, third, fourth = submitted(full, 2, 2, 1, 1)
     assert full.cancel(second), "out of the line"
@@ -106,7 +104,7 @@ def test_a_call_expires_exactly_when_its_time_is_over() -> None:
     )
 
 
-def test_all_that_have_waited_too_long_expire_oldest_first_and_no_other() -> None:
+def test_calls_that_waited_too_long_expire_oldest_first() -> None:
     impatient = scheduler(queue_timeout_ms=1000, small_batch_threshold=1)
     large, small = submitted(impatient, 3, 1)
     (late,) = submitted(impatient, 1, now=0.5)
@@ -114,7 +112,7 @@ def test_all_that_have_waited_too_long_expire_oldest_first_and_no_other() -> Non
     assert (list(impatient), impatient.next_expiry()) == ([late], 1.5)
 
 
-def test_time_in_line_counts_and_whoever_expires_makes_room() -> None:
+def test_blocked_time_counts_and_an_expired_call_makes_room() -> None:
     impatient = scheduler(max_queue_size=1, queue_timeout_ms=1000)
     first, in_line = submitted(impatient, 1, 1)
     (last,) = submitted(impatient, 1, now=0.5)
@@ -126,7 +124,7 @@ def test_time_in_line_counts_and_whoever_expires_makes_room() -> None:
     )
 
 
-def test_a_call_of_which_a_part_has_left_does_not_expire() -> None:
+def test_a_call_with_a_part_that_has_left_does_not_expire() -> None:
     impatient = scheduler(queue_timeout_ms=1000)
     submitted(impatient, 5)
     assert ran(impatient).size == 4
@@ -135,7 +133,7 @@ def test_a_call_of_which_a_part_has_left_does_not_expire() -> None:
     assert ran(impatient).size == 1
 
 
-def test_a_call_whose_admission_a_signal_broke_in_on_is_queued_once() -> None:
+def test_a_call_is_queued_once_if_a_signal_interrupts_its_admission() -> None:
     class Broken(dict[Request, None]):
         def __setitem__(self, request: Request, _: None) -> None:
             raise KeyboardInterrupt
@@ -155,7 +153,7 @@ def test_a_call_whose_admission_a_signal_broke_in_on_is_queued_once() -> None:
     )
 
 
-def test_the_time_of_a_call_that_was_sent_ahead_counts_from_its_turn_on() -> None:
+def test_the_time_of_a_call_sent_ahead_counts_from_its_turn() -> None:
     full = scheduler(queue_timeout_ms=1000, batch_size=1, max_queue_size=2)
     ahead, next_one, blocked = submitted(full, 1, 1, 1)
     for request in (ahead, next_one, blocked):

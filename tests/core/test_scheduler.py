@@ -104,18 +104,6 @@ def test_time_behind_a_busy_worker_counts_for_the_window() -> None:
     assert contents(taken(busy, 5.0)) == [(late, 0, 1)]
 
 
-def test_a_window_starts_anew_for_calls_that_stay_behind() -> None:
-    held = windowed()
-    first, second = call(3), call(1)
-    held.submit(first, 0.0)
-    held.submit(second, 0.25)
-    held.submit(call(1), 0.5)
-    assert requests_of(ran(held, 0.5)) == [first, second]
-    assert held.next_deadline() == 1.5
-    assert held.take(1.25) is None
-    assert ran(held, 1.5).size == 1
-
-
 @pytest.mark.parametrize("size", [5, 6, 7])
 @pytest.mark.parametrize("threshold", [0, 8])
 def test_a_call_that_has_partly_run_is_never_held(size: int, threshold: int) -> None:
@@ -411,16 +399,6 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
         assert count <= bound(size, batch_size)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 4, 9, 32])
-def test_large_calls_of_several_groups_are_finished_in_time_one_after_another(
-    batch_size: int,
-) -> None:
-    larges = [call(size, group) for size, group in ((9, "a"), (80, "b"), (10, "a"), (33, "c"))]
-    counts = batches_per_large_call(scheduler(batch_size), larges, steady("a", "x"))
-    for large, count in zip(larges, counts, strict=True):
-        assert count <= bound(large.size, batch_size)
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 7, 9, 16, 32])
 def test_a_large_call_is_finished_in_time_also_when_it_fills_gaps_now_and_then(
     batch_size: int,
@@ -434,21 +412,7 @@ def test_a_large_call_is_finished_in_time_also_when_it_fills_gaps_now_and_then(
                 assert count <= bound(size, batch_size), (period, places, size)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 32])
-def test_a_large_call_gets_no_more_than_a_quarter_while_small_ones_fill_all_batches(
-    batch_size: int,
-) -> None:
-    busy = scheduler(batch_size)
-    large = call(10**6)
-    submitted(busy, large)
-    for number in range(1, 101):
-        steady("g", "h")(busy, number)
-        ran(busy)
-        assert large.dispatched <= number * batch_size / 4
-    assert large.dispatched >= 24 * batch_size
-
-
-def test_a_share_that_was_not_needed_is_not_saved_up() -> None:
+def test_an_unused_share_is_not_saved() -> None:
     """A large call that had many batches to itself has no claim on later batches."""
     busy = scheduler()
     large = call(400)
@@ -472,7 +436,7 @@ def test_a_large_call_does_not_pay_for_batches_that_it_had_to_itself() -> None:
     assert large.dispatched == 400
 
 
-def test_a_call_that_comes_after_the_last_large_one_starts_without_earnings() -> None:
+def test_the_next_large_call_starts_without_credit() -> None:
     busy = scheduler()
     first, second = call(400), call(400)
     submitted(busy, first)
@@ -507,19 +471,6 @@ def test_small_calls_never_wait_for_more_than_two_batches_in_a_row_that_large_on
             submitted(busy, call(1, "query"))
         in_a_row = 0 if requests_of(ran(busy))[0].size == 1 else in_a_row + 1
         assert in_a_row <= 2
-
-
-def test_a_held_large_call_lets_other_calls_pass_and_gets_its_share_afterwards() -> None:
-    busy = windowed(batch_size=12)
-    held = call(9, "held")
-    submitted(busy, held)
-    for number in range(20):
-        steady("g")(busy, number)
-        assert {request.group_key for request in requests_of(ran(busy, 0.5))} == {"g"}
-    for number in range(bound(9, 12)):
-        steady("g")(busy, number)
-        ran(busy, 1.0)
-    assert held.dispatched == 9
 
 
 # ---------------------------------------------------------------- workers

@@ -16,7 +16,6 @@ from virtual_time import (
     Arrivals,
     Model,
     Way,
-    at_random,
     batches,
     closed_loop,
     deviations,
@@ -83,25 +82,6 @@ def test_think_times_count_between_a_batch_and_the_next_call() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("flush", "callers", "share"),
-    [
-        *(
-            ("window", callers, share)
-            for callers, share in ((1, 0.83), (2, 0.83), (4, 0.84), (16, 0.85), (64, 0.62))
-        ),
-        *(
-            ("eager", callers, share)
-            for callers, share in ((1, 1.00), (2, 0.50), (4, 0.51), (16, 0.54), (64, 0.62))
-        ),
-    ],
-)
-def test_neither_fixed_rule_is_good_enough(flush: Flush, callers: int, share: float) -> None:
-    """Compare with full merging, at a window of 1 ms. The figures come from another simulation."""
-    found = closed_loop(rule(flush, 1.0), Model(5.0, 0.05), callers, Way(0.015), 1, 200 * callers)
-    assert found / (callers / (5 + 0.05 * callers)) == pytest.approx(share, abs=0.01)
-
-
 # ---------------------------------------------------------------- an open loop
 
 
@@ -134,11 +114,6 @@ def test_a_crowd_leaves_in_full_batches_one_right_after_another() -> None:
     assert found == pytest.approx([8.2] * 64 + [16.4] * 64 + [24.6] * 64)
 
 
-def test_rare_calls_are_answered_after_one_batch_of_one() -> None:
-    found = open_loop(rule("eager"), EXACT, "at random", 1e-5, 1, 1000)
-    assert statistics.median(found) == pytest.approx(5.05)
-
-
 @pytest.mark.parametrize("arrivals", ["at random", "in bursts"])
 def test_a_worker_keeps_up_below_its_capacity_and_not_above(arrivals: Arrivals) -> None:
     below, above = (
@@ -148,14 +123,6 @@ def test_a_worker_keeps_up_below_its_capacity_and_not_above(arrivals: Arrivals) 
     # Arrivals exceed the capacity by a fifth. A sixth of the 20,000 calls waits at the end, and 64
     # of them take 8.2 ms.
     assert above[-1] == pytest.approx(20_000 / 6 / 64 * 8.2, rel=0.15)
-
-
-@pytest.mark.parametrize("arrive", [at_random, in_bursts])
-def test_calls_arrive_in_order_and_at_their_rate(arrive: Any) -> None:
-    moments = arrive(2.0, 50_000, Random(1))
-    assert len(moments) == 50_000
-    assert moments == sorted(moments)
-    assert moments[-1] == pytest.approx(25.0, rel=0.03)
 
 
 @pytest.mark.parametrize("burst", [BURST, 40])

@@ -120,7 +120,7 @@ def test_an_error_that_neither_splits_nor_isolates_is_the_outcome_of_all() -> No
     assert [type(result) for _, result, _ in found] == [MemoryError] * 3
 
 
-def test_which_errors_isolate_is_for_the_caller_to_say() -> None:
+def test_the_driver_chooses_the_errors_that_isolate() -> None:
     """An outage of a service is no reason to call it again for halves."""
     service_errors = (ConnectionError, TimeoutError)
     function = Function(8, set())
@@ -135,12 +135,6 @@ def test_which_errors_isolate_is_for_the_caller_to_say() -> None:
     outcomes = attempt(batch_of(*rows(4)), fails, isolates=of_a_row)
     assert len(function.calls) == 1
     assert [type(result) for result in outcomes[1]] == [ConnectionError] * 4
-
-
-def test_one_row_that_does_not_fit_fails_alone_with_its_own_error() -> None:
-    found = run(batch_of(*rows(4)), Function(0, set()), is_out_of_memory)
-    assert [type(result) for _, result, _ in found] == [MemoryError] * 4
-    assert [tried for _, _, tried in found] == [3, 3, 2, 2], "a second pair is not even tried"
 
 
 def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
@@ -185,7 +179,7 @@ def test_one_bad_row_in_64_takes_13_calls(bad: int) -> None:
     assert len(function.calls) == 13
 
 
-def test_a_call_whose_parts_ran_out_of_order_tells_the_error_of_its_first_bad_item() -> None:
+def test_a_call_gets_the_error_of_its_first_bad_item() -> None:
     call = Request(list(range(5)), 5, NO_ARGUMENTS, listed=True)
     function = Function(2, {1, 2})  # memory for two: [0, 1], which fails, then [2], then [0], [1]
     outcomes = attempt(batch_of(call), function, splits=is_out_of_memory, isolates=is_failure)
@@ -194,14 +188,7 @@ def test_a_call_whose_parts_ran_out_of_order_tells_the_error_of_its_first_bad_it
     assert [3, 4] not in function.calls, "these stood after one that had failed"
 
 
-def test_a_call_in_two_parts_that_fail_at_once_tells_one_error_for_both() -> None:
-    call = Request([0, 1, 2, 3], 4, NO_ARGUMENTS, listed=True)
-    batch = Batch([(call, 0, 1), (call, 2, 3), (call, 3, 4)], 3, "full", 0.0)
-    outcomes = attempt(batch, Function(8, {3}))
-    assert [str(result) for result in outcomes[1]] == ["bad row 3"] * 3
-
-
-def test_the_rest_of_a_failed_call_leaves_the_others_of_its_half() -> None:
+def test_the_rest_of_a_failed_call_leaves_its_half_and_other_calls_stay() -> None:
     requests = [Request([0, 1, 2, 3, 4], 5, NO_ARGUMENTS, listed=True), *rows(8)[5:]]
     function = Function(8, {0, 6})
     outcomes = attempt(batch_of(*requests), function, isolates=is_failure)
@@ -216,7 +203,7 @@ def test_the_rest_of_a_failed_call_leaves_the_others_of_its_half() -> None:
     assert [4] not in function.calls
 
 
-def test_of_items_sorted_by_length_the_first_of_the_call_tells_its_error() -> None:
+def test_a_call_sorted_by_length_gets_the_error_of_its_first_bad_item() -> None:
     lengths, order = [9, 8, 7, 6], [3, 2, 1, 0]  # the longest came last
     call = Request([3, 2, 1, 0], 4, NO_ARGUMENTS, None, True, None, lengths, order)
     function = Function(8, {3, 0})
@@ -225,7 +212,7 @@ def test_of_items_sorted_by_length_the_first_of_the_call_tells_its_error() -> No
     assert [str(error) for error in errors] == ["bad row 0", "bad row 3"]
 
 
-def test_nothing_as_long_is_tried_with_more_than_half_of_what_ran_out_of_memory() -> None:
+def test_equally_long_items_are_tried_in_at_most_half_of_a_failed_size() -> None:
     calls = [
         Request(row, 1, NO_ARGUMENTS, lengths=[length])
         for row, length in enumerate([8] * 8 + [2] * 4)
@@ -282,7 +269,7 @@ def test_a_group_that_fails_is_run_in_each_other_way() -> None:
     assert set(outcomes[2]) == {4}
 
 
-def test_the_last_way_to_run_a_group_tells_its_error() -> None:
+def test_the_last_way_to_run_a_group_decides_its_error() -> None:
     function = Function(8, {-1, -2, -3, -4})
 
     def soon_tired(items: list[int]) -> list[int]:

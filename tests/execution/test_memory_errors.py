@@ -1,6 +1,4 @@
-"""Running out of memory is a size signal: the batch runs again in smaller parts, and what cannot be
-smaller fails alone.
-"""
+"""Batches that run out of memory: they run again in parts, and a single item fails alone."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from feature_stage import Make, Together
 from stage import BOUND, Gate
 
 FITS = 8
-"""Rows that the functions of these tests have memory for."""
+"""Number of rows that fit the memory of these functions."""
 
 Raise = Callable[[], BaseException]
 
@@ -102,7 +100,7 @@ def test_a_row_that_does_not_fit_fails_alone_with_the_original_error(together: M
     assert many.fn({"x": numpy.array([[1]])}).tolist() == [[2]]
 
 
-def test_a_batch_that_is_too_large_fails_where_that_is_wanted(together: Make) -> None:
+def test_a_batch_that_is_too_large_fails_with_on_oom_raise(together: Make) -> None:
     error = MemoryError("as it is")
     two = together(too_large(lambda: error), on_oom="raise")
     with pytest.raises(MemoryError) as caught:
@@ -114,7 +112,7 @@ def test_a_batch_that_is_too_large_fails_where_that_is_wanted(together: Make) ->
     assert two.fn.stats.memory_errors == 0
 
 
-def test_the_output_of_a_batch_may_be_too_large_as_well(together: Make) -> None:
+def test_an_output_that_is_too_large_splits_the_batch(together: Make) -> None:
     class Huge(numpy.ndarray[Any, Any]):
         def copy(self, order: Any = "C") -> Any:
             raise MemoryError
@@ -128,7 +126,7 @@ def test_the_output_of_a_batch_may_be_too_large_as_well(together: Make) -> None:
     assert [result.tolist() for result in results] == [[[0]], [[2]], [[4]], [[6]]]
 
 
-def test_nothing_of_an_attempt_that_failed_is_alive_in_the_next(together: Make) -> None:
+def test_a_failed_attempt_is_freed_before_the_next(together: Make) -> None:
     alive: list[weakref.ref[Any]] = []
 
     def compute(features: dict[str, Any]) -> Any:
@@ -178,34 +176,14 @@ def test_the_plain_variant_splits_batches_too_if_asked() -> None:
 # ---------------------------------------------------------------- how it is recognised
 
 MESSAGES = [
-    (
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB "
-        "of "
-        "which 1.09 GiB is free."
-    ),
-    (
-        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some "
-        "other "
-        "API call"
-    ),
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
     "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 63.98 GiB",
     "HIP error: out of memory",
-    (
-        "MPS backend out of memory (MPS allocated: 17.76 GB, other allocations: 400 KB, max "
-        "allowed: "
-        "18.13 GB)."
-    ),
+    "MPS backend out of memory (MPS allocated: 17.76 GB, other allocations: 400 KB)",
     "XPU out of memory. Tried to allocate 20.00 MiB.",
-    (
-        "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you "
-        "tried "
-        "to allocate 8000000000000 bytes."
-    ),
-    (
-        "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you "
-        "tried to "
-        "allocate 8000000000000 bytes."
-    ),
+    "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory",
+    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "HIP error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
@@ -259,7 +237,7 @@ def test_the_errors_of_torch_are_recognised() -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as that of torch."""
+    """Error with the name of torch's error."""
 
 
 def test_the_error_of_torch_is_known_by_its_name() -> None:
@@ -290,15 +268,15 @@ def test_without_torch_there_is_no_cache_to_empty(monkeypatch: pytest.MonkeyPatc
 
 
 class Work:
-    """What an attempt has in memory."""
+    """Object that an attempt has in memory."""
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """The functions whose lines its traceback tells."""
+    """Return the names of the functions in its traceback."""
     return [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
-def test_what_frames_below_an_error_and_its_causes_hold_is_let_go_and_their_lines_are_not() -> None:
+def test_locals_below_an_error_are_freed_and_its_lines_are_kept() -> None:
     alive: list[weakref.ref[Work]] = []
 
     def first() -> None:
@@ -324,7 +302,7 @@ def test_what_frames_below_an_error_and_its_causes_hold_is_let_go_and_their_line
     assert (lines_of(error), lines_of(error.__cause__)) == (["fail"], ["fail", "first"])
 
 
-def test_letting_go_of_frames_ends_nothing_that_somebody_may_go_on_with() -> None:
+def test_the_frame_of_a_suspended_generator_is_not_cleared() -> None:
     def generator() -> Iterator[BaseException | int]:
         try:
             raise MemoryError
@@ -352,7 +330,7 @@ def test_letting_go_of_frames_ends_nothing_that_somebody_may_go_on_with() -> Non
 
 
 @pytest.mark.parametrize("coroutine", [True, False])
-def test_an_item_that_alone_runs_out_of_memory_keeps_none_of_it_and_its_caller_sees_where(
+def test_an_item_that_runs_out_of_memory_alone_keeps_no_memory_and_shows_every_line(
     coroutine: bool,
 ) -> None:
     alive: list[weakref.ref[Work]] = []

@@ -1,4 +1,4 @@
-"""Errors of all kinds that a batch function may raise, for tests of what callers see of them."""
+"""Errors of many kinds that a batch function may raise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class KeywordOnly(Exception):
-    """Made with other arguments than those that it has afterwards."""
+    """Error with arguments that differ from the arguments of its constructor."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__(f"code {code}")
@@ -24,7 +24,7 @@ class Slotted(Exception):
 
 
 class Refusing(ValueError):
-    """Made by a function of its own only, as those of compiled libraries."""
+    """Error without a constructor, as in compiled libraries."""
 
     def __new__(cls, *_: object) -> Self:
         raise TypeError("use Refusing.of")
@@ -39,17 +39,17 @@ class Refusing(ValueError):
 
 
 class Grouped(ExceptionGroup[Exception]):
-    """A group whose parts, when it is split, are plain ones."""
+    """Subclass of exception groups; its split parts are plain groups."""
 
 
 class Unreadable(type):
-    """The type of classes of which nothing can be learnt."""
+    """Metaclass of classes that cannot be inspected."""
 
     __flags__ = property(lambda cls: cls.__missing__)
 
 
 class Uncopyable(Exception, metaclass=Unreadable):
-    """An error of which there is no other."""
+    """Error that cannot be copied."""
 
 
 def attribute() -> None:
@@ -155,4 +155,4 @@ RAISING: list[Any] = [
     of_httpx,
     uncopyable,
 ]
-"""Functions that raise one each."""
+"""Functions; each raises one of the errors."""

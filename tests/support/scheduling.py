@@ -28,7 +28,7 @@ def requests_of(batch: Batch) -> list[Request]:
 
 
 def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
-    """When what `request` waits with may leave, after it was submitted."""
+    """Submit `request`, and return the moment from which its group may leave (s)."""
     return of.ready_at(of.submit(request, now))
 
 
@@ -50,7 +50,7 @@ def ran(
     too_big: Sequence[tuple[int, int]] = (),
     failed: bool = False,
 ) -> Batch:
-    """The next batch, after it has run."""
+    """Run the next batch, and return it."""
     batch = taken(of, now)
     batch.too_big = too_big
     batch.fitted = not (too_big or failed)
@@ -59,7 +59,7 @@ def ran(
 
 
 def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
-    """All that can leave, one batch after another."""
+    """Run and return all batches that can leave, one after another."""
     batches: list[Batch] = []
     while (batch := of.take(now)) is not None:
         of.finished(batch, now)
