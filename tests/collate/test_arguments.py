@@ -206,10 +206,6 @@ def test_an_argument_left_out_equals_its_default(
     assert hash(bound(*args, **kwargs)) == hash(bound())
 
 
-def test_a_default_is_compared_by_type_too() -> None:
-    assert bound(scale=1) != bound()
-
-
 def test_a_default_that_the_function_may_change_equals_no_argument() -> None:
     def generate(  # as users write them
         prompts: list[str],

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 
-import batched
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 from feature_stage import Make, hidden, to_lists, tokens
 
@@ -120,19 +119,6 @@ def test_padded_token_ids_without_a_mask_are_warned_of_once(
         "shop.embed: words is padded, and no mask among the features tells the function so: "
         "results may depend on the calls that share a batch. Pass one, such as attention_mask"
     )
-
-
-def test_one_warning_serves_all_instances_of_a_class(caplog: pytest.LogCaptureFixture) -> None:
-    class Model:
-        @batched.inference.dynamically(pad_to_multiple_of=4)
-        def embed(self, features: dict[str, Any]) -> Any:
-            return features["ids"].sum(1)
-
-    for _ in range(2):
-        model = Model()
-        assert model.embed(ids=numpy.ones((1, 3), int)).tolist() == [3]
-        model.embed.shutdown()
-    assert ["Model.embed: ids is padded" in each.getMessage() for each in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(

@@ -72,28 +72,6 @@ def test_with_spread_kwargs_the_function_gets_features_by_keyword() -> None:
             fn({"ids": array, "mask": array}, mask=3)
 
 
-def test_methods_take_features_for_each_instance() -> None:
-    class Model:
-        def __init__(self, scale: int) -> None:
-            self.scale = scale
-
-        @batched.inference.dynamically
-        def mapped(self, features: dict[str, Any], offset: int = 0) -> Any:
-            return features["x"] * self.scale + offset
-
-        @batched.inference.dynamically(spread_kwargs=True)
-        def spread(self, x: Any, y: Any = 0, *, offset: int = 0) -> Any:
-            return (x + y) * self.scale + offset
-
-    two, three = Model(2), Model(3)
-    x = numpy.array([1, 2])
-    with two.mapped, three.mapped, two.spread, three.spread:
-        assert two.mapped({"x": x}).tolist() == [2, 4]
-        assert three.mapped({"x": x}, offset=1).tolist() == [4, 7]
-        assert two.spread({"x": x, "y": x}).tolist() == [4, 8]
-        assert three.spread(x=x, y=x).tolist() == [6, 12]
-
-
 def test_extra_arguments_form_groups_and_reach_the_function(together: Make) -> None:
     four = together(lambda features, scale=1: {"x": features["x"] * scale})
     calls = [{"x": numpy.array([[number]])} for number in range(4)]

@@ -11,35 +11,13 @@ import pytest
 from batched.errors import CollationError
 from feature_stage import Make, to_lists
 
-NUMPY_DTYPES = [
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "int8",
-    "int64",
-    "uint8",
-    "uint16",
-    "bool",
-    ">i4",
-]
-TORCH_DTYPES = [
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "int8",
-    "int64",
-    "uint8",
-    "bool",
-    "float8_e4m3fn",
-]
+NUMPY_DTYPES = "float16 float32 float64 complex64 int8 int64 uint8 uint16 bool >i4"
+TORCH_DTYPES = "float16 bfloat16 float32 float64 complex64 int8 int64 uint8 bool float8_e4m3fn"
 
 # ---------------------------------------------------------------- dtypes
 
 
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES.split())
 def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype: str) -> None:
     two = together(pad_token={"x": 0})
     calls: list[Any] = [
@@ -55,7 +33,7 @@ def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", TORCH_DTYPES)
+@pytest.mark.parametrize("name", TORCH_DTYPES.split())
 def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name: str) -> None:
     torch = pytest.importorskip("torch")
     dtype = getattr(torch, name)

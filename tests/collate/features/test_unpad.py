@@ -290,6 +290,9 @@ def test_an_axis_that_follows_no_feature_costs_one_warning_and_never_an_error(
         results = two.results(tokens(3), tokens(5), tokens(3))
         assert [result["deep"][0].shape for result in results] == [(1, 4), (1, 6), (1, 4)]
     assert [batch["ids"].shape for batch in two.seen[2:]] == [(1, 5), (2, 3)] * 3
+    two.results(tokens(3), tokens(3))  # no evidence: a run of the same length
+    two.results(tokens(3), tokens(5))
+    assert [batch["ids"].shape for batch in two.seen[8:]] == [(2, 3), (1, 5), (1, 3)]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     for part in ("shop.embed", "axis 1", "deep.0", "ids to 4", "unpad"):
@@ -312,6 +315,20 @@ def test_once_a_run_agrees_with_an_odd_one_callers_share_runs_again(together: Ma
         two.results(tokens(width))
     assert [result.shape for result in two.results(tokens(20), tokens(30))] == [(1, 16), (1, 16)]
     assert two.seen[-1]["ids"].shape == (2, 30)
+
+
+def test_features_of_one_length_do_not_show_which_of_them_an_axis_follows(together: Make) -> None:
+    def call(a: int, b: int) -> dict[str, Any]:
+        return {"a": numpy.ones((1, a), int), "b": numpy.ones((1, b), int)}
+
+    def compute(features: dict[str, Any]) -> Any:
+        return numpy.ones((len(features["a"]), max(array.shape[1] for array in features.values())))
+
+    two = together(compute)
+    for widths in ((5, 3), (2, 1), (4, 4)):
+        two.results(call(*widths))
+    results = two.results(call(5, 3), call(2, 4))
+    assert [result.shape for result in results] == [(1, 5), (1, 4)]
 
 
 LENGTHS: dict[str, Callable[[int, int], int]] = {
@@ -370,32 +387,11 @@ def truncating(features: dict[str, Any]) -> Any:
     return per_token({name: array[:, :16] for name, array in features.items()})
 
 
-def rounding_up(features: dict[str, Any]) -> Any:
-    """Pad rows to a multiple of 8, as some kernels need them."""
-    more = -features["ids"].shape[1] % 8
-    return per_token(
-        {name: numpy.pad(array, ((0, 0), (0, more))) for name, array in features.items()}
-    )
-
-
-def at_least(features: dict[str, Any]) -> Any:
-    """Pad rows to at least 12 tokens."""
-    more = max(0, 12 - features["ids"].shape[1])
-    return per_token(
-        {name: numpy.pad(array, ((0, 0), (0, more))) for name, array in features.items()}
-    )
-
-
 def one_longer(features: dict[str, Any]) -> Any:
     """Put one more token before each row."""
     return per_token(
         {name: numpy.pad(array, ((0, 0), (1, 0)), mode="edge") for name, array in features.items()}
     )
-
-
-def shortening(features: dict[str, Any]) -> Any:
-    """Return an entry for four tokens, as convolutions of sounds do."""
-    return per_token({name: array[:, ::4] for name, array in features.items()})
 
 
 class Reloaded:
@@ -427,10 +423,7 @@ def mixed(longest: int = LONGEST) -> list[dict[str, Any]]:
     [
         (truncating, 20, 16),  # all calls but one fit
         (truncating, 20, LONGEST),
-        (rounding_up, 12, LONGEST),
-        (at_least, 3, LONGEST),
         (one_longer, 5, LONGEST),
-        (shortening, 7, LONGEST),
     ],
 )
 def test_one_call_that_comes_back_longer_or_shorter_harms_no_other(
