@@ -12,7 +12,7 @@ is a row with the key of an earlier row, and a row with a value that the result 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
@@ -53,9 +53,9 @@ class Reading:
 class Kept:
     """Columns of the source that the result has, and the kinds of their values."""
 
-    def __init__(self, names: Iterable[str] | None, plan: Plan, *, is_typed: bool) -> None:
+    def __init__(self, names: Sequence[str] | None, plan: Plan, *, is_typed: bool) -> None:
         """Take the names of kept columns. `is_typed`: each column of the result has one type."""
-        self.names = None if names is None else list(names)  # None: all
+        self.names = names  # None: all
         self._replaced = {name for step in plan.steps for name in step.outputs}
         self._is_typed = is_typed
         self.kinds: dict[str, Kinds] = {}  # by column, in the order in which they were read

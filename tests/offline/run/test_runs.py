@@ -63,9 +63,12 @@ def expected(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "length": len(row["text"])} for row in rows]
 
 
-def test_the_result_has_every_row_in_the_order_of_the_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [list, pa.Table.from_pylist])
+def test_the_result_has_every_row_in_the_order_of_the_source(
+    tmp_path: Path, form: Callable[[list[dict[str, Any]]], Any]
+) -> None:
     rows, dest = rows_of(1000), tmp_path / "out.parquet"
-    report = run(Lengths(), rows, dest)
+    report = run(Lengths(), form(rows), dest)
     assert read(dest) == expected(rows)
     assert (report.ok, report.failed, report.skipped, report.recomputed) == (1000, 0, 0, 0)
     assert report.output == str(dest)
