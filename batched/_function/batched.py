@@ -1,4 +1,7 @@
-"""Decorated functions, their calls, and their binding to instances."""
+"""Decorated functions, their calls, and their binding to instances.
+
+`__call__` and `acall` repeat their steps, because a helper would add Python calls to each call.
+"""
 
 from __future__ import annotations
 

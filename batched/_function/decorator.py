@@ -100,9 +100,9 @@ class _Decorator:
         return inspect.Signature([func, *settings])
 
 
-# A function whose first two parameters are lists is a function as well as a method; checkers take
-# the first overload that fits, the function. The overloads with `...` are for functions with
-# `**kwargs`, of which mypy can keep no parameters.
+# A function whose first two parameters are lists matches the overloads of functions and of methods;
+# checkers take the first, of functions. The overloads with `...` are for functions with `**kwargs`,
+# because mypy cannot keep their parameters.
 # mypy: disable-error-code="overload-overlap"
 
 
@@ -117,31 +117,32 @@ class Dynamically(_Decorator):
 
     Settings:
         batch_size: most items in one batch; 32.
-        timeout_ms: longest an item is held to wait for more items, in milliseconds; 5.0.
-        small_batch_threshold: calls of at most this many items go first; 8.
-        flush: when a batch that is not full leaves: "auto" (when everyone is there or waiting no
-            longer pays, learned from earlier batches), "eager" (as soon as a worker is free),
-            "window" (when its oldest item is `timeout_ms` old); "auto".
-        length: a function that returns the length of an item; if more items wait than fit, items
-            of like length run together; None.
-        max_batch_tokens: most items times the longest of them in one batch; the length is `len`
-            without `length`; None.
-        max_queue_size: most items waiting in the queue; a larger call enters when it is empty;
+        timeout_ms: longest time for which an item is held, so that more items can join its batch,
+            in milliseconds; 5.0.
+        small_batch_threshold: largest size of a small call; small calls go first; 8.
+        flush: rule for a batch that is not full. "auto": the batch leaves once no more callers are
+            expected or waiting no longer pays, learned from earlier batches. "eager": it leaves as
+            soon as a worker is free. "window": it leaves `timeout_ms` after its oldest item;
+            "auto".
+        length: function that returns the length of an item. If more items wait than fit, items of
+            like length run together; None.
+        max_batch_tokens: largest product of the items of a batch and their greatest length. Without
+            `length`, the length is `len`; None.
+        max_queue_size: most items in the queue. A larger call enters an empty queue; None.
+        on_full: treatment of a call while the queue is full. "wait": calls enter in the order of
+            their arrival. "raise": the call raises `QueueFull`; "wait".
+        queue_timeout_ms: longest time until a call begins to run, in milliseconds. A later call
+            ends with `QueueTimeout`; None.
+        max_concurrent_batches: batches that run at once, each in its own thread; 1.
+        prefetch: batches that are collated while other batches run; 0.
+        on_oom: treatment of a batch that runs out of memory. "split": smaller batches run. "raise":
+            its callers get the error; "raise".
+        isolate_errors: whether the halves of a failed batch run again, until the failing items
+            stand alone (13 calls of the function for one item in 64). The other items get their
+            results; False.
+        on_batch: observer that gets a `BatchRecord` of every batch, after its callers are answered;
             None.
-        on_full: treatment of a call when the queue is full: "wait" for its turn, first come, first
-            served, or "raise" `QueueFull`; "wait".
-        queue_timeout_ms: a call of which nothing has begun to run after this many milliseconds ends
-            with `QueueTimeout`; None.
-        max_concurrent_batches: batches running at once, each in a thread of its own; 1.
-        prefetch: batches formed and collated while other batches run, ready when the function
-            returns; 0.
-        on_oom: "split" runs a batch that ran out of memory again in smaller ones; "raise".
-        isolate_errors: a batch that failed is run again in halves, until the failing items stand
-            alone (13 calls of the function for one in 64), and all other items get their results;
-            False.
-        on_batch: an observer, called with a `BatchRecord` of every batch after its callers were
-            answered; None.
-        name: for messages and thread names; the function's qualified name.
+        name: name in messages and of threads; the function's qualified name.
 
     Raises:
         TypeError, ValueError: at decoration, for a setting or a function that cannot work.
@@ -204,20 +205,21 @@ class InferenceDynamically(_Decorator):
     the function would have returned for them alone: same structure, same rows, same lengths.
 
     Settings, in addition to the settings of `batched.dynamically`:
-        pad_token: value that fills short rows, by name of the feature; 0 for features not named.
+        pad_token: value that fills short rows, by name of the feature; 0 for all other features.
             `pad_tokens` is another spelling.
-        padding_side: the side on which rows are filled, "right" or "left"; "right".
-        pad_to_multiple_of: rows of token ids and masks, features as long as these, and all padded
-            rows get a length that is a multiple of this; 1.
-        unpad: how outputs are cut to the lengths of the caller's rows: "auto", as learned from
-            earlier outputs; False, not at all; or as declared, `{"last_hidden_state": {1:
-            "input_ids"}}`, where "" is the whole output; "auto".
-        spread_kwargs: call `func(**features)` instead of `func(features)`; False.
-        device: device on which the function gets its features, as tensors; None, that of callers.
-        output_device: device on which callers get their results; None, that of the outputs.
-        length: as in `batched.dynamically`, of one row as a dict; by default the length of its
-            token ids, or else the longest.
-        on_oom: "split", or "raise" for no second attempt; "split".
+        padding_side: side on which rows are filled, "right" or "left"; "right".
+        pad_to_multiple_of: divisor of the length of token ids, of masks, of features as long as
+            these, and of all padded rows; 1.
+        unpad: rule by which outputs are cut to the lengths of a caller's rows. "auto": as learned
+            from earlier outputs. False: outputs are not cut. Or a declaration,
+            `{"last_hidden_state": {1: "input_ids"}}`, where "" is the whole output; "auto".
+        spread_kwargs: whether to call `func(**features)` instead of `func(features)`; False.
+        device: device on which the function gets its features, as tensors; None, the device of the
+            callers.
+        output_device: device on which callers get their results; None, the device of the outputs.
+        length: as in `batched.dynamically`, for one row as a dict; by default the length of its
+            token ids, or else the greatest length.
+        on_oom: as in `batched.dynamically`; "split".
 
     Raises:
         TypeError, ValueError: at decoration, for a setting or a function that cannot work.

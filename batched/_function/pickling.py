@@ -4,6 +4,9 @@
 `__main__` by value. A batched function is therefore sent as two plain functions of its own module,
 its carriers. Their names are attributes of the batched function, `embed._carriers.locate`.
 
+Two carriers are needed, because a function may refer to itself: the object must exist before its
+content.
+
 1. A carrier sent by name is the receiver's own: `locate` returns the receiver's function.
 2. A carrier sent by value is a copy: `locate` returns an empty object, and `describe` its content.
 """

@@ -56,7 +56,7 @@ class Server:
         self._to_come.close()
 
     def lose(self) -> None:
-        """The client leaves before all of its body has come."""
+        """Have the client leave before its whole body has arrived."""
         self._to_come.send_nowait({"type": "http.request", "body": b"", "more_body": True})
         self._to_come.close()
 

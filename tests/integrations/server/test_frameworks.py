@@ -44,7 +44,7 @@ def anyio_backend() -> str:
 
 @contextlib.asynccontextmanager
 async def served(app: Any) -> AsyncIterator[Any]:
-    """A client of `app`."""
+    """Yield a client of `app`."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
         serving = asyncio.create_task(server.serve([listening]))
