@@ -38,21 +38,19 @@ PLAIN: Final = {str, bytes, int, bool, type(None)}
 VALUES: Final = {"datetime", "decimal", "fractions", "pathlib", "uuid"}
 """Modules of classes with a `repr` that has the whole value."""
 
-CONTAINERS: Final = (list, tuple, set, frozenset, dict)
+SCALARS: Final = {float, *PLAIN}
 MUTABLE: Final = {list, set, dict}
 
 
 class Arguments:
     """Extra arguments of a call. They are equal if their keys are."""
 
-    __slots__ = ("_has_containers", "_values", "key")
+    __slots__ = ("_is_plain", "_values", "key")
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable = frozenset()
     ) -> None:
-        self._has_containers = any(
-            isinstance(value, CONTAINERS) for value in (*args, *kwargs.values())
-        )
+        self._is_plain = SCALARS.issuperset(map(type, (*args, *kwargs.values())))
         self._values: Values = args, kwargs
         self._values = self.unpack()
         self.key = key
@@ -60,10 +58,10 @@ class Arguments:
 
     def unpack(self) -> Values:
         """Return the arguments for one batch, with new containers that the function may change."""
-        if self._has_containers:
-            args, kwargs = self._values
-            return _copy_containers(args), _copy_containers(kwargs)
-        return self._values
+        args, kwargs = self._values
+        if self._is_plain:
+            return args, kwargs
+        return _copy_containers(args), _copy_containers(kwargs)
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -125,6 +123,8 @@ class Binder:
         Raises:
             TypeError: the arguments do not fit the signature.
         """
+        if not args and not kwargs and not features and self.bare is not None:
+            return self.bare
         shape = (len(args), features, *kwargs)
         places = self._places.get(shape)
         if places is None:

@@ -61,8 +61,9 @@ class FeatureCollator:
         padded = self._plan_widths(group.specs, list(zip(*every, strict=True)))
         callers: Callers = {}
         if set(every) != {padded} and self._settings.unpad == "auto":
+            rounds = self._settings.pad_to_multiple_of > 1
             callers = {
-                own: self._plan_widths(group.specs, [(width,) for width in own])
+                own: self._plan_widths(group.specs, [(width,) for width in own]) if rounds else own
                 for own in sorted(set(every), key=sum)
             }
         if len(set(callers.values())) > 1:
@@ -76,7 +77,7 @@ class FeatureCollator:
         return self._build_call(slices, batch, slices[0][0].items.widths, {})
 
     def _collate_uncut(self, slices: list[Slice], batch: Batch) -> Call:
-        """Return the call for slices with rows of one width that the function needs rounded up.
+        """Return the call for rows of one width that the function needs rounded up.
 
         Axes that may follow a feature or may have one size are not cut.
         """
