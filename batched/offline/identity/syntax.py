@@ -2,7 +2,8 @@
 
 1. The syntax tree of a function is the tree in its file that compiles to the loaded code, on any
    line. A file that was edited after its import may have none.
-2. The description of a tree is the same with every Python, unlike `ast.unparse` and `ast.dump`.
+2. The description of a tree is the same with every Python, unlike bytecode, `ast.unparse` and
+   `ast.dump`: a newer Python computes no row again.
 3. No code of the user runs here.
 """
 

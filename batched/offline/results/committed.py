@@ -5,7 +5,8 @@
 2. A chunk is read once, and dropped after its last row. If more than `CACHE_BYTES` of chunks would
    be in use at once, since the source is in another order, all values are first spilled to a second
    file, by range of source rows: in two passes each chunk is read once, then each piece. Finding
-   the order takes 40 bytes of memory for each row and step.
+   the order takes 40 bytes of memory for each row and step. Without the second file, a source in
+   another order would read nearly all chunks again for each window.
 """
 
 from __future__ import annotations
