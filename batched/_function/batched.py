@@ -286,9 +286,9 @@ class BatchedCallable(Generic[T, U, P]):
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         owner = self._owner
         if owner is not None:
-            for name in (self._held_as.rpartition(".")[2], self.__name__):
-                if getattr(owner, name, None) == self:
-                    return getattr, (owner, name)
+            name = self._held_as.rpartition(".")[2] or self.__name__
+            if getattr(owner, name, None) == self:
+                return getattr, (owner, name)
         elif self._is_a_function:
             name = importable_name(self, self._held_as) or self.__qualname__
             old = operator.index(protocol) < DOTTED_NAMES

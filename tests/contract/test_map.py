@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -10,6 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+import batched
 from batched import BatcherClosed, QueueTimeout
 from stage import BOUND, Stage
 
@@ -50,6 +52,19 @@ async def test_items_are_taken_only_a_bounded_way_ahead(stage: Stage) -> None:
             seen += 1
             assert taken <= seen + 7
     assert seen == taken == 100
+
+
+def test_a_result_that_is_ready_is_yielded_before_further_items_are_taken() -> None:
+    answered = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        assert answered.wait(BOUND)
+        yield 1
+        pytest.fail("an item was taken too early")
+
+    with batched.dynamically(on_batch=lambda _: answered.set())(lambda items: items) as fn:
+        assert next(fn.map(source())) == 0
 
 
 async def test_nothing_is_taken_before_the_first_result_is_asked_for(stage: Stage) -> None:

@@ -54,6 +54,7 @@ class Model:
         return [-self.factor * item for item in items]
 
     negated = batched.dynamically(negated_batch)
+    squared: Any = batched.dynamically(lambda self, items: [item**2 for item in items])
 
 
 class Derived(Model):
@@ -197,6 +198,7 @@ def test_methods_pickle_by_their_instance_or_class_and_their_attribute() -> None
         assert pickle.loads(pickle.dumps(method)) is method
     twin = pickle.loads(pickle.dumps(Model(4).negated))
     assert (twin(2), twin.stats.calls) == (-8, 1)
+    assert pickle.loads(pickle.dumps(Model().squared))(3) == 9
     held = pickle.loads(pickle.dumps(Holder(4)))
     held.factor = 3
     assert (held.held(5), held.bound(5)) == (-15, 15)
