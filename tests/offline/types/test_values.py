@@ -55,7 +55,7 @@ class Point:
 
 
 def readable(value: Any) -> tuple[Any, Any]:
-    """Return the canonical form and the kind; values without one are no examples."""
+    """Return the canonical form and the kind; a value without a form is no example."""
     try:
         return read(value)
     except (Unfit, pa.ArrowException):
