@@ -39,12 +39,6 @@ def test_each_feature_is_padded_to_its_own_longest_row(together: Make) -> None:
     assert to_lists(two.seen[0]) == {"a": [[1, 0], [2, 2]], "b": [[1, 1, 1], [2, 0, 0]]}
 
 
-def test_rows_of_several_axes_are_padded_along_their_first(together: Make) -> None:
-    two = together(pad_token={"x": 9})
-    two.results({"x": numpy.ones((1, 1, 2))}, {"x": numpy.ones((1, 3, 2))})
-    assert two.seen[0]["x"].tolist() == [[[1, 1], [9, 9], [9, 9]], [[1, 1]] * 3]
-
-
 def test_rows_may_be_single_values_or_empty(together: Make) -> None:
     two = together()
     results = two.results({"x": numpy.array([1, 2])}, {"x": [numpy.array(3)]})
@@ -335,21 +329,3 @@ def test_results_own_their_memory(together: Make, library: Any, batch_size: int)
             else:
                 assert array.base is None
                 assert array.flags.writeable
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("widths", [(2,), (2, 3)])
-def test_results_of_inference_mode_may_be_changed_and_learned_from(
-    together: Make, widths: tuple[int, ...]
-) -> None:
-    torch = pytest.importorskip("torch")
-
-    @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch is loaded at run time
-    def compute(features: dict[str, Any]) -> Any:
-        return features["x"] * 2
-
-    two = together(compute, pad_token={"x": 0})
-    for result in two.results(*({"x": torch.ones(1, width)} for width in widths)):
-        result += 1
-        assert not result.is_inference()
-        (result * torch.ones(1, requires_grad=True)).sum().backward()

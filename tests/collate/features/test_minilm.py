@@ -104,32 +104,6 @@ def test_hidden_states_and_embeddings_equal_those_of_single_calls(
         assert close(result.pooler_output, alone.pooler_output)
 
 
-def test_attentions_are_cut_on_both_axes(model: Any, calls: list[dict[str, Any]]) -> None:
-    chosen = calls[:40]
-
-    @batched.inference.dynamically(batch_size=8)
-    def fn(features: dict[str, Any]) -> Any:
-        with torch.inference_mode():
-            return model(**features, output_attentions=True, output_hidden_states=True)
-
-    with fn:
-        results = from_many_threads(fn, chosen)
-    assert fn.stats.total_batches < len(chosen)
-    for features, result in zip(chosen, results, strict=True):
-        length = features["input_ids"].shape[1]
-        with torch.inference_mode():
-            alone = model(**features, output_attentions=True, output_hidden_states=True)
-        assert [attention.shape for attention in result.attentions] == [(1, 12, length, length)] * 6
-        assert all(
-            close(one, other)
-            for one, other in zip(result.attentions, alone.attentions, strict=True)
-        )
-        assert all(
-            close(one, other)
-            for one, other in zip(result.hidden_states, alone.hidden_states, strict=True)
-        )
-
-
 @pytest.mark.parametrize("labels", [5, 22])
 def test_a_token_classifier_labels_each_token_as_if_alone(
     calls: list[dict[str, Any]], labels: int

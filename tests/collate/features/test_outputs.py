@@ -270,34 +270,6 @@ def test_an_output_that_cannot_be_split_is_an_error_with_its_path(
 
 
 @pytest.mark.model
-def test_the_cache_of_a_real_model_is_an_error_that_says_how_to_leave_it_out(
-    together: Make,
-) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=16)
-    ).eval()
-
-    def compute(features: dict[str, Any], use_cache: bool = True) -> Any:
-        with torch.inference_mode():
-            return model(**features, use_cache=use_cache)
-
-    two = together(compute)
-    calls = [{"input_ids": torch.ones(1, width, dtype=torch.int64)} for width in (3, 5)]
-    for answer in two.answers(*calls):
-        assert type(answer) is BatchFunctionError
-        assert "past_key_values" in str(answer)
-        assert "use_cache=False" in str(answer)
-    results = two.results(*calls, extra=({"use_cache": False},) * 2)
-    for call, result in zip(calls, results, strict=True):
-        alone = compute(call, use_cache=False)
-        assert type(result) is type(alone)
-        assert torch.allclose(result.logits, alone.logits, atol=1e-5)
-
-
-@pytest.mark.model
 def test_sparse_and_nested_tensors_are_refused_with_their_path(together: Make) -> None:
     torch = pytest.importorskip("torch")
     for odd, said in (

@@ -106,17 +106,6 @@ def test_a_batch_that_runs_in_parts_counts_once(together: Make) -> None:
     assert (stats.total_batches, stats.total_processed, stats.calls) == (2, 3, 3)
 
 
-def test_a_batch_runs_whole_after_two_calls_of_different_length(
-    together: Make,
-) -> None:
-    two = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
-    two.results(tokens(2))
-    two.results(tokens(4))
-    results = two.results(tokens(3), tokens(5))
-    assert [result["hidden"].shape for result in results] == [(1, 3, 5), (1, 5, 5)]
-    assert two.seen[-1]["ids"].shape == (2, 5)
-
-
 def test_few_batches_of_many_lengths_run_in_parts(together: Make) -> None:
     many = together(lambda features: {"hidden": hidden(features), "ids": features["ids"]})
     source = numpy.random.default_rng(0)
