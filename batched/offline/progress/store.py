@@ -112,14 +112,13 @@ class Progress(Database):
                     ],
                 )
             self._store(conn, ended)
-            if ended:
-                later = "delete from rows where key = ? and step > ?"
-                at = [row[:2] for row in ended]
-                self._replaced |= conn.executemany(later, at).rowcount > 0
 
     def _store(self, conn: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> None:
+        """Write rows; a row that replaces another one drops the row's results of later steps."""
         if not insert(conn, "rows", rows):
             insert(conn, "rows", rows, "replace")
+            later = "delete from rows where key = ? and step > ?"
+            conn.executemany(later, [row[:2] for row in rows])
             self._replaced = True
 
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:

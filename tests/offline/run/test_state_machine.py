@@ -187,7 +187,8 @@ class Runs(RuleBasedStateMachine):
         self.forget_old_code(found)
         # if the first step of a row is computed again, the result of the second one may go
         called |= {(1, key) for step, key in called if step == 0}
-        assert set(self.committed) - called <= found, "committed rows are lost"
+        lost = {work: statuses.get(work) for work in set(self.committed) - called - found}
+        assert not lost, f"committed rows are lost: {lost}"
         for work in called:
             self.committed.pop(work, None)
         self.committed |= dict.fromkeys(found & called)
