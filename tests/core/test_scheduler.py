@@ -116,15 +116,6 @@ def test_a_call_that_has_partly_run_is_never_held(size: int, threshold: int) -> 
     assert (contents(rest), rest.reason) == ([(begun, 4, size)], "eager")
 
 
-def test_calls_may_leave_with_a_call_that_has_partly_run() -> None:
-    held = windowed()
-    begun, late = call(5), call()
-    submitted(held, begun)
-    ran(held)
-    assert departure(held, late, 0.0) == AT_ONCE
-    assert requests_of(ran(held)) == [begun, late]
-
-
 def test_separate_items_that_leave_do_not_hurry_the_rest() -> None:
     held = windowed()
     rows = call(6)
@@ -162,15 +153,6 @@ def test_submit_sets_the_moment_from_which_the_group_may_leave() -> None:
     assert departure(held, call(), 0.75) == 1.5
     assert departure(held, call(1, "other"), 0.75) == 1.75
     assert departure(held, call(2), 1.0) == AT_ONCE
-
-
-def test_the_next_deadline_is_the_earliest_of_all_groups() -> None:
-    held = windowed()
-    held.submit(call(1, "a"), 1.0)
-    held.submit(call(1, "b"), 0.5)
-    held.submit(call(1, "c"), 2.0)
-    assert held.next_deadline() == 1.5
-    assert requests_of(taken(held, 1.5))[0].group_key == "b"
 
 
 def test_each_batch_knows_when_it_was_formed_and_when_it_ended() -> None:
@@ -244,21 +226,6 @@ def test_a_held_group_never_keeps_a_worker_from_another_group() -> None:
     assert requests_of(ran(busy, 0.5)) == [full]
     assert busy.take(0.5) is None
     assert requests_of(ran(busy, 1.0)) == [held]
-
-
-def test_held_groups_of_either_class_are_passed_over_and_keep_their_place() -> None:
-    busy = windowed(batch_size=6, small_batch_threshold=2)
-    held = [call(1, "a"), call(1, "a"), call(3, "a"), call(2, "b"), call(3, "b"), call(4, "c")]
-    submitted(busy, *held)
-    full = call(6, "d")
-    busy.submit(full, 0.25)
-    assert requests_of(ran(busy, 0.25)) == [full]
-    assert busy.take(0.25) is None
-    assert [set(requests_of(batch)) for batch in all_ran(busy, 1.0)] == [
-        set(held[:3]),
-        set(held[3:5]),
-        {held[5]},
-    ]
 
 
 # ---------------------------------------------------------------- small first
@@ -505,18 +472,6 @@ def test_prefetch_is_the_number_of_batches_that_are_formed_early(
     assert busy.take(1.0) is None
 
 
-def test_a_batch_that_waited_for_a_worker_includes_later_calls() -> None:
-    busy = scheduler()
-    submitted(busy, call())
-    running = taken(busy)
-    late = [call() for _ in range(4)]
-    for moment, one in enumerate(late):
-        busy.submit(one, float(moment))
-        assert busy.take(float(moment)) is None
-    busy.finished(running, 4.0)
-    assert requests_of(taken(busy, 4.0)) == late
-
-
 # ---------------------------------------------------------------- cancelling
 
 
@@ -538,17 +493,6 @@ def test_a_cancelled_call_that_was_partly_handed_out_loses_its_rest() -> None:
     busy.submit(late, 0.0)
     busy.finished(running, 1.0)
     assert [requests_of(batch) for batch in all_ran(busy, 1.0)] == [[late]]
-
-
-def test_a_group_is_held_again_when_a_cancelled_call_leaves_too_few_items() -> None:
-    busy = windowed()
-    kept, dropped = call(1), call(3)
-    busy.submit(kept, 0.5)
-    busy.submit(dropped, 0.75)
-    busy.cancel(dropped)
-    assert busy.next_deadline() == 1.5
-    assert busy.take(1.0) is None
-    assert requests_of(taken(busy, 1.5)) == [kept]
 
 
 # ---------------------------------------------------------------- counts
