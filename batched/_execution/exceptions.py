@@ -78,7 +78,7 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
         built_in = built_in.__base__
     args: tuple[Any, ...] = ()
     if built_in is BaseExceptionGroup:  # callers may raise its parts, too
-        group: Any = vars(built_in)
+        group = dict[str, Any](vars(built_in))
         parts = group["exceptions"].__get__(error)
         args = group["message"].__get__(error), [copy_exception(part, copies) for part in parts]
     twin: BaseException = built_in.__new__(kind, *args)
