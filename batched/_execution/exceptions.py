@@ -76,12 +76,13 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
     built_in: Any = kind
     while built_in.__flags__ & _HEAP_TYPE:
         built_in = built_in.__base__
+    make: Any = built_in.__new__
     args: tuple[Any, ...] = ()
     if built_in is BaseExceptionGroup:  # callers may raise its parts, too
         group = dict[str, Any](vars(built_in))
         parts = group["exceptions"].__get__(error)
         args = group["message"].__get__(error), [copy_exception(part, copies) for part in parts]
-    twin: BaseException = built_in.__new__(kind, *args)
+    twin: BaseException = make(kind, *args)
     copies[id(error)] = twin
     members = [
         member
