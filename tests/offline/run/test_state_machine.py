@@ -323,6 +323,8 @@ class Runs(RuleBasedStateMachine):
         assert not computed_again(self.log, kept), "computed though committed"
         self.committed |= inputs
         for key, text in self.rows.items():
+            if (1, key) not in inputs:  # the row ended in the first step
+                self.committed.pop((1, key), None)
             if text.startswith((FIRST, SECOND)):
                 self.committed.pop((int(text.startswith(SECOND)), key), None)
 
