@@ -18,10 +18,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from .arrays import find_imported
 
@@ -42,19 +42,30 @@ SCALARS: Final = {float, *PLAIN}
 MUTABLE: Final = {list, set, dict}
 
 
-class Arguments:
-    """Extra arguments of a call. They are equal if their keys are."""
+class Arguments(frozenset[tuple[Hashable, Hashable]]):
+    """Extra arguments of a call, as the set of their parameters and keys.
 
-    __slots__ = ("_is_plain", "_values", "key")
+    As a set of built-in objects it is hashed and compared without a call of Python. It keeps no
+    argument alive that is compared by identity.
+    """
 
-    def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable = frozenset()
-    ) -> None:
+    __slots__ = ("_is_plain", "_values")
+
+    _is_plain: bool
+    _values: Values
+
+    def __new__(
+        cls,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keys: Iterable[tuple[Hashable, Hashable]] = (),
+    ) -> Self:
+        """Take the arguments of a call, and copy containers."""
+        self = super().__new__(cls, keys)
         self._is_plain = SCALARS.issuperset(map(type, (*args, *kwargs.values())))
-        self._values: Values = args, kwargs
+        self._values = args, kwargs
         self._values = self.unpack()
-        self.key = key
-        """Key of these arguments, which keeps no argument alive that is compared by identity."""
+        return self
 
     def unpack(self) -> Values:
         """Return the arguments for one batch, with new containers that the function may change."""
@@ -62,12 +73,6 @@ class Arguments:
         if self._is_plain:
             return args, kwargs
         return _copy_containers(args), _copy_containers(kwargs)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Arguments) and self.key == other.key
 
 
 class Binder:
@@ -109,7 +114,7 @@ class Binder:
         }
         # by number of positional arguments, names of features, and keywords
         self._places: dict[Hashable, list[Hashable]] = {}
-        self._nothing = Arguments((), {}, frozenset(self._defaults.items()))
+        self._nothing = Arguments((), {}, self._defaults.items())
         self.bare: Arguments | None = None
         """Arguments of a call without extra arguments; None if some are required."""
         with suppress(TypeError):
@@ -135,7 +140,7 @@ class Binder:
             return self._nothing
         given = map(_freeze, (*args, *kwargs.values()))
         key = {**self._defaults, **dict(zip(places, given, strict=True))}
-        return Arguments(args, kwargs, frozenset(key.items()))
+        return Arguments(args, kwargs, key.items())
 
     def _find_places(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]

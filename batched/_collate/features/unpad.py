@@ -95,7 +95,7 @@ class Unpadding:
 
     def find_apart(self, group: Any, callers: Callers) -> Collection[Widths]:
         """Return widths of callers that have to run apart with any output; often empty."""
-        evidence = self._evidence.get((group.arguments.key, group.specs))
+        evidence = self._evidence.get((frozenset(group.arguments), group.specs))
         return () if evidence is None else self._find_apart(evidence, (), callers)
 
     def find_cuts(
@@ -149,7 +149,7 @@ class Unpadding:
 
     def _observe(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Evidence:
         """Return the evidence after a run `padded` to these widths."""
-        key = group.arguments.key, group.specs
+        key = frozenset(group.arguments), group.specs  # keeps no argument alive
         sizes = tuple(chain.from_iterable([array.shape[1:] for _, array in arrays]))
         equal = {
             size: frozenset([number for number, width in enumerate(padded) if width == size])

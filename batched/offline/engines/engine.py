@@ -396,8 +396,7 @@ class Engine:
     def _place_for(self, worker: Worker) -> int:
         """Return the place in the queue of the batch for `worker`, which will hold its key."""
         # the routing key is the only argument of the requests
-        waiting: list[Any] = [batch.slices[0][0].group_key for batch, _ in self._tasks]
-        keys = [arguments.key for arguments in waiting]
+        keys = [batch.slices[0][0].group_key for batch, _ in self._tasks]
         held = {key for each in self._workers for key in each.keys}
         ranks = [(key not in worker.keys, key in held) for key in keys]
         place = ranks.index(min(ranks))
