@@ -134,7 +134,7 @@ def test_a_seed_gives_the_same_text_alone_and_in_a_batch() -> None:
     ]
     with full_batches(20, max_new_tokens=16) as generator:
         found = [future.result() for future in [generator.submit(ids, **of) for ids, of in asked]]
-        assert generator.stats.total_batches == 1
+    assert generator.stats.total_batches == 1
     with TextGenerator(model(), tokenizer(), max_new_tokens=16) as generator:
         assert found == [generator(ids, **settings) for ids, settings in asked]
         ids, settings = asked[0]

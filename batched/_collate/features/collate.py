@@ -20,7 +20,7 @@ from .outputs import Path, dotted_path, tree_flatten, tree_unflatten
 from .parse import Features
 from .settings import FeatureSettings
 from .spec import FeatureSpec
-from .unpad import Callers, Cuts, Unpadding, Widths
+from .unpad import Callers, Cuts, Unpadding, Widths, order
 
 logger = logging.getLogger("batched")
 
@@ -152,21 +152,25 @@ class FeatureCollator:
     ) -> GroupsNeeded:
         """Return the request to run rows of the widths `apart` first, and the rest after them.
 
-        Rows that are padded to the same widths run in one batch. If all rows of `slices` are, rows
-        of each width run without padding.
+        Rows that are padded to the same widths run in one batch. Rows of each width run without
+        padding if padding would leave their share open: if all rows of `slices` are padded to the
+        same widths, or if it changes the order of the features by length.
         """
         alike = len(set(callers.values())) == 1
-        keys = {own: own if alike else alone for own, alone in callers.items()}
+        keys = {
+            own: (own, True) if alike or order(own) != order(alone) else (alone, False)
+            for own, alone in callers.items()
+        }
         wanted = {keys[own] for own in apart}
-        groups: dict[Widths, list[Slice]] = {}
+        groups: dict[tuple[Widths, bool], list[Slice]] = {}
         for each in slices:
             key = keys[each[0].items.widths]
-            groups.setdefault(key if key in wanted else (), []).append(each)
+            groups.setdefault(key if key in wanted else ((), False), []).append(each)
         unpadded: tuple[Collate, ...] = (self._collate_unpadded, self._collate_uncut)
         return GroupsNeeded(
             [
-                (groups[key], unpadded if alike and key else (self.collate,))
-                for key in sorted(groups, key=sum, reverse=True)
+                (groups[key], unpadded if key[1] else (self.collate,))
+                for key in sorted(groups, key=lambda key: sum(key[0]), reverse=True)
             ]
         )
 

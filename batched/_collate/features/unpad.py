@@ -138,14 +138,21 @@ class Unpadding:
         covered = _is_covered(least, evidence.shortest)
         follows = any(axis.follows for axis in axes)
         unclear = [axis for axis in axes if axis.is_open(callers)]
+        # the evidence with the runs of these callers: the rest runs once
+        shortest, orders = [*evidence.shortest], {*evidence.orders}
+        apart = []
         for own, alone in callers.items():
+            opened = [axis for axis in unclear if axis.is_open([own])]
             if (
-                not (covered or _is_covered(alone, evidence.shortest))
-                or (follows and _order(own) not in evidence.orders)
-                or any(axis.is_open([own]) for axis in unclear)
+                not (covered or _is_covered(alone, shortest))
+                or (follows and order(own) not in orders)
+                or opened
             ):
-                return (own,)
-        return ()
+                apart.append(own)
+                shortest.append(alone)
+                orders.add(order(own))
+                unclear = [axis for axis in unclear if axis not in opened]
+        return apart
 
     def _observe(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Evidence:
         """Return the evidence after a run `padded` to these widths."""
@@ -159,7 +166,7 @@ class Unpadding:
             structure=tuple([(path, array.ndim) for path, array in arrays]),
             axes=[_Axis(size, equal[size]) for size in sizes],
             shortest=[padded],
-            orders=frozenset([_order(padded)]),
+            orders=frozenset([order(padded)]),
             padded=padded,
             rows=len(arrays[0][1]),
             sizes=sizes,
@@ -263,7 +270,7 @@ def _is_covered(widths: Widths, runs: list[Widths]) -> bool:
 
 
 @lru_cache(CACHE_LIMIT)
-def _order(widths: Widths) -> Widths:
+def order(widths: Widths) -> Widths:
     """Return the place of each feature among all lengths, the shortest first."""
     lengths = sorted(set(widths))
     return tuple(map(lengths.index, widths))

@@ -303,11 +303,11 @@ def test_a_file_is_no_folder_and_a_folder_no_file(bucket: Bucket, opened: Open) 
 def test_secrets_are_in_no_report_and_in_no_file(
     bucket: Bucket, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "steps.py").write_text("def fail(texts):\n    return [1 / 0 for _ in texts]\n")
+    (folder / "failing_step.py").write_text("def fail(texts):\n    return [1 / 0 for _ in texts]\n")
     uri = bucket.uri("r.csv")
     at = ["--progress", "progress"]
     named = ["--input", "text", "--output", "out"]
-    assert cli.main(["run", "steps:fail", "in.csv", uri, *named, *at]) == 1
+    assert cli.main(["run", "failing_step:fail", "in.csv", uri, *named, *at]) == 1
     assert cli.main(["status", uri, *at]) == 0
     for arguments in (["status", uri], ["status", uri, "--progress", "none"]):
         with pytest.raises(SystemExit):
