@@ -32,20 +32,22 @@ class Observer:
                 )
 
     def _record(self, batch: Batch, outcomes: Outcomes) -> BatchRecord:
-        errors = [
-            (request, outcome)
-            for (request, _, _), outcome in zip(*outcomes[:2], strict=True)
-            if issubclass(type(outcome), BaseException)
-        ]
-        lost = {id(request) for request, _ in errors if not request.separate}
+        slices, results, _ = outcomes
+        fails = [issubclass(type(result), BaseException) for result in results]
+        # calls that fail as a whole
+        lost = {
+            request
+            for (request, _, _), fail in zip(slices, fails, strict=True)
+            if fail and not request.separate
+        }
         failed = sum(
             [
                 stop - start
-                for (request, start, stop), outcome in zip(*outcomes[:2], strict=True)
-                if id(request) in lost or issubclass(type(outcome), BaseException)
+                for (request, start, stop), fail in zip(slices, fails, strict=True)
+                if fail or request in lost
             ]
         )
-        requests = {id(request): request for request, _, _ in outcomes[0]}
+        requests = {request for request, _, _ in slices}
         return BatchRecord(
             name=self._name,
             size=batch.size,
@@ -53,10 +55,10 @@ class Observer:
             tokens=batch.cells,
             padding_waste=batch.padding / batch.cells if batch.cells else 0.0,
             flush_reason=batch.reason,
-            oldest_wait=batch.started - min([request.arrived for request in requests.values()]),
+            oldest_wait=batch.started - min([request.arrived for request in requests]),
             processing_time=batch.ended - batch.started,
             attempts=batch.attempts,
-            outcome="ok" if not errors else "failed" if failed == batch.size else "partial",
+            outcome="ok" if not failed else "failed" if failed == batch.size else "partial",
             failed=failed,
-            error=type(errors[0][1]).__name__ if errors else None,
+            error=type(results[fails.index(True)]).__name__ if failed else None,
         )

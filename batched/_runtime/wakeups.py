@@ -1,4 +1,4 @@
-"""Wake-ups of callers whose calls have ended, kept until they are done.
+"""Wake-ups of the callers of ended calls, kept until they are done.
 
 No caller is forgotten at a fork, or if an exception from a signal handler or a full stack
 interrupts. A waker may be woken twice.
@@ -21,7 +21,7 @@ class Wakeups:
 
     def __init__(self) -> None:
         self.pending: dict[object, Ended] = {}
-        # keys whose wake-ups an exception interrupted: the next thread does them
+        # keys of wake-ups that an exception interrupted: the next thread does them
         self.left: dict[object, None] = {}
 
     @property
@@ -55,7 +55,7 @@ class Wakeups:
             self.left.pop(key, None)
 
     def take_all(self) -> Iterator[tuple[Request, Any]]:
-        """Remove and yield all calls whose callers may not be woken, in a forked process.
+        """Remove and yield all calls with callers that may not be woken, in a forked process.
 
         The thread that was about to wake them is gone.
         """

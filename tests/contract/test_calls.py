@@ -157,18 +157,3 @@ async def test_other_settings_make_another_batcher_of_the_same_function(stage: S
         fn.with_options(batch_size=0)
     await other.aclose()
     assert await stage.call("open") == ("done", "open")
-
-
-async def test_the_undecorated_function_is_there(stage: Stage) -> None:
-    fn = stage.decorate()
-    result = fn.__wrapped__(["a", "b"])
-    assert (await result if stage.kind == "aio-coroutine" else result) == [
-        ("done", "a"),
-        ("done", "b"),
-    ]
-    assert fn.stats.calls == 0
-
-
-async def test_the_output_may_be_a_tuple(stage: Stage) -> None:
-    stage.decorate(tuple)
-    assert await stage.call([1, 2]) == [1, 2]

@@ -67,14 +67,6 @@ async def test_a_cancelled_future_is_never_computed(stage: Stage) -> None:
     assert not first.running()
 
 
-async def test_a_submitted_list_is_one_item(stage: Stage) -> None:
-    fn = stage.decorate()
-    future = fn.submit([1, 2])
-    await stage.until(future.done)
-    assert future.result() == ("done", [1, 2])
-    assert stage.batches == [[[1, 2]]]
-
-
 async def test_a_submitted_item_that_fails_has_its_exception(stage: Stage) -> None:
     def compute(items: list[Any]) -> list[Any]:
         raise KeyError(items[0])

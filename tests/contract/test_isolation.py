@@ -4,9 +4,6 @@ all four decorators on every runtime.
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,44 +85,6 @@ async def test_a_call_of_several_fails_with_its_first_bad_item_and_others_do_not
     assert [BAD + 2] not in stage.given, "nothing more is run for a call that has failed"
 
 
-async def test_a_function_that_leaves_out_bad_items_is_found_out(stage: NumberStage) -> None:
-    stage.decorate(
-        lambda numbers: [number for number in numbers if number < BAD],
-        gated=True,
-        isolate_errors=True,
-    )
-    answers = await together(stage, [1, 2, BAD, 3])
-    short = answers.pop(2)
-    assert [stage.values(answer) for answer in answers] == [[1], [2], [3]]
-    assert isinstance(short, batched.BatchSizeMismatch)
-    assert (short.expected, short.actual) == (1, 0)
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-async def test_what_ends_a_program_is_not_tried_again(
-    stage: NumberStage, error: BaseException
-) -> None:
-    def ending(numbers: list[int]) -> list[int]:
-        if BAD in numbers:
-            raise error
-        return numbers
-
-    stage.decorate(ending, gated=True, isolate_errors=True)
-    answers = await together(stage, [1, BAD, 2])
-    assert len(stage.given) == 1 + 1
-    assert all(
-        isinstance(answer, batched.BatchFunctionError) and type(answer.__cause__) is type(error)
-        for answer in answers
-    )
-
-
-async def test_without_it_a_batch_fails_as_one(stage: NumberStage) -> None:
-    stage.decorate(picky, gated=True)
-    answers = await together(stage, [1, BAD, 2])
-    assert len(stage.given) == 1 + 1
-    assert all(isinstance(answer, BadItem) for answer in answers)
-
-
 async def test_a_call_that_is_given_up_meanwhile_changes_nothing_for_the_others(
     stage: NumberStage,
 ) -> None:
@@ -144,43 +103,6 @@ async def test_a_call_that_is_given_up_meanwhile_changes_nothing_for_the_others(
     assert [stage.values(callers.answers[call]) for call in calls] == [[2], [4]]
 
 
-def test_a_list_whose_items_run_in_order_of_length_fails_with_the_one_that_stood_first() -> None:
-    @batched.dynamically(isolate_errors=True, length=len)
-    def fn(texts: list[str]) -> list[str]:
-        for text in texts:
-            if "!" in text:
-                raise BadItem(text)
-        return texts
-
-    with pytest.raises(BadItem) as raised:
-        fn(["good", "!first", "good, too", "!second, and longer"])
-    assert raised.value.args == ("!first",)
-    fn.shutdown()
-
-
-def test_an_attempt_that_failed_is_not_kept_during_the_next_one() -> None:
-    class Large:
-        pass
-
-    kept: list[bool] = []
-    earlier: list[weakref.ref[Large]] = []
-
-    @batched.dynamically(isolate_errors=True)
-    def fn(items: list[int]) -> list[int]:
-        kept.extend(ref() is not None for ref in earlier)
-        large = Large()
-        earlier.append(weakref.ref(large))
-        if BAD in items:
-            raise BadItem
-        return items
-
-    with pytest.raises(BadItem):
-        fn([1, BAD, 2, 3])
-    assert kept
-    assert not any(kept)
-    fn.shutdown()
-
-
 @pytest.mark.parametrize("items", [[BAD, 1, 2, 3], [1, 2, 3, BAD]])
 def test_a_record_counts_all_items_of_a_call_of_which_one_has_failed(items: list[int]) -> None:
     records: list[batched.BatchRecord] = []
@@ -192,30 +114,3 @@ def test_a_record_counts_all_items_of_a_call_of_which_one_has_failed(items: list
     assert [(record.outcome, record.failed, record.size, record.error) for record in records] == [
         ("failed", 4, 4, "BadItem")
     ]
-
-
-def test_a_loop_that_ends_during_a_further_attempt_ends_it(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    calls: list[list[int]] = []
-
-    async def main() -> None:
-        again = asyncio.Event()
-
-        @batched.aio.dynamically(isolate_errors=True)
-        async def fn(items: list[int]) -> list[int]:
-            calls.append(items)
-            if len(calls) == 1:
-                raise ValueError("one of them")
-            again.set()
-            await asyncio.Event().wait()
-            return items
-
-        call = asyncio.ensure_future(fn([1, 2]))
-        await again.wait()
-        assert not call.done()
-
-    asyncio.run(main())
-    gc.collect()
-    assert calls == [[1, 2], [1]]
-    assert not recwarn.list

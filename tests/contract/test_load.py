@@ -100,27 +100,6 @@ async def test_a_call_that_is_cancelled_in_line_is_never_computed(stage: NumberS
     assert stage.given == [[BUSY], [1]]
 
 
-async def test_a_full_queue_holds_nothing_back_and_one_that_is_full_no_longer_does(
-    stage: NumberStage,
-) -> None:
-    only_calls_that_can_be_cancelled(stage)
-    fn = stage.decorate(gated=True, batch_size=4, max_queue_size=4, flush="window", timeout_ms=1e9)
-    async with stage.callers() as callers:
-        await callers.call(stage.many([BUSY] * 4))
-        await stage.running(1)
-        await callers.call(stage.one(1))
-        async with anyio.create_task_group() as group:
-            group.start_soon(stage.call, stage.many([2] * 4))
-            await stage.until(lambda: fn.stats.blocked == 1)
-            group.cancel_scope.cancel()
-        stage.let_through(1)
-        await stage.until(lambda: 0 in callers.answers)
-        assert fn.stats.queue_size == 1
-        await callers.call(stage.many([3] * 4))
-        stage.let_through(100)
-    assert stage.given == [[BUSY] * 4, [1], [3] * 4]
-
-
 async def test_a_call_that_waits_too_long_ends_and_is_never_computed(stage: NumberStage) -> None:
     fn = stage.decorate(gated=True, queue_timeout_ms=20, max_queue_size=2)
     async with stage.callers() as callers:
@@ -149,13 +128,6 @@ async def test_a_call_that_waits_too_long_ends_and_is_never_computed(stage: Numb
     assert stats.timed_out == stats.calls - 1 >= 4
 
 
-async def test_a_call_that_runs_in_time_is_answered(stage: NumberStage) -> None:
-    fn = stage.decorate(queue_timeout_ms=1e9)
-    for number in range(3):
-        assert stage.values(await stage.call(stage.one(number))) == [number]
-    assert fn.stats.timed_out == 0
-
-
 async def test_closing_runs_what_stands_in_line(stage: NumberStage) -> None:
     fn = stage.decorate(gated=True, max_queue_size=1)
     async with stage.busy() as callers:
@@ -177,28 +149,6 @@ async def test_closing_with_cancel_ends_what_stands_in_line(stage: NumberStage) 
     assert stage.given == [[BUSY]]
     assert all(isinstance(callers.answers[call], batched.BatcherClosed) for call in calls)
     assert (fn.stats.cancelled, fn.stats.blocked) == (3, 0)
-
-
-async def test_a_large_call_that_has_failed_makes_room_for_who_stands_in_line(
-    stage: NumberStage,
-) -> None:
-    def compute(numbers: list[int]) -> list[int]:
-        if 0 in numbers:
-            raise KeyError(0)
-        return numbers
-
-    fn = stage.decorate(
-        compute, gated=True, batch_size=2, max_queue_size=4, small_batch_threshold=0
-    )
-    async with stage.callers() as callers:
-        large = await callers.call(stage.many(range(6)))
-        await stage.running(1)
-        small = await callers.call(stage.one(7))
-        assert fn.stats.blocked == 1
-        stage.let_through(100)
-    assert isinstance(callers.answers[large], KeyError)
-    assert stage.values(callers.answers[small]) == [7]
-    assert stage.given == [[0, 1], [7]]
 
 
 @pytest.mark.parametrize("flush", ["auto", "window"])

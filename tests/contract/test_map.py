@@ -77,11 +77,6 @@ async def test_nothing_is_taken_before_the_first_result_is_asked_for(stage: Stag
     assert stage.fn.stats.calls == 0
 
 
-async def test_an_items_list_is_one_item(stage: Stage) -> None:
-    stage.decorate()
-    assert await collect(stage, [[1, 2], [3]]) == [("done", [1, 2]), ("done", [3])]
-
-
 async def test_a_failed_item_raises_or_stands_in_its_place(stage: Stage) -> None:
     stage.decorate(lambda items: [ValueError(i) if i == 2 else i for i in items])
     with pytest.raises(ValueError, match="2"):
@@ -167,11 +162,6 @@ async def test_an_item_that_waits_for_others_for_too_long_expires_in_its_place(
         stage.let_through(100)
     assert stage.batches == [["busy"]]
     assert fn.stats.timed_out == 2
-
-
-async def test_a_timeout_that_is_long_enough_changes_nothing(stage: Stage) -> None:
-    stage.decorate()
-    assert await collect(stage, range(3), timeout=60) == [("done", i) for i in range(3)]
 
 
 @pytest.mark.parametrize("buffersize", [0, -1, 1.5, "4"])

@@ -50,13 +50,6 @@ async def test_calls_after_closing_are_refused(stage: Stage) -> None:
     assert (fn.stats.calls, fn.stats.rejected, fn.stats.cancelled) == (1, 3, 0)
 
 
-async def test_closing_before_the_first_call_refuses_it(stage: Stage) -> None:
-    fn = stage.decorate()
-    await fn.aclose()
-    with pytest.raises(batched.BatcherClosed):
-        await stage.call("after")
-
-
 async def test_closing_with_cancel_ends_what_waits_and_finishes_what_runs(stage: Stage) -> None:
     fn = stage.decorate(gated=True)
     async with stage.callers() as callers:

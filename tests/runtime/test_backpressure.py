@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -170,87 +169,7 @@ def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -
     assert gate.batches == [["running"], ["waiting"]]
 
 
-def test_map_waits_in_line_and_can_be_closed_there() -> None:
-    gate, fn, earlier = full()
-    results = fn.map(range(10), timeout=0.01)
-    with pytest.raises(TimeoutError):
-        next(results)
-    assert fn.stats.blocked == 0
-    gate.open.release(2)
-    assert [future.result(BOUND) for future in earlier] == ["running", "waiting"]
-    fn.shutdown()
-    assert gate.batches == [["running"], ["waiting"]]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_after_a_fork_the_child_has_an_empty_queue_and_a_clock_of_its_own() -> None:
-    program = """
-        import os, threading, time, batched
-        opened = threading.Event()
-        entered = threading.Event()
-        slow = True
-
-        @batched.dynamically(max_queue_size=1, queue_timeout_ms=1e7, batch_size=1)
-        def fn(items):
-            entered.set()
-            if slow:
-                assert opened.wait(20)
-            return items
-
-        running = fn.submit("running")
-        entered.wait(20)
-        waiting = fn.submit("waiting")
-        blocked = threading.Thread(target=lambda: fn.submit("blocked"))
-        blocked.start()
-        while not fn.stats.blocked:
-            time.sleep(0.001)
-        child = os.fork()
-        if not child:
-            slow = False
-            try:
-                running.result(10)
-            except batched.BatcherClosed:
-                pass
-            assert fn.stats.queue_size == fn.stats.blocked == 0
-            assert fn("child") == "child"
-            held = dict(flush="window", timeout_ms=1e9)
-            late = fn.with_options(batch_size=2, max_queue_size=None, queue_timeout_ms=1, **held)
-            try:
-                late("too late")
-            except batched.QueueTimeout:
-                os._exit(0)
-            os._exit(3)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        opened.set()
-        blocked.join(20)
-        assert waiting.result(20) == "waiting"
-        fn.shutdown()
-        assert fn.stats.total_processed == 3
-        print("served")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=BOUND * 2,
-        check=False,
-    )
-    assert (done.stdout, done.returncode) == ("served\n", 0), done.stderr
-
-
 # ---------------------------------------------------------------- the timer
-
-
-def test_a_held_call_is_ended_by_the_clock_although_nothing_else_happens() -> None:
-    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=5)
-    def fn(items: list[int]) -> list[int]:
-        return items
-
-    for _ in range(3):
-        with pytest.raises(batched.QueueTimeout):
-            fn(1)
-    assert fn.stats.timed_out == 3
-    fn.shutdown()
 
 
 def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it() -> None:
@@ -336,15 +255,4 @@ def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accept
             fn(1)
     assert fn.stats.calls == 0
     assert fn(2) == 2
-    fn.shutdown()
-
-
-def test_a_future_that_is_told_of_room_twice_minds_not() -> None:
-    gate, fn, earlier = full()
-    thread, futures = blocked(fn, "late")
-    gate.open.release(3)
-    thread.join(BOUND)
-    assert futures[0].result(BOUND) == "late"
-    futures[0].notify_of_room()
-    assert earlier[0].result(BOUND) == "running"
     fn.shutdown()

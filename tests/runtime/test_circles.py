@@ -236,31 +236,6 @@ def test_a_worker_that_is_free_is_waited_for() -> None:
     right.shutdown()
 
 
-def test_a_task_that_outlives_its_run_may_be_waiting_meanwhile() -> None:
-    async def main() -> None:
-        go = asyncio.Event()
-        tasks: list[asyncio.Task[int]] = []
-
-        @batched.aio.dynamically
-        async def inner(items: list[int]) -> list[int]:
-            await asyncio.wait_for(go.wait(), BOUND)
-            return items
-
-        @batched.aio.dynamically
-        async def outer(items: list[int]) -> list[int]:
-            tasks.extend(asyncio.create_task(inner.acall(item)) for item in items)
-            await asyncio.sleep(0)
-            return items
-
-        assert await outer(1) == 1
-        go.set()
-        assert await asyncio.wait_for(tasks[0], BOUND) == 1
-        await inner.aclose()
-        await outer.aclose()
-
-    asyncio.run(main())
-
-
 def test_a_task_that_outlives_its_run_may_wait_for_other_functions() -> None:
     async def main() -> None:
         over = asyncio.Event()
@@ -536,21 +511,6 @@ def test_a_wait_that_ends_by_itself_is_not_refused() -> None:
 
     assert fn(1) == "not yet"
     fn.shutdown()
-
-
-def test_a_map_that_ends_by_itself_is_not_refused() -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[str]:
-        if items == [1]:
-            with pytest.raises(TimeoutError, match="map"):
-                await anext(fn.map([0], timeout=0.01))
-        return ["not yet" for _ in items]
-
-    async def main() -> None:
-        assert await fn(1) == "not yet"
-        await fn.aclose()
-
-    asyncio.run(main())
 
 
 def test_who_waited_for_room_only_is_waited_for_by_nobody() -> None:

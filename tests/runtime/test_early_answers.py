@@ -58,22 +58,11 @@ def test_a_call_is_answered_before_its_batch_has_ended(call: Callable[[Any, str]
         late = other.submit(fn, "late")
         assert call(fn, "early") == "soon"
         assert not late.done()
+        assert fn.stats.in_flight == 1
         holding.go.set()
         assert late.result(30) == "late at last"
     assert holding.told == [True]
     assert (fn.stats.total_processed, fn.stats.errors) == (2, 0)
-
-
-def test_an_item_that_was_answered_early_is_not_in_flight() -> None:
-    holding = Holding()
-    fn = decorated(holding, 2)
-    with fn, ThreadPoolExecutor(1) as other:
-        late = other.submit(fn, "late")
-        assert fn("early") == "soon"
-        assert fn.stats.in_flight == 1
-        holding.go.set()
-        late.result(30)
-    assert fn.stats.in_flight == 0
 
 
 def test_a_list_is_answered_as_a_whole() -> None:
@@ -104,22 +93,6 @@ def test_all_of_a_batch_may_be_answered_early_and_the_next_one_runs() -> None:
         assert list(callers.map(fn, ["early one", "early two"])) == ["soon", "soon"]
         holding.go.set()
         assert fn(["a", "b"]) == ["a at last", "b at last"]
-
-
-def test_a_callback_that_raises_harms_no_call() -> None:
-    holding = Holding()
-
-    def broken(_: object) -> None:
-        raise SystemExit
-
-    with decorated(holding, 2) as fn, ThreadPoolExecutor(1) as other:
-        future = fn.submit("early")
-        future.add_done_callback(broken)
-        late = other.submit(fn, "late")
-        assert future.result(30) == "soon"
-        holding.go.set()
-        outcome: Any = late.exception(30) or late.result()
-        assert outcome == "late at last" or isinstance(outcome, batched.BatchFunctionError)
 
 
 def test_a_failure_during_an_early_answer_leaves_no_caller_waiting(
@@ -171,16 +144,3 @@ def test_on_a_loop_calls_are_answered_with_their_batch() -> None:
 
     assert asyncio.run(fn.acall("early")) == "early"
     assert told == [False]
-
-
-def test_a_run_that_is_over_answers_no_call() -> None:
-    shifts: list[Any] = []
-
-    @batched.dynamically
-    def fn(items: list[str]) -> list[str]:
-        shifts.append(current_run())
-        return items
-
-    with fn:
-        fn("item")
-    assert shifts[0].answer_early("item", "other") is False

@@ -196,54 +196,6 @@ def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(
     asyncio.run(main())
 
 
-def test_an_abandoned_map_may_be_collected_under_the_lock() -> None:
-    """A generator in a reference cycle cancels what waits when the collector finds it, in whichever
-    thread allocates next.
-    """
-    done = python(
-        """
-        import gc, sys, threading, time
-        import batched
-
-        @batched.dynamically(batch_size=8)
-        def fn(items):
-            time.sleep(0.001)
-            return items
-
-        def stops_early():
-            kept = None
-            try:
-                for _ in fn.map(range(10**6), buffersize=50):
-                    raise ValueError
-            except ValueError as error:
-                kept = error  # a cycle: the frame, the error, its traceback
-
-        def impatient():
-            for future in [fn.submit(k) for k in range(20)]:
-                future.cancel()
-
-        def repeat(function):
-            end = time.monotonic() + 3
-            while time.monotonic() < end:
-                function()
-
-        gc.set_threshold(50, 2, 2)
-        sys.setswitchinterval(1e-4)
-        threads = [
-            threading.Thread(target=repeat, args=(function,), daemon=True)
-            for function in (stops_early, impatient) * 2
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        print(any(thread.is_alive() for thread in threads), fn(5))
-        """,
-        timeout=60,
-    )
-    assert done.stdout == "False 5\n", done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("act", ["shutdown", "call"])
 def test_a_finalizer_in_a_worker_between_batches_does_not_wait_for_itself(
     act: str, monkeypatch: pytest.MonkeyPatch

@@ -200,16 +200,6 @@ def test_a_task_that_gives_up_a_future_takes_the_item_out_of_the_queue(
     anyio.run(main, backend=backend, backend_options=options)
 
 
-def test_futures_are_gathered_and_have_time_limits_as_coroutines_have() -> None:
-    fn = batched.aio.dynamically(coroutine)
-
-    async def main() -> list[int]:
-        assert await asyncio.wait_for(fn.submit(3), BOUND) == 6
-        return await asyncio.gather(*(fn.submit(i) for i in range(3)))
-
-    assert asyncio.run(main()) == [0, 2, 4]
-
-
 def test_a_future_that_another_loop_answers_is_awaited_as_long_as_that_is_there() -> None:
     fn = batched.aio.dynamically(coroutine)
     loop = asyncio.new_event_loop()
@@ -297,29 +287,6 @@ def test_a_loop_that_is_closed_without_cancelling_ends_what_waited_on_it() -> No
         assert isinstance(future.exception(BOUND), batched.BatcherClosed)
 
 
-def test_shutdown_does_not_wait_for_a_loop_that_has_stopped() -> None:
-    @batched.aio.dynamically
-    async def never(items: list[int]) -> list[int]:
-        await asyncio.get_running_loop().create_future()
-        return items
-
-    async def main() -> Future[int]:
-        future = never.submit(1)
-        await asyncio.sleep(0)
-        return future
-
-    loop = asyncio.new_event_loop()
-    try:
-        future = loop.run_until_complete(main())
-        never.shutdown()
-        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-
-
 def test_cancelling_every_task_of_a_loop_ends_its_calls_and_the_next_one_is_served() -> None:
     @batched.aio.dynamically(batch_size=2, flush="window", timeout_ms=1e9)
     async def held(items: list[int]) -> list[int]:
@@ -382,21 +349,6 @@ def test_coroutines_share_the_first_batch_under_an_eager_task_factory() -> None:
     assert batches == [32]
 
 
-def test_coroutines_that_start_together_share_the_first_batch() -> None:
-    batches: list[int] = []
-
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        batches.append(len(items))
-        return items
-
-    async def main() -> None:
-        await asyncio.gather(*(fn(i) for i in range(32)))
-
-    asyncio.run(main())
-    assert batches == [32]
-
-
 def test_callers_who_come_straight_back_share_the_next_batch() -> None:
     batches: list[int] = []
 
@@ -415,36 +367,6 @@ def test_callers_who_come_straight_back_share_the_next_batch() -> None:
 
     asyncio.run(main())
     assert batches == [8] * 5
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("turn", range(3))
-async def test_a_module_level_function_serves_a_loop_per_test(turn: int) -> None:
-    assert await gathered(per_test) == EXPECTED
-    assert per_test.stats.calls == 50 * (turn + 1)
-
-
-per_test = batched.aio.dynamically(coroutine)
-
-
-def test_coroutines_that_come_in_bursts_are_kept_waiting_for_nobody() -> None:
-    """All of a burst have called before the worker looks, though one after another; nobody joins
-    them after that.
-    """
-
-    @batched.aio.dynamically
-    async def slow(items: list[int]) -> list[int]:
-        for _ in range(500):
-            await asyncio.sleep(0)
-        return items
-
-    async def main() -> None:
-        for burst in range(60):
-            await asyncio.gather(*(slow(i) for i in range(10 - burst % 5)))
-
-    asyncio.run(main())
-    assert dict(slow.stats.flush_reasons) == {"eager": 60}
-    assert dict(slow.stats.batch_sizes) == dict.fromkeys(range(6, 11), 12)
 
 
 def test_a_plain_call_on_a_running_loop_is_answered_and_warned_about_once() -> None:
@@ -606,44 +528,6 @@ def test_loops_may_go_while_the_others_are_looked_at(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(runtimes, "keyrefs", gone)
         assert fn.stats.queue_size == 0
 
-    asyncio.run(main())
-
-
-def raised_within(function: Callable[[], object]) -> list[str]:
-    """Exceptions that pass through Python code while `function` runs, whoever handles them."""
-    raised: list[str] = []
-
-    def trace(frame: types.FrameType, event: str, argument: Any) -> Any:
-        if event == "exception":
-            raised.append(f"{argument[0].__name__} in {frame.f_code.co_name}")
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return raised
-
-
-def test_trio_that_is_only_imported_taxes_nobody_with_exceptions() -> None:
-    async def main() -> list[str]:
-        assert current_loop() is asyncio.get_running_loop()
-        return raised_within(current_loop)
-
-    assert current_loop() is None
-    assert raised_within(current_loop) == asyncio.run(main()) == []
-
-
-def test_trio_that_somebody_is_just_importing_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        assert current_loop() is asyncio.get_running_loop()
-
-    monkeypatch.setitem(sys.modules, "trio", types.ModuleType("trio"))
-    assert current_loop() is None
     asyncio.run(main())
 
 

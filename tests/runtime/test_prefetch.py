@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -118,39 +117,6 @@ def test_shutdown_ends_all_its_threads() -> None:
     assert not [thread for thread in threading.enumerate() if "transient" in thread.name]
 
 
-def test_shutdown_from_within_the_function_returns_at_once() -> None:
-    def closing(items: list[int]) -> list[int]:
-        fn.shutdown()
-        return items
-
-    fn = batched.dynamically(prefetch=1)(closing)
-    assert fn.submit(1).result(BOUND) == 1
-    fn.shutdown()
-
-
-def test_it_can_be_opened_again() -> None:
-    fn = batched.dynamically(prefetch=1)(lambda items: items)
-    for round_ in range(3):
-        with fn:
-            assert fn(round_) == round_
-    with pytest.raises(batched.BatcherClosed):
-        fn(1)
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no")])
-def test_an_error_stays_with_its_batch(error: BaseException) -> None:
-    def raising(items: list[int]) -> list[int]:
-        if 0 in items:
-            raise error
-        return items
-
-    fn = batched.dynamically(batch_size=1, prefetch=1)(raising)
-    failing, others = fn.submit(0), [fn.submit(item) for item in range(1, 6)]
-    assert results(others) == [1, 2, 3, 4, 5]
-    assert failing.exception(BOUND) is not None
-    fn.shutdown()
-
-
 def test_a_failure_to_collate_stays_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     collate = ItemCollator.collate
 
@@ -254,36 +220,6 @@ def test_shutdown_ends_when_what_waited_is_gone_without_having_run(end: str) -> 
     closing.join(BOUND)
     assert not closing.is_alive()
     assert not [thread for thread in threading.enumerate() if "drained" in thread.name]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_serves_new_calls() -> None:
-    fn = batched.dynamically(prefetch=1)(lambda items: items)
-    assert fn(1) == 1
-    child = os.fork()
-    if not child:
-        os._exit(0 if fn.submit(2).result(BOUND) == 2 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert fn(3) == 3
-    fn.shutdown()
-
-
-@pytest.mark.parametrize("decorate", [batched.aio.dynamically, batched.aio.inference.dynamically])
-def test_a_coroutine_function_has_none(decorate: Callable[..., Any]) -> None:
-    async def coroutine(items: Any) -> Any:
-        return items
-
-    with pytest.raises(
-        TypeError, match="coroutine function, whose batches are collated on the loop"
-    ):
-        decorate(prefetch=1)(coroutine)
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, "one", True])
-def test_a_wrong_setting_is_told(wrong: object) -> None:
-    with pytest.raises((TypeError, ValueError), match="prefetch must be"):
-        batched.dynamically(prefetch=wrong)  # type: ignore[call-overload]
 
 
 def test_what_was_made_ready_by_one_thread_is_taken_over_by_the_one_that_calls(

@@ -7,13 +7,10 @@ import gc
 import sys
 import threading
 import types
-import typing
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 
 import batched
@@ -56,20 +53,6 @@ def test_calls_succeed_while_an_array_library_is_half_imported_or_mocked(
     futures = [fn.submit(i) for i in range(4)]
     gate.opened.set()
     assert [future.result(BOUND) for future in futures] == [0, 1, 2, 3]
-
-
-def test_an_exception_that_cannot_be_printed_reaches_its_callers() -> None:
-    class Unprintable(BaseException):
-        def __str__(self) -> str:
-            raise ValueError
-
-    def fail(items: list[int]) -> list[int]:
-        raise Unprintable
-
-    fn = batched.dynamically(fail)
-    for _ in range(2):
-        with pytest.raises(batched.BatchFunctionError, match="Unprintable"):
-            fn(1)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError])
@@ -160,103 +143,6 @@ def test_a_slow_callback_delays_no_other_caller_of_its_batch() -> None:
     fn.shutdown()
 
 
-def test_an_argument_may_use_the_batcher_while_it_is_compared() -> None:
-    class Nosy:
-        def __hash__(self) -> int:
-            return 7
-
-        def __eq__(self, other: object) -> bool:
-            assert fn.stats.queue_size >= 0
-            return isinstance(other, Nosy)
-
-        def __repr__(self) -> str:
-            return "Nosy()"
-
-    gate = Gate()
-
-    @batched.dynamically
-    def fn(items: list[int], option: Any = None) -> list[int]:
-        return gate(items)
-
-    futures = [fn.submit(i, Nosy()) for i in range(3)]
-    gate.opened.set()
-    assert [future.result(BOUND) for future in futures] == [0, 1, 2]
-
-
-def test_an_argument_whose_comparison_fails_is_answered_in_a_batch_of_its_own() -> None:
-    class Hostile:
-        def __hash__(self) -> int:
-            return 7
-
-        def __eq__(self, other: object) -> bool:
-            raise OSError
-
-        def __repr__(self) -> str:
-            return "Hostile()"
-
-    @batched.dynamically
-    def fn(items: list[int], option: Any = None) -> list[int]:
-        return items
-
-    first, second = Hostile(), Hostile()
-    futures = [fn.submit(1, first), fn.submit(2, second), fn.submit(3)]
-    assert [future.result(BOUND) for future in futures] == [1, 2, 3]
-
-
-def test_a_function_that_changes_its_arguments_changes_no_argument_of_another_batch() -> None:
-    @batched.dynamically(batch_size=1)
-    def fn(items: list[int], options: dict[str, list[int]]) -> list[int]:
-        return [item + options.pop("plus").pop() for item in items]
-
-    assert fn([1, 2, 3], {"plus": [10]}) == [11, 12, 13]
-
-
-@pytest.mark.parametrize("make", [list, lambda: np.zeros((2, 3))], ids=["list", "array"])
-def test_a_function_that_reuses_its_output_gives_a_split_call_the_right_results(make: Any) -> None:
-    buffer = make()
-
-    @batched.dynamically(batch_size=2)
-    def fn(items: list[int]) -> Any:
-        if isinstance(buffer, list):
-            buffer.clear()
-            buffer.extend(10 * item for item in items)
-            return buffer
-        buffer[: len(items)] = np.asarray(items)[:, None]
-        return buffer[: len(items)]
-
-    results = fn([1, 2, 3, 4])
-    if isinstance(buffer, list):
-        assert results == [10, 20, 30, 40]
-    else:
-        assert [list(row) for row in results] == [[i] * 3 for i in (1, 2, 3, 4)]
-
-
-def test_a_part_that_fails_harms_no_call_that_shares_a_batch_with_another_part() -> None:
-    @batched.dynamically(batch_size=3, max_concurrent_batches=3)
-    def fn(items: list[Any]) -> list[Any]:
-        if "bad" in items:
-            raise LookupError
-        return items
-
-    for _ in range(100):
-        with ThreadPoolExecutor(1) as pool:
-            bad = pool.submit(fn, ["bad", *range(10)])
-            for future in [fn.submit(i) for i in range(6)]:
-                error = future.exception(BOUND)
-                assert error is None or isinstance(error, LookupError)
-            assert isinstance(bad.exception(BOUND), LookupError)
-    fn.shutdown()
-
-
-def test_a_list_with_a_false_length_counts_as_the_items_it_holds() -> None:
-    class Liar(list[int]):
-        def __len__(self) -> int:
-            return 7
-
-    fn: Any = batched.dynamically(echo)
-    assert fn(Liar([1, 2])) == [1, 2]
-
-
 def test_a_class_may_be_an_item_of_its_own_static_method() -> None:
     class Registry:
         @staticmethod
@@ -340,21 +226,6 @@ def test_a_result_may_raise_on_every_access_to_an_attribute() -> None:
         )
     assert fn.stats.errors == 0
     fn.shutdown()
-
-
-def test_type_hints_equal_the_type_hints_of_the_function() -> None:
-    @batched.dynamically
-    def fn(texts: list[str], prompt: str = "") -> list[int]:
-        return [len(prompt + text) for text in texts]
-
-    class Model:
-        @batched.dynamically
-        def method(self, texts: list[str]) -> list[int]:
-            return [len(text) for text in texts]
-
-    assert typing.get_type_hints(fn) == {"texts": list[str], "prompt": str, "return": list[int]}
-    for method in (Model.method, Model().method):
-        assert typing.get_type_hints(method) == {"texts": list[str], "return": list[int]}
 
 
 def test_map_reports_a_shutdown_as_batcher_closed() -> None:

@@ -64,41 +64,11 @@ def test_percentiles_of_nothing_are_zero() -> None:
     assert recorded() == Percentiles(0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    "duration", [1e-6, 1.0001e-6, 3.3e-6, 1e-5, 0.00123, 0.005, 0.999, 1.0, 60.0, 3600.0, DAY]
-)
-def test_percentiles_of_a_single_duration_are_that_duration_within_3_percent(
-    duration: float,
-) -> None:
-    single = recorded(duration)
-    assert single.p50 == single.p95 == single.p99 == pytest.approx(duration, rel=0.03)
-
-
 def test_every_duration_from_a_microsecond_to_a_day_is_known_within_3_percent() -> None:
     steps = 3_000  # seven in each bucket
     for step in range(steps + 1):
         duration = 1e-6 * (DAY / 1e-6) ** (step / steps)
         assert recorded(duration).p50 == pytest.approx(duration, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    "durations",
-    [
-        [number * 1e-3 for number in range(1, 101)],
-        [number * 1e-3 for number in range(1, 21)],
-        [0.001] * 94 + [0.1] * 5 + [10.0],
-        [0.001] * 95 + [0.1] * 4 + [10.0],
-        [0.001] * 98 + [7.0] * 2,
-        [0.001] * 99 + [7.0],
-        [0.001, 1000.0],
-        [0.001, 1.0, 1000.0],
-    ],
-)
-def test_percentiles_of_known_durations_are_exact_within_3_percent(durations: list[float]) -> None:
-    shuffled = random.Random(0).sample(durations, len(durations))
-    found = recorded(*shuffled)
-    for value, share in ((found.p50, 0.50), (found.p95, 0.95), (found.p99, 0.99)):
-        assert value == pytest.approx(exact(durations, share), rel=0.03)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -328,26 +298,3 @@ def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats)
         f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because timeout 1, "
         "full 39)"
     )
-
-
-def test_the_text_of_a_snapshot_of_nothing_is_readable_too() -> None:
-    text = repr(snapshot(Recorder()))
-    assert text.startswith(
-        "Stats(0 items in 0 batches of 0.0 on average, 0 us each; 0 waiting, 0 in flight; calls 0, "
-    )
-    assert text.endswith("left because none)")
-
-
-@pytest.mark.parametrize("cls", [Stats, Percentiles])
-def test_every_number_says_what_it_counts(cls: type) -> None:
-    """Docstrings of fields are gone at run time, so this reads the source."""
-    import ast
-    import inspect
-
-    (definition,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(definition, ast.ClassDef)
-    for index, node in enumerate(definition.body):
-        if isinstance(node, ast.AnnAssign):
-            following = definition.body[index + 1]
-            assert isinstance(following, ast.Expr)
-            assert isinstance(following.value, ast.Constant)
