@@ -342,6 +342,7 @@ REFUSED = [
     (["functions:length", "in.csv", "foreign.csv"], ".*foreign.csv.*"),
     (["--input", "none"], ".*'none'.*"),
     (["--key", "none"], ".*'none'.*"),
+    (["functions.py"], "name the function as module:function, got 'functions.py'"),
     (["--resume-step", "none"], "ValueError: resume_step must be one of .*, got 'none'"),
     (["--args", "2"], "argument --args: must be a JSON list, got '2'"),
     (["--batch-size", "many"], "TypeError: .*batch_size must be .*, got 'many'"),
