@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import pkgutil
 import subprocess
@@ -89,6 +90,15 @@ def test_imports_point_one_way(module: str) -> None:
     for imported in imports(module):
         if imported.split(".")[0] == "batched":
             assert layer(imported) <= layer(module), f"{module} imports {imported}"
+
+
+@pytest.mark.once
+def test_no_imports_form_a_circle() -> None:
+    """Imports within functions and for type checkers count, too."""
+    order = graphlib.TopologicalSorter(
+        {module: (imports(module) & MODULES.keys()) - {module} for module in MODULES}
+    )
+    order.prepare()
 
 
 @pytest.mark.once

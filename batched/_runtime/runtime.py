@@ -80,7 +80,7 @@ class Runtime(CallQueue):
         # no more threads, or a signal, or a full stack: only assignments are certain to work now
         except BaseException as error:
             self._alarm = NEVER
-            if starting:
+            if starting and parker is not None:
                 with self._lock:
                     # if the worker has begun nevertheless, it ends uncounted
                     parker.scheduler = None
