@@ -114,7 +114,6 @@ def test_the_core_is_pure(module: str) -> None:
         "collections",
         "copy",
         "dataclasses",
-        "decimal",
         "heapq",
         "itertools",
         "math",

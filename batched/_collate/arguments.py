@@ -49,10 +49,10 @@ class Arguments(frozenset[tuple[Hashable, Hashable]]):
     argument alive that is compared by identity.
     """
 
-    __slots__ = ("_is_plain", "_values")
+    __slots__ = ("is_plain", "values")
 
-    _is_plain: bool
-    _values: Values
+    is_plain: bool
+    values: Values
 
     def __new__(
         cls,
@@ -62,15 +62,15 @@ class Arguments(frozenset[tuple[Hashable, Hashable]]):
     ) -> Self:
         """Take the arguments of a call, and copy containers."""
         self = super().__new__(cls, keys)
-        self._is_plain = SCALARS.issuperset(map(type, (*args, *kwargs.values())))
-        self._values = args, kwargs
-        self._values = self.unpack()
+        self.is_plain = SCALARS.issuperset(map(type, (*args, *kwargs.values())))
+        self.values = args, kwargs
+        self.values = self.unpack()
         return self
 
     def unpack(self) -> Values:
         """Return the arguments for one batch, with new containers that the function may change."""
-        args, kwargs = self._values
-        if self._is_plain:
+        args, kwargs = self.values
+        if self.is_plain:
             return args, kwargs
         return _copy_containers(args), _copy_containers(kwargs)
 

@@ -39,7 +39,7 @@ class ItemCollator:
         if leader.lengths is not None:
             _count_padding(slices, len(items), batch)
         group: Any = leader.group_key  # its `Arguments`
-        args, kwargs = group.unpack()
+        args, kwargs = group.values if group.is_plain else group.unpack()
         return (items, *args), kwargs, None
 
     def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal
 from numbers import Integral, Real
 from typing import Final, Literal, get_args
 
@@ -90,7 +89,7 @@ def _whole(name: str, value: object, least: int) -> int:
 
 def _duration(name: str, value: object, *, above: bool = False) -> float:
     allowed = "above 0 and finite" if above else "at least 0 and finite"
-    if not isinstance(value, (Real, Decimal)) or isinstance(value, bool):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number of milliseconds, {allowed}, got {value!r}")
     try:
         number = float(value)
