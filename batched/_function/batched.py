@@ -24,7 +24,7 @@ from typing import (
 )
 
 from .._runtime.async_backend import current_loop
-from .._runtime.settling import answer_of
+from .._runtime.settling import raise_error
 from .._runtime.waits import current_run
 from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from ..stats import Stats
@@ -133,7 +133,7 @@ class BatchedCallable(Generic[T, U, P]):
         finally:
             if wait is not None:
                 wait.ends()
-        return request.result if request.error is None else answer_of(request)
+        return request.result if request.error is None else raise_error(request)
 
     def submit(self, item: T = MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]:
         """Return a future of the result for `item`, which is always one item, even if it is a list.
@@ -383,7 +383,7 @@ class Batched(BatchedCallable[T, U, P]):
         finally:
             if wait is not None:
                 wait.ends()
-        return request.result if request.error is None else answer_of(request)
+        return request.result if request.error is None else raise_error(request)
 
     @overload
     def map(

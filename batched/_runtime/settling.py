@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from .._core.scheduler import Request, Scheduler
 from .._execution.attempts import Outcomes
@@ -94,14 +94,10 @@ def exception_for_caller(name: str, error: BaseException) -> BaseException:
     return twin if twin is not error else SharedError(error)
 
 
-def answer_of(request: Request) -> Any:
-    """Return the result of `request`, or raise its error.
-
-    Called once, by the caller who was woken.
-    """
+def raise_error(request: Request) -> NoReturn:
+    """Raise the error of `request`. Called once, by the caller who was woken."""
     error, request.error = request.error, None
-    if error is None:
-        return request.result
+    assert error is not None
     try:
         raise error if type(error) is not SharedError else error.restored()
     finally:

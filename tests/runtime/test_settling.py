@@ -14,8 +14,8 @@ import pytest
 import batched
 from batched._collate.arguments import Arguments
 from batched._core.request import Request
-from batched._runtime.settling import answer_of, exception_for_caller
-from batched._runtime.wakers import Future
+from batched._runtime.settling import exception_for_caller, raise_error
+from batched._runtime.wakers import Future, wait
 from stage import BOUND
 
 
@@ -33,7 +33,7 @@ def test_a_raised_error_is_freed_with_its_caller() -> None:
     gc.disable()
     try:
         with contextlib.suppress(BadItem):
-            answer_of(failed)
+            raise_error(failed)
         assert gone() is None
     finally:
         gc.enable()
@@ -92,3 +92,13 @@ def test_a_future_that_was_answered_elsewhere_keeps_that_answer(
     future.wake()
     assert future.result() == 7
     assert not future.cancel()
+
+
+def test_a_task_that_comes_to_a_done_future_is_woken() -> None:
+    future: Future[int] = Future()
+    future.set_result(7)
+
+    async def come() -> bool:
+        return await wait(future.new_waker(asyncio.get_running_loop()), BOUND)
+
+    assert asyncio.run(come())
