@@ -114,6 +114,7 @@ def test_the_core_is_pure(module: str) -> None:
         "collections",
         "copy",
         "dataclasses",
+        "difflib",
         "heapq",
         "itertools",
         "math",

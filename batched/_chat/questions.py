@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .._core.checks import suggest
 from .._services.prompts import check_chat, is_id, is_prompt
 from .settings import ChatSettings
 
@@ -109,17 +109,9 @@ class ChatPreparation:
                 )
             if parameter in self._known or parameter in known:
                 continue
-            alike = difflib.get_close_matches(
-                parameter, {*self._known, *known} - {*self._reserved}, 1
-            )
-            hint = (
-                f"did you mean {alike[0]!r}?"
-                if alike
-                else "parameters of this service alone go into extra_body={...}"
-            )
-            raise TypeError(
-                f"{self._name}: chat completions have no parameter {parameter!r}; {hint}"
-            )
+            hint = suggest(parameter, {*self._known, *known} - {*self._reserved})
+            hint = hint or "; parameters of this service alone go into extra_body={...}"
+            raise TypeError(f"{self._name}: chat completions have no parameter {parameter!r}{hint}")
 
 
 def _response_format(schema: Any) -> dict[str, Any]:

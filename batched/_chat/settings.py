@@ -7,6 +7,8 @@ from importlib import import_module
 from math import inf
 from typing import Any
 
+from .._core.checks import check_whole
+
 
 @dataclass(frozen=True)
 class ChatSettings:
@@ -48,10 +50,8 @@ class ChatSettings:
             raise TypeError(f"schema must be a class of pydantic (BaseModel), got {schema!r:.60}")
         for name in ("max_workers", "attempts", "requests_per_minute", "tokens_per_minute"):
             count = getattr(self, name)
-            if count is None and name.endswith("_per_minute"):
-                continue
-            if not isinstance(count, int) or not _is_number(count, 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
+            if count is not None or not name.endswith("_per_minute"):
+                check_whole(name, count)
         for name, least in (("timeout_s", 0.001), ("max_wait_s", 0)):
             seconds = getattr(self, name)
             if not _is_number(seconds, least):

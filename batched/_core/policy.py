@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Final, Literal, get_args
+
+from .checks import check_whole
 
 Flush = Literal["auto", "eager", "window"]
 OnFull = Literal["wait", "raise"]
@@ -62,7 +64,7 @@ class BatchPolicy:
         checked = vars(self)  # changed in place, because the instance is frozen
         for name, least in _LEAST.items():
             if checked[name] is not None or getattr(BatchPolicy, name) is not None:
-                checked[name] = _whole(name, checked[name], least)
+                checked[name] = check_whole(name, checked[name], least)
         checked["timeout_ms"] = _duration("timeout_ms", self.timeout_ms)
         if self.queue_timeout_ms is not None:
             timeout = _duration("queue_timeout_ms", self.queue_timeout_ms, above=True)
@@ -77,14 +79,6 @@ class BatchPolicy:
     def timeout(self) -> float:
         """`timeout_ms` in seconds, the unit of every `now`."""
         return self.timeout_ms / 1e3
-
-
-def _whole(name: str, value: object, least: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value!r}")
-    return int(value)
 
 
 def _duration(name: str, value: object, *, above: bool = False) -> float:

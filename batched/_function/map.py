@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, 
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
+from .._core.checks import check_whole
 from .._core.policy import BatchPolicy
 from .._runtime.async_backend import current_loop
 from .._runtime.wakers import Future, wait
@@ -33,8 +34,8 @@ class Ahead(Generic[T]):
         timeout: float | None,
         return_exceptions: bool,
     ) -> None:
-        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
-            raise ValueError(f"buffersize must be an integer of at least 1, got {buffersize!r}")
+        if buffersize is not None:
+            check_whole("buffersize", buffersize)
         # by default the items of the running batches and of the next three
         size = buffersize or 4 * policy.batch_size * policy.max_concurrent_batches
         self._submit = submit

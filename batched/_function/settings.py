@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
+from .._core.checks import suggest
 from .._core.policy import BatchPolicy, Flush, OnFull
 from ..stats import BatchRecord
 
@@ -125,13 +126,9 @@ class Options:
         features = None if self.features is None else replace_known(self.features, changes)
         own = {name: changes.pop(name) for name in OTHER_SETTINGS if name in changes}
         if changes:
-            from difflib import get_close_matches
-
-            unknown, known = next(iter(changes)), list(self.settings())
-            alike = get_close_matches(unknown, known, 1)
-            names = f"the settings are {', '.join(known)}"
-            hint = f"did you mean {alike[0]!r}?" if alike else names
-            raise TypeError(f"there is no setting {unknown!r}; {hint}")
+            unknown, known = next(iter(changes)), self.settings()
+            hint = suggest(unknown, known) or f"; the settings are {', '.join(known)}"
+            raise TypeError(f"there is no setting {unknown!r}{hint}")
         return replace(self, policy=policy, features=features, **own)
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, cast
 
 import torch
 
+from .._core.checks import suggest
 from .._services.prompts import Prompt, check_chat, is_id, is_prompt
 from .choice import OF_LOGITS_ALONE
 from .decoding import ONE_TEXT
@@ -165,8 +165,7 @@ class PromptReader:
             raise TypeError(f"{self._name}: {name} is to be set where the generator is made")
         given = layered(self._defaults, settings)
         for name in given.keys() - self._known:
-            alike = get_close_matches(name, self._known, 1)
-            hint = f"; did you mean {alike[0]!r}?" if alike else ""
+            hint = suggest(name, self._known)
             raise TypeError(f"{self._name} has no setting {name!r}{hint}")
         seed, stops = given.pop("seed", None), given.pop("stop_strings", None) or ()
         stops = tuple(stops) if isinstance(stops, (list, tuple)) else (stops,)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from .._core.checks import check_whole, suggest
 from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
-from .checks import check_amount, check_whole
+from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
 from .failures import error_text
@@ -206,9 +206,7 @@ def run(
     known = [*of_step, *inspect.signature(Pipeline.run).parameters]
     for name in settings:
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"run has no setting {name!r}{hint}")
+            raise TypeError(f"run has no setting {name!r}{suggest(name, known)}")
     step = Step(fn, **{name: settings.pop(name) for name in of_step & settings.keys()})
     return Pipeline(step, max_failed=max_failed).run(source, dest, **settings)
 

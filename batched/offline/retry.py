@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from .._core.checks import check_whole
 from .._services.errors import is_service_error, retry_after
-from .checks import check_amount, check_whole
+from .checks import check_amount
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .._core.checks import check_whole
 from .._function.batched import BatchedCallable, parts_of
 from .._function.function import BatchFunction, Parts
 from .._function.method import BatchedMethod
 from .._function.settings import Options
-from .checks import check_amount, check_whole
+from .checks import check_amount
 from .retry import Retry
 
 

@@ -191,7 +191,7 @@ def test_a_prompt_that_cannot_be_encoded_fails_alone_and_at_once(
         ({"model": None}, "model must be a text that is not empty, got None"),
         ({"api_key": 1}, "api_key must be a text that is not empty, got 1"),
         ({"schema": dict}, "schema must be a class of pydantic (BaseModel), got <class 'dict'>"),
-        ({"max_workers": 0}, "max_workers must be an integer of at least 1, got 0"),
+        ({"max_workers": 0}, "max_workers must be at least 1, got 0"),
         ({"attempts": True}, "attempts must be an integer of at least 1, got True"),
         ({"requests_per_minute": 1.5}, "requests_per_minute must be an integer of at least 1"),
         ({"timeout_s": 0}, "timeout_s must be a number of seconds, at least 0.001, got 0"),

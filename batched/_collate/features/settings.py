@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Number
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     Device: TypeAlias = str | int | torch.device
 else:
     Device = Any
+
+from ..._core.checks import check_whole
 
 PaddingSide = Literal["right", "left"]
 Unpad = Literal["auto", False] | Mapping[str, Mapping[int, str]]
@@ -61,13 +63,7 @@ class FeatureSettings:
         object.__setattr__(self, "pad_token", dict(pads))
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}")
-        multiple = self.pad_to_multiple_of
-        if not isinstance(multiple, Integral) or isinstance(multiple, bool):
-            raise TypeError(
-                f"pad_to_multiple_of must be an integer of at least 1, got {multiple!r}"
-            )
-        if multiple < 1:
-            raise ValueError(f"pad_to_multiple_of must be at least 1, got {multiple!r}")
+        check_whole("pad_to_multiple_of", self.pad_to_multiple_of)
         if not isinstance(self.spread_kwargs, bool):
             raise TypeError(f"spread_kwargs must be True or False, got {self.spread_kwargs!r}")
         self._check_unpad()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks import check_amount, check_whole
+from ..._core.checks import check_whole
+from ..checks import check_amount
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 
+from ..._core.checks import suggest
 from ...errors import SourceError
 
 
@@ -37,10 +37,8 @@ def missing_column(name: str, place: str, names: Sequence[str]) -> SourceError:
 
 def lack(name: str, names: Sequence[str]) -> str:
     """Return the sentence for a column that is not among `names`, without its subject."""
-    close = get_close_matches(name, names, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
     there = ", ".join(map(repr, names)) or "none"
-    return f"has no column {name!r}; its columns are {there}{hint}"
+    return f"has no column {name!r}; its columns are {there}{suggest(name, names)}"
 
 
 def check_names(place: str, names: Sequence[str]) -> None:
