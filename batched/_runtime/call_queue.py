@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -28,11 +28,13 @@ from .async_backend import current_loop, is_over
 from .recorder import Recorder
 from .timer_thread import daemon_thread, timer
 from .waits import Pool, Wait, is_running, wait_for
-from .wakers import POLL_INTERVAL, Future, Waker, async_waker, blocking_waker, wait, wake_all
+from .wakers import POLL_INTERVAL, Future, async_waker, wait, wake_all
 from .wakeups import Wakeups
 
 AWAKE: Final = -math.inf
 """Value of the alarm while a free worker is awake."""
+FIRST_PAUSE: Final = 1e-3
+"""First interval at which a caller of `drain` looks for the end of all calls (s)."""
 
 
 class CallQueue(ABC):
@@ -67,7 +69,6 @@ class CallQueue(ABC):
         # whether this state is being changed. If true while the lock is free, a signal or a full
         # stack has interrupted a change
         self._changing = False
-        self._until_drained: list[Waker] = []  # wakers to wake once all calls have ended
 
     def _later(self, method: Callable[..., object], *args: Any) -> bool:
         """Return whether this thread holds the lock, and must change nothing now.
@@ -377,14 +378,12 @@ class CallQueue(ABC):
                 for request in ended:
                     self._scheduler.cancel(request)
                 parked = list(self._parked)
-                drained = self._drained()
                 self._changing = False
             # before the callers: callbacks of futures may wait for these workers
             for parker in parked:
                 parker.unpark(self)
             self._admit()
             self._wakeups.wake(key)
-            wake_all(drained)
         except BaseException:
             self._wakeups.leave(key)
             self._call_for_repair()
@@ -397,21 +396,9 @@ class CallQueue(ABC):
         with self._lock:
             self._closed = False
             self._scheduler.draining = False
-            overtaken, self._until_drained = self._until_drained, []
-        wake_all(overtaken)
-
-    def when_drained(self, waker: Waker) -> None:
-        """Wake `waker` once the closed runtime has ended every call and every worker.
-
-        If the runtime opens again, wake it then.
-        """
-        with self._lock:
-            self._until_drained.append(waker)
-            drained = self._drained() if self._closed else [waker]
-        wake_all(drained)
 
     def drain(self, loop: object = None) -> bool:
-        """Wait until the closed runtime has ended every call and every worker.
+        """Wait until the closed runtime has ended every call and every worker, or is open again.
 
         If `loop`, which runs them, stops, end them. Return False at once if the code would wait for
         itself.
@@ -421,10 +408,8 @@ class CallQueue(ABC):
         if waiting is None:
             return False
         with waiting:
-            drained = blocking_waker()
-            self.when_drained(drained)
-            while not drained.acquire(timeout=POLL_INTERVAL):
-                self._abort_if_over(loop)
+            for seconds in self._pauses(loop):
+                time.sleep(seconds)
         return True
 
     async def drain_async(self, loop: object = None) -> None:
@@ -433,10 +418,16 @@ class CallQueue(ABC):
         waiting = self.waiting_for(None)
         if waiting is not None:
             with waiting:
-                drained = async_waker(current_loop())
-                self.when_drained(drained)
-                while not await wait(drained, POLL_INTERVAL):
-                    self._abort_if_over(loop)
+                for seconds in self._pauses(loop):
+                    await wait(async_waker(current_loop()), seconds)
+
+    def _pauses(self, loop: object) -> Iterator[float]:
+        """Yield pauses for `drain` to wait, each twice as long as the last (s)."""
+        seconds = FIRST_PAUSE
+        while not self._drained():
+            yield seconds
+            seconds = min(2 * seconds, POLL_INTERVAL)
+            self._abort_if_over(loop)
 
     def _abort_if_over(self, loop: object) -> None:
         if loop is not None and is_over(loop):
@@ -451,7 +442,7 @@ class CallQueue(ABC):
             self._renew_lock()
             self.pool.waits = WeakSet()
         with self._lock:
-            scheduler, drained, parked = self._scheduler, self._until_drained, self._parked
+            scheduler, parked = self._scheduler, self._parked
             self._reset()
             self._scheduler.draining = self._closed
             running = [request for batch in scheduler.running for request, _, _ in batch.slices]
@@ -471,21 +462,19 @@ class CallQueue(ABC):
                 waker.renew_lock()
         for parker in parked:
             parker.unpark(self)
-        wake_all([*orphans.values(), *drained])
+        wake_all(orphans.values())
         self._wakeups.wake_left()
 
-    def _drained(self) -> list[Waker]:
-        """Return the wakers of callers that wait for the end of all calls, if all have ended."""
-        if (
-            not self._closed
-            or self._workers
-            or self._scheduler.waiting
-            or self._scheduler.running
-            or self._wakeups.of_batches
-        ):
-            return []  # with `prefetch`, threads may still answer after their worker has ended
-        wakers, self._until_drained = self._until_drained, []
-        return wakers
+    def _drained(self) -> bool:
+        """Return whether the runtime is open, or has ended every call and every worker."""
+        with self._lock:
+            return not self._closed or not (
+                self._workers
+                or self._scheduler.waiting
+                or self._scheduler.running
+                # with `prefetch`, threads may still answer after their worker has ended
+                or self._wakeups.of_batches
+            )
 
     @abstractmethod
     def _call_worker(self) -> None:

@@ -25,12 +25,12 @@ from .observer import Observer
 from .recorder import Recorder
 from .settling import complete, settle
 from .timer_thread import timer
-from .wakers import Waker, log_failure, wake_all
+from .wakers import log_failure
 
 CANNOT_START: Final = (RuntimeError, MemoryError)
 """Errors for which no thread can start. A signal handler is taken to raise another type."""
 
-Look = tuple[Batch | float | None, bool, list[Waker]]
+Look = tuple[Batch | float | None, bool]
 """Result of a look for a batch: see `Runtime._look`."""
 
 _alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
@@ -113,16 +113,15 @@ class Runtime(CallQueue):
         with self._lock:
             if self._changing:
                 self._repair()
-            found, more, drained = self._look(parker, time.perf_counter())
-        if more or drained or self._scheduler.admitted:
-            self._notify(more, drained)
+            found, more = self._look(parker, time.perf_counter())
+        if more or self._scheduler.admitted:
+            self._notify(more)
         return found
 
     def _look(self, parker: Any, now: float) -> Look:
         """Look for a batch, under the lock.
 
         Return the next step of the worker (see `_take`), and whether another worker must be called.
-        If all calls have ended, also return the wakers of the callers that wait for that.
         """
         scheduler = self._scheduler
         if parker in self._parked:  # the worker woke by itself
@@ -133,8 +132,7 @@ class Runtime(CallQueue):
         if batch is not None or uncounted:
             more = scheduler.has_room and scheduler.waiting > 0
             self._alarm = AWAKE if more else NEVER
-            # the worker may have answered callers in the meantime
-            return batch, more, self._drained() if uncounted else []
+            return batch, more
         deadline = scheduler.next_deadline()
         if deadline == NEVER and self.workers_stay and scheduler.has_room:
             # callers who come back until then need not wake the worker
@@ -143,16 +141,15 @@ class Runtime(CallQueue):
         done = deadline == NEVER and not scheduler.waiting
         if done and (not self.workers_stay or (self._closed and not self.exiting)):
             self._workers -= 1
-            return None, False, self._drained()
+            return None, False
         self._parked.append(parker)
-        return deadline, False, []
+        return deadline, False
 
-    def _notify(self, more: bool, drained: list[Waker]) -> None:
-        """Notify admitted callers, call another worker if `more`, and wake `drained`."""
+    def _notify(self, more: bool) -> None:
+        """Notify admitted callers, and call another worker if `more`."""
         self._admit()
         if more:
             self._call_worker()
-        wake_all(drained)
 
     def _finish(self, batch: Batch, outcomes: Outcomes, parker: Any = None) -> Batch | float | None:
         """Free the worker of `batch`, then answer the callers.
@@ -191,9 +188,9 @@ class Runtime(CallQueue):
             self.observer.observe(batch, outcomes)
         if look is None:
             return None if parker is None else self._take(parker)
-        found, more, drained = look
-        if more or drained:
-            self._notify(more, drained)
+        found, more = look
+        if more:
+            self._notify(more)
         return found
 
     def _answer(self, batch: Batch, ended: list[Request], open_ended: list[Request]) -> None:

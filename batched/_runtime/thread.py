@@ -26,7 +26,7 @@ from .recorder import Recorder
 from .runtime import Runtime, alive
 from .timer_thread import daemon_thread
 from .waits import Run, enter_worker
-from .wakers import POLL_INTERVAL, log_failure, wake_all
+from .wakers import POLL_INTERVAL, log_failure
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
 """A runtime, one of its batches, and the collated batch."""
@@ -121,16 +121,11 @@ class ThreadRuntime(Runtime):
         return found
 
     def wake_worker(self) -> None:
-        """Wake the worker, which prepares its next batch or ends.
-
-        If all calls have ended, wake the callers that wait for that.
-        """
+        """Wake the worker, which prepares its next batch or ends."""
         with self._lock:
             if self._parked:
                 self._alarm = AWAKE
                 self._parked[-1].unpark(self)
-            drained = self._drained()
-        wake_all(drained)
 
     def serve(self, parker: _Parker, run: Run) -> bool:
         """Run batches until none is ready. Return False if the worker must end."""

@@ -18,7 +18,7 @@ import pytest
 import batched
 from batched._core.linger import NEVER
 from batched._core.scheduler import Scheduler
-from batched._runtime.call_queue import CallQueue
+from batched._runtime.runtime import Runtime
 from batched._runtime.thread import ThreadRuntime
 from stage import BOUND, python, wait_until
 
@@ -122,10 +122,13 @@ def test_a_finalizer_may_close_and_open_under_the_lock(
             return True
 
     wait_until(is_closed)
-    wait_until(lambda: not fn._batcher.runtime._workers)  # else its worker may be the one to ask
+    fn.__enter__()
+    assert in_time(lambda: fn(2)) == 2
+    wait_until(lambda: fn._batcher.runtime._parked)
     with monkeypatch.context() as patch:
-        came = breaking_in(patch, fn, "_drained", fn.__enter__, of=CallQueue)
-        in_time(lambda: fn.shutdown(wait=False))
+        came = breaking_in(patch, fn, "_look", fn.__enter__, of=Runtime)
+        in_time(fn.shutdown)
+        assert came == [fn]
     wait_until(lambda: not fn._batcher.runtime._closed)
     assert in_time(lambda: fn(3)) == 3
     in_time(fn.shutdown)
@@ -135,7 +138,9 @@ def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fn: Any = batched.dynamically(lambda items: items)
-    came = breaking_in(monkeypatch, fn, "_drained", lambda: fn.submit(1), of=CallQueue)
+    assert in_time(lambda: fn(0)) == 0
+    wait_until(lambda: fn._batcher.runtime._parked)
+    came = breaking_in(monkeypatch, fn, "_look", lambda: fn.submit(1), of=Runtime)
     in_time(fn.shutdown)
     assert isinstance(came[0].exception(BOUND), batched.BatcherClosed)
 

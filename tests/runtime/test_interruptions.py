@@ -270,7 +270,7 @@ def test_shutdown_waits_for_a_worker_that_answers_callers_while_another_worker_f
         wait_until(lambda: fn._batcher.runtime._workers == 0)
     closing = threading.Thread(target=fn.shutdown, daemon=True)
     closing.start()
-    wait_until(lambda: fn._batcher.runtime._until_drained)
+    wait_until(lambda: fn._batcher.runtime._closed)
     go_on.set()
     closing.join(BOUND)
     assert not closing.is_alive()
