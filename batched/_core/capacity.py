@@ -36,9 +36,11 @@ class Capacity:
         self._ceiling = math.inf  # most cells that memory allows
         self._reached = 0  # batches that reached the ceiling since it was set or raised
         self.known = 0  # largest size that is known to fit (cells)
-        self.varies = max_batch_tokens is not None  # whether `most` can be less than `batch_size`
+        self.varies = (
+            max_batch_tokens is not None
+        )  # whether `max_items` can be less than `batch_size`
 
-    def most(self, longest: int) -> int:
+    def max_items(self, longest: int) -> int:
         """Return the most items, none longer than `longest`, that fit one batch: at least 1."""
         if not self.varies:
             return self.batch_size

@@ -1,7 +1,8 @@
 """Batch formation: choice of the items of a batch, once its leader is known.
 
-Padding is limited by its cost, because in closed loops with mixed lengths a batch of all items that
-fit would often take twice as long as two batches of similar lengths.
+Padding is limited by its cost. Where callers call again as soon as they are answered and lengths
+are mixed, one batch of all items that fit often takes twice as long as two batches of similar
+lengths.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from .request import Request, Slice
 
 
 def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[Slice], int, int]:
-    """Return the slices of a batch, the number of their items, and the length of the longest item.
+    """Return the slices of a batch, their number of items, and the length of the longest item.
+
+    `leader` is a request of `group`; the length is 0 for items without lengths.
 
     Without lengths the batch takes the leader, then the small calls of the group, then the large
     calls, each class first come, first served.
     """
     if leader.lengths is not None:
         return _form_by_length(leader, group, capacity)
-    room = capacity.most(0) if capacity.varies else capacity.batch_size
+    room = capacity.max_items(0) if capacity.varies else capacity.batch_size
     start = leader.dispatched
     stop = min(leader.size, start + room)
     slices = [(leader, start, stop)]
@@ -46,12 +49,12 @@ def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[
 def _form_by_length(
     leader: Request, group: Group, capacity: Capacity
 ) -> tuple[list[Slice], int, int]:
-    """Return the same as `form_batch`, for items with lengths."""
+    """Return the slices, size and longest length of a batch of items with lengths."""
     size = group.waiting
-    if size <= capacity.batch_size:  # else `longest` would look at more items than fit
+    if size <= capacity.batch_size:  # `longest` iterates over all requests of the group
         longest = group.longest
-        # the padding is at most longest * (size - 1)
-        if size <= capacity.most(longest) and longest * (size - 1) <= capacity.cost.fixed_size:
+        # longest * (size - 1) is an upper bound of the padding
+        if size <= capacity.max_items(longest) and longest * (size - 1) <= capacity.cost.fixed_size:
             group.forget_longest()
             return take_all(leader, group), size, longest
     group.forget_longest()
@@ -72,13 +75,13 @@ def take_all(leader: Request, group: Group) -> list[Slice]:
 def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBuilder:
     """Return the builder of a batch of items of similar lengths.
 
-    For cells see `Capacity`.
+    A cell is one unit of length of one item, padding included (`Capacity`).
 
-    1. The leader takes its longest items, as many as the first of them allows.
+    1. The leader takes its longest items, as many as fit with the first of them.
     2. Room that the leader does not need goes to the small calls next in line, then to the other
        large calls, the oldest first. Of each, the item that needs the least padding joins next.
-    3. A batch has at most as many cells of padding as another batch costs, once that cost is known
-       (`TimeBySize.fixed_size`).
+    3. The padding has at most as many cells as take the fixed time of one more batch, once that
+       time is known (`TimeBySize.fixed_size`).
     """
     builder = BatchBuilder(leader, capacity)
     index = group.length_index(capacity.batch_size)
@@ -107,24 +110,25 @@ class BatchBuilder:
     @property
     def room(self) -> int:
         """Number of items that still fit if none is longer than `longest`."""
-        return self._capacity.most(self.longest) - self.size
+        return self._capacity.max_items(self.longest) - self.size
 
     def add_leader(self, leader: Request, index: LengthIndex) -> None:
         """Add the longest items of the leader, and remove them from `index`."""
         first = leader.remaining.spans[0][0]
-        _, high = self._choose_nearest(leader.waiting_lengths(0, self.room), [])
-        self._add(leader, 0, high)
+        _, count = self._choose_nearest(leader.waiting_lengths(0, self.room), [])
+        self._add(leader, 0, count)
         if leader.small:
             index.remove(leader, first, self.slices[-1][2] - 1)
 
     def add_small(self, index: LengthIndex) -> None:
         """Add the items of small calls that are nearest in length."""
+        # the index has the longest item first: items at places below `at` are longer than `longest`
         at, room = index.not_longer(self.longest), self.room
         longer = index.lengths(max(at - room, 0), at)
-        low, high = self._choose_nearest(index.lengths(at, at + room), longer)
-        # by request: the least position among its items, and their number
+        before, after = self._choose_nearest(index.lengths(at, at + room), longer)
+        # for each request, the first position of its chosen items, and their number
         found: dict[Request, list[int]] = {}
-        for _, _, position, request in index.take(at - low, at + high):
+        for _, _, position, request in index.take(at - before, at + after):
             found.setdefault(request, [position, 0])[1] += 1
         for request, (position, count) in found.items():
             rank = request.remaining.rank(position)
@@ -136,37 +140,38 @@ class BatchBuilder:
         at, room = bisect_left(request.lengths, -self.longest, key=neg), self.room
         rank = request.remaining.rank(at)
         longer = request.waiting_lengths(max(rank - room, 0), rank)
-        low, high = self._choose_nearest(request.waiting_lengths(rank, rank + room), longer)
-        if low + high:
-            self._add(request, rank - low, rank + high)
+        before, after = self._choose_nearest(request.waiting_lengths(rank, rank + room), longer)
+        if before + after:
+            self._add(request, rank - before, rank + after)
 
     def _choose_nearest(self, shorter: list[int], longer: list[int]) -> tuple[int, int]:
-        """Return how many items of the end of `longer`, and of the begin of `shorter`, join.
+        """Return how many items at the end of `longer`, and at the start of `shorter`, join.
 
-        Both lists have the longest item first. Items of `shorter` are not longer than the batch.
-        An item shorter than the batch is padded itself; for a longer item all others are padded.
+        Both lists are lengths, longest first. Items of `shorter` are not longer than the batch, and
+        are padded themselves. If an item of `longer` joins, all other items are padded.
         """
-        low = high = 0
+        before = after = 0  # items that join of `longer`, and of `shorter`
         while True:
-            size = self.size + low + high
+            size = self.size + before + after
+            # cells of padding for the next item of `shorter`, and for the next of `longer`
             padding, stretch = math.inf, math.inf
-            if high < len(shorter) and size < self._capacity.most(self.longest):
-                padding = self.longest - shorter[high]
-            if low < len(longer) and size < self._capacity.most(longer[-low - 1]):
-                stretch = (longer[-low - 1] - self.longest) * size
+            if after < len(shorter) and size < self._capacity.max_items(self.longest):
+                padding = self.longest - shorter[after]
+            if before < len(longer) and size < self._capacity.max_items(longer[-before - 1]):
+                stretch = (longer[-before - 1] - self.longest) * size
             if min(padding, stretch) == math.inf or min(padding, stretch) > self._padding_left:
-                return low, high
+                return before, after
             if padding <= stretch:
                 self._padding_left -= padding
-                high += 1
+                after += 1
             else:
                 self._padding_left -= stretch
-                self.longest = longer[-low - 1]
-                low += 1
+                self.longest = longer[-before - 1]
+                before += 1
 
     def _add(self, request: Request, low: int, high: int) -> None:
         """Add the waiting items of `request` ranked `low` to `high` (exclusive)."""
-        # a request that leaves as a whole needs no spans any more
+        # a request that leaves as a whole does not need its `remaining` spans any more
         spans = [(0, high)] if high - low == request.size else request.remaining.cut(low, high)
         for start, stop in spans:
             self.slices.append((request, start, stop))

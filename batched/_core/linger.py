@@ -1,10 +1,10 @@
 """Linger rules: how long a batch that is not full is held so that more items can join it.
 
-The scheduler asks the rule only while nothing else decides: a full batch, a drain or a call that
-has begun leaves at once. `Hindsight` is the rule of `flush="auto"`. A decision point is a moment at
-which a batch could leave although it is not full. The arrivals of the next s seconds do not depend
-on whether the batch has left. So the gain of every wait d is computed afterwards, and no wait is
-tried on live calls:
+The scheduler asks the rule only about batches that may be held: a full batch, any batch during a
+drain, and the rest of a call of which part has left, leave at once. `Hindsight` is the rule of
+`flush="auto"`. A decision point is a moment at which a batch could leave although it is not full.
+The arrivals of the next s seconds are the same whether the batch leaves or is held. So the gain of
+every wait d is computed afterwards, and no wait is tried on live calls:
 
     gain(d) = k * (p * (1 - e / s) - max(0, e - p)) - i * n * g - WAIT_WEIGHT * n * e
 
@@ -20,19 +20,20 @@ tried on live calls:
 
 Each joining item saves p, less the delay of the batch, and loses the part of the wait beyond p.
 Each ready item waits for e. If the worker would be idle afterwards, each ready item also waits for
-g. A busy worker gives that time back in the next batch. Only the last free worker is held, because
-a new item can use any other free worker. The rule holds for the wait with the best mean gain, if
-that gain is positive.
+g. A busy worker does not lose g, because its next batch is smaller. A batch is held only if one
+worker is free, because a new item can use any other free worker. The batch is held for the wait
+with the best mean gain (the linger), if that gain is positive.
 
-A batch leaves earlier if all expected items wait or run, or if it has a worker's share of them.
-Expected is the largest number of items that lately waited or ran at once. A share N of W workers is
-expected / W items. If N exceeds the batch size B, N - B items are left behind a full batch. Then
-the batch is held only if throughput gains enough for the growth of the longest latency:
+A held batch leaves before the linger is over if all expected items wait or run, or if the batch has
+one worker's share of them. The expected number of items is the largest number that lately waited or
+ran at once. With W workers, the share N is expected / W items. If N exceeds the batch size B, then
+N - B items are left behind by a full batch. The batch is then held only if the growth of throughput
+(left) is at least `LEAST_GAIN` times the growth of the longest latency (right):
 
     B * (F + R) / (N * F) >= LEAST_GAIN * 2 * F / (F + R)    where F = T(B), R = T(N - B)
 
-Without holding, a full batch and a batch of the rest take turns, and every item waits for both.
-With holding, all batches are full, and an item that is left behind waits for two of them.
+If batches are not held, a full batch and a batch of the rest take turns, and every item waits for
+both. If they are held, all batches are full, and an item that is left behind waits for two of them.
 """
 
 from __future__ import annotations
@@ -47,24 +48,31 @@ from .cost import LAST, TimeBySize
 from .policy import BatchPolicy
 
 FlushReason = Literal["full", "settled", "timeout", "eager", "drain"]
+"""Reason why a batch left: it was full; `Hindsight` or `Window` held it and released it; it was not
+held; or the scheduler drains.
+"""
 
 AT_ONCE = -math.inf
+"""Moment before any other (s)."""
 NEVER = math.inf
+"""Moment after any other (s)."""
 
 WAITS: Final = [20e-6 * 2**step for step in range(10)]
-"""Waits that are considered (s): from what it costs to wake a thread to 10 ms."""
+"""Waits that are considered (s): from 20 us, in which a thread can be woken, to 10 ms."""
 WEIGHT: Final = 0.1
-"""Weight of a new gain in the average."""
+"""Weight of a new value in a moving average."""
 WAIT_WEIGHT: Final = 1.2
 """Weight of the wait of ready items. A gain that barely covers the wait is often noise. Values from
 1.1 to 1.3 work equally well.
 """
 EVALUATE_EVERY: Final = 4
-"""Decision points that are evaluated together after the first `EPOCHS`, because CPU caches are cold
-after each sleep.
+"""Decision points that are evaluated together, because CPU caches are cold after each sleep. The
+first `RECENT` points are evaluated one by one.
 """
-EPOCHS: Final = 8
-"""Batches over which the number of expected items is remembered."""
+RECENT: Final = 8
+"""Batches that count for the expected number of items. Also the number of decision points that are
+evaluated one by one at first, and the most that wait for their evaluation.
+"""
 LEAST_GAIN: Final = 1.05
 """Least growth of throughput, as a multiple of the growth of the longest latency, for which a full
 batch is awaited while items are left behind.
@@ -76,24 +84,28 @@ class Eager:
 
     reason: FlushReason = "eager"  # why a batch that was held leaves
     holds = False  # whether batches are held
-    most_free = math.inf  # most free workers while a batch is held
+    max_free = math.inf  # most free workers while a batch is held
 
-    def is_here(self, outstanding: int, waiting: int) -> bool:  # noqa: ARG002  of other rules
-        """Return whether a group of `waiting` items has no more items to wait for.
+    def is_complete(self, outstanding: int, waiting: int) -> bool:  # noqa: ARG002  of other rules
+        """Return whether a group of `waiting` items need not wait for more items.
 
-        `outstanding` items of all groups wait or run.
+        `outstanding` is the number of items of all groups that wait or run.
         """
         return False
 
     def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
-        """Return when a group may leave (s); its oldest item arrived at `oldest`."""
+        """Return the moment from which a group may leave (s).
+
+        `oldest` is the arrival of its oldest item, `free_since` the moment since which a worker is
+        free (s).
+        """
         return AT_ONCE
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
         """Record the arrival of `items` in `group`."""
 
     def note_outstanding(self, items: int) -> None:
-        """Record how many items wait or run: before the number falls, and at decision points."""
+        """Record the number of items that wait or run. Called before that number falls."""
 
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         """Record a decision point: a batch of `items` of `group` could leave although not full."""
@@ -101,7 +113,7 @@ class Eager:
     def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
         """Record the end of a batch of `size` items that took `seconds`.
 
-        Of `outstanding` items that waited or ran, `left` items still do.
+        `outstanding` items waited or ran before the end, and `left` items do so after it.
         """
 
     def evaluate(self) -> None:
@@ -111,7 +123,7 @@ class Eager:
 class Window(Eager):
     """Rule that holds a group until its oldest item is `timeout` seconds old.
 
-    Time behind a busy worker counts.
+    The time for which the item waited for a busy worker counts.
     """
 
     reason: FlushReason = "timeout"
@@ -134,16 +146,20 @@ class DecisionPoint:
         self.n = n  # items of the group
         self.outstanding = outstanding  # items that waited or ran
         self.since = now  # the moment (s)
-        self.moments: list[float] = []  # of each later arrival in the group, from `since` on (s)
-        self.arrived: list[int] = []  # items that had arrived by each of these moments
-        self.seconds = 0.0  # until the next decision point (s)
+        # each later arrival in the group: the time after `since` (s)
+        self.moments: list[float] = []
+        self.arrived: list[int] = []  # items that arrived after `since`, up to each of `moments`
+        self.seconds = 0.0  # time until the next decision point (s)
 
 
 class Hindsight(Eager):
-    """Rule that holds a group as long as holding has paid, and until all expected items arrive."""
+    """Rule that holds a group until all expected items have arrived, and no longer than has paid.
+
+    A wait has paid if its mean gain is positive: see the module.
+    """
 
     reason: FlushReason = "settled"
-    most_free = 1  # a new item can use any other free worker at once
+    max_free = 1  # if more workers are free, a new item can run at once
 
     def __init__(
         self, timeout: float, batch_size: int, tick: float = 0.0, workers: int = 1
@@ -157,14 +173,15 @@ class Hindsight(Eager):
         # size and time of each batch since the last evaluation (s)
         self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
         self._linger = 0.0  # wait with the best mean gain; 0.0 if none gains anything (s)
-        # most items that waited or ran at once, in the periods between the last batches' ends
-        self._peaks = deque([0], maxlen=EPOCHS + 1)
-        self._full_pays = False  # whether full batches are awaited while items are left behind
+        # for each period between the ends of two batches, the most items that waited or ran at once
+        self._peaks = deque([0], maxlen=RECENT + 1)
+        # whether a group is held until it fills a batch, although it leaves items behind
+        self._full_pays = False
         self._pace = 0.0  # mean time from one decision point to the next (s)
         self._latest: DecisionPoint | None = None
         # earlier decision points that have not been evaluated
-        self._past: deque[DecisionPoint] = deque(maxlen=EPOCHS)
-        self._early = EPOCHS  # decision points that are still to be evaluated one by one
+        self._past: deque[DecisionPoint] = deque(maxlen=RECENT)
+        self._singly = RECENT  # number of decision points still to be evaluated one by one
         self._room = 0  # items that could still join the batch of the latest decision point
 
     @property
@@ -172,7 +189,7 @@ class Hindsight(Eager):
         """Largest number of items that lately waited or ran at once."""
         return max(self._peaks)
 
-    def is_here(self, outstanding: int, waiting: int) -> bool:
+    def is_complete(self, outstanding: int, waiting: int) -> bool:
         expected = self.expected
         share = expected / self._workers
         return (
@@ -203,7 +220,7 @@ class Hindsight(Eager):
         if point is not None:
             point.seconds = now - point.since
             self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
-            # If all expected items were there and none followed, no wait could gain anything.
+            # else all expected items were there and none followed: no wait could gain anything
             if point.moments or point.outstanding < self.expected:
                 self._past.append(point)
         self._latest = DecisionPoint(group, items, outstanding, now)
@@ -216,7 +233,7 @@ class Hindsight(Eager):
         self._ended.append((size, seconds))
 
     def evaluate(self) -> None:
-        if len(self._past) < (1 if self._early else EVALUATE_EVERY):
+        if len(self._past) < (1 if self._singly else EVALUATE_EVERY):
             return
         for size, seconds in self._ended:
             self._cost.add(size, seconds)
@@ -225,26 +242,27 @@ class Hindsight(Eager):
         if self._cost.mean:
             for point in self._past:
                 self._evaluate(point, self._cost.mean)
-            self._early = max(self._early - len(self._past), 0)
+            self._singly = max(self._singly - len(self._past), 0)
+            # the last formula of the module, without divisions
             share = self.expected / self._workers
             if share > self._batch_size:
                 full, rest = time(self._batch_size), time(share - self._batch_size)
-                gain = self._batch_size * (full + rest) ** 2
-                self._full_pays = gain >= LEAST_GAIN * 2 * share * full**2
+                left_side = self._batch_size * (full + rest) ** 2
+                self._full_pays = left_side >= LEAST_GAIN * 2 * share * full**2
         self._past.clear()
 
     def _evaluate(self, point: DecisionPoint, s: float) -> None:
         """Add the gain of each wait at `point` to the means. The module explains the letters."""
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
-        seen = min(point.seconds, s)
+        seen = min(point.seconds, s)  # time after the point for which arrivals are known (s)
         n, moments, arrived = point.n, point.moments, point.arrived
         room = self._batch_size - n
-        hoped = min(room, max(self.expected - point.outstanding, 0))  # items that could be expected
-        there = 0.0  # arrival of the last of them (s)
-        if hoped:
-            place = bisect_left(arrived, hoped)
-            there = moments[place] if place < len(moments) else NEVER
-        last = max(there, moments[-1]) if moments else there
+        missing = min(room, max(self.expected - point.outstanding, 0))  # items that could join
+        complete = 0.0  # arrival of the last of them (s)
+        if missing:
+            place = bisect_left(arrived, missing)
+            complete = moments[place] if place < len(moments) else NEVER
+        last = max(complete, moments[-1]) if moments else complete  # longer waits gain the same
         within = bisect_right(moments, seen)
         m = min(arrived[within - 1], self._batch_size) if within else 0
         waits, gains, time = self._waits, self._gains, self._cost.time
@@ -254,7 +272,7 @@ class Hindsight(Eager):
             if d > seen:
                 break
             if changes:
-                e = min(d, there)
+                e = min(d, complete)
                 gain = -WAIT_WEIGHT * n * e
                 joined = bisect_right(moments, d)
                 if joined:

@@ -4,10 +4,10 @@ The rules, in the order in which they are applied:
 
 1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once. Up to
    `prefetch` more batches, each of them full, are formed ahead.
-2. Requests that may share a batch form a group. A group may leave when it fills a batch, one of its
-   calls has begun, the scheduler drains, or the linger rule releases it. A held group never keeps a
-   worker from another group. The number of items that fill a batch depends on the longest of them
-   (`Capacity`).
+2. Requests that may share a batch form a group. A group may leave when it fills a batch, when part
+   of one of its calls has left already, when the scheduler drains, or when the linger rule releases
+   it. While a group is held, a free worker takes any other group that may leave. The number of
+   items that fill a batch depends on the length of the longest of them (`Capacity`).
 3. One request leads the batch, and its group fills the rest. The leader is the oldest small call of
    all groups that may leave or, when its share is due, the oldest large call. A call is small if it
    has at most `small_batch_threshold` items.
@@ -15,16 +15,16 @@ The rules, in the order in which they are applied:
    first come, first served. A call that does not fit is split, and its rest is first in its class
    next time. If items have lengths and more items wait in the group than fit, the batch takes items
    of similar lengths instead (`pack_by_length`). The leader still goes first, and large calls get
-   only the room that small calls cannot use. A batch has no more padding than another batch costs,
-   by the times of past batches.
+   only the room that small calls cannot use. The padding of a batch takes at most as long as
+   the fixed cost of one more batch, by the times of past batches.
 5. The oldest large call that may leave has a credit, as in deficit round robin. It earns a quarter
    of a batch with every batch, of any group, after which part of it still waits. Its share is due
    once the credit reaches a whole batch, or all that the call still needs. Leading a batch spends
    the credit; filling room that small calls leave spends nothing. Once it is the oldest large call,
    a call of m items ends within ceil(4 * m / batch_size) + 1 batches, however many small calls
-   arrive. Where lengths limit batches, the bound is 4 * r + 1 for a call that needs r batches
-   alone. The next large call starts with no credit, so small calls never wait for more than two
-   batches in a row that large calls lead.
+   arrive. Where the length of items limits a batch to fewer items, the bound is 4 * r + 1 for a
+   call that needs r batches alone. The next large call starts with no credit, so small calls never
+   wait for more than two batches in a row that large calls lead.
 6. Lengths do not delay a small call for long: the oldest small call that may leave leads every
    batch that a small call leads. A call may have k older small calls before it, each of which fits
    one batch. It has begun within k + 1 batches led by small calls, and within 3 * (k + 1) batches
@@ -35,9 +35,9 @@ The rules, in the order in which they are applied:
 8. A call expires if none of its items has left `queue_timeout_ms` after its arrival, in the queue
    or blocked. For a call that is sent ahead of its turn, time counts from its turn (`count_wait`).
 
-Times are in seconds, on the clock that the caller reads for `now`. Where an event loop runs the
-scheduler in the main thread, a signal handler may raise between any two statements. So the order of
-some statements, marked by comments, keeps each request in some container at every moment.
+The caller is the runtime; `now` is its clock (s). An event loop may run the scheduler in the main
+thread, where a signal handler can raise an exception between any two statements. So each request
+is in some container at every moment. Comments mark the statements whose order ensures this.
 """
 
 from __future__ import annotations
@@ -65,38 +65,38 @@ QUANTUM: Final = 0.25
 class Scheduler:
     """Queue of requests that returns batches when asked.
 
-    The caller provides the time, a lock, and workers. `tick` is the shortest time for which a
+    The runtime provides the time, a lock, and workers. `tick` is the shortest time for which a
     worker can wait (s).
     """
 
     def __init__(self, policy: BatchPolicy, tick: float = 0.0) -> None:
         self.policy = policy
-        self._most_waiting = policy.max_queue_size or math.inf  # most items in the queue
+        self._max_waiting = policy.max_queue_size or math.inf  # items
         self._queue_timeout = (policy.queue_timeout_ms or NEVER) / 1e3  # longest wait (s)
-        self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)  # of a batch
+        self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
         self._rule = linger_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
-        self._numbers = 0  # requests that have entered the queue
+        self._last_number = 0  # number of the latest request that entered the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         # requests that wait for room in the queue, first come, first served
         self.blocked: OrderedDict[Request, None] = OrderedDict()
         # requests that were blocked and have been admitted; the runtime removes each once its
         # caller is notified
         self.admitted: dict[Request, None] = {}
-        # requests that can expire, oldest first: no item of them has left. The value is the moment
-        # from which the time counts (s)
+        # requests that can expire, oldest first, each with the moment from which its wait counts
+        # (s); a request can expire until its first item is handed out
         self._expiring: OrderedDict[Request, float] = OrderedDict()
         self._oldest_large = 0  # number of the oldest large call that may leave; 0: none
         self._credit = 0.0  # credit of that call (batches)
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
-        self.in_flight = 0  # items in these without an answer
-        # workers without a batch; below 0, batches that are made ready ahead of them
+        self.in_flight = 0  # items of `running` that have no answer yet
+        # workers without a batch; -n while n batches have been formed ahead of the workers
         self._free = policy.max_concurrent_batches
         self.has_room = True  # whether one more batch may run, or be formed ahead
-        self._free_since = AT_ONCE  # moment from which any worker has been free (s)
-        self._undecided = False  # a batch might leave now, and the rule was not asked
-        self._news = False  # a batch has ended since the rule last learned
-        self.draining = False  # no group is held any more; set by the runtime
+        self._free_since = AT_ONCE  # since when at least one worker is free (s)
+        self._decision_due = False  # the rule must record a decision point at the next `take`
+        self._batch_ended = False  # since the rule last learned
+        self.draining = False  # whether no group is held any more; set by the runtime
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over the requests of which some items still wait."""
@@ -118,22 +118,26 @@ class Scheduler:
         if self._queue_timeout < NEVER:
             self._expiring[request] = now
         waiting = self.waiting
-        if self.blocked or (waiting and waiting + request.size > self._most_waiting):
+        if self.blocked or (waiting and waiting + request.size > self._max_waiting):
             self.blocked[request] = None
             return None
         group = self._enqueue(request)
         alone = group.waiting == request.size < self.capacity.batch_size
-        if self._free != 1 or self._news or not alone:
+        if self._free != 1 or self._batch_ended or not alone:
             self._rule.arrived(group.key, request.size, now)
         elif from_event_loop:
-            self._undecided = True
+            self._decision_due = True
         else:
             self._rule.decide(group.key, request.size, self.waiting + self.in_flight, now)
         return group
 
     def cancel(self, request: Request) -> bool:
-        """Remove the waiting items of `request`. Return True if no item was ever handed out."""
-        self._expiring.pop(request, None)  # first: after a signal it must not expire again
+        """Remove the waiting items of `request`.
+
+        Return True if the request was waiting and none of its items has been handed out.
+        """
+        # first: if a signal interrupts the removal, the request must not expire as well
+        self._expiring.pop(request, None)
         if request.queued:
             self._rule.note_outstanding(self.waiting + self.in_flight)
             self.waiting -= request.size - request.dispatched
@@ -151,9 +155,9 @@ class Scheduler:
     def repair(self) -> None:
         """Rebuild queues and counts from the waiting requests.
 
-        Called after an exception has interrupted a change by a caller. A request without a waker
-        has ended and is dropped. A request with an error was about to be cancelled, and still
-        waits.
+        The runtime calls this after an exception has interrupted a change. A request without a
+        waker has ended and is dropped. A request with an error was about to be cancelled. Its error
+        is removed, and the request waits on.
         """
         queued = [
             request
@@ -161,13 +165,13 @@ class Scheduler:
             for request in group
             if request.queued and request.waker is not None
         ]
-        whole = Scheduler(self.policy)
+        rebuilt = Scheduler(self.policy)
         for request in sorted(queued, key=attrgetter("number")):
             request.error = None
-            whole._numbers = request.number - 1  # the request keeps its number
-            group, taken = whole._enqueue(request), request.dispatched
+            rebuilt._last_number = request.number - 1  # the request keeps its number
+            group, taken = rebuilt._enqueue(request), request.dispatched
             group.waiting -= taken
-            whole.waiting -= taken
+            rebuilt.waiting -= taken
             group.begun += taken > 0 and not request.separate
             group.forget_longest()
         for request in self.blocked:
@@ -175,13 +179,13 @@ class Scheduler:
                 self.admitted[request] = None
             elif request.waker is not None:
                 request.error = None
-                whole.blocked[request] = None
+                rebuilt.blocked[request] = None
         for request, since in self._expiring.items():
             if request.waker is not None and not request.dispatched:
-                whole._expiring[request] = since
-        # all assignments are here: nothing has changed before, and no exception interrupts them
-        self._groups, self.waiting = whole._groups, whole.waiting
-        self.blocked, self._expiring = whole.blocked, whole._expiring
+                rebuilt._expiring[request] = since
+        # all changes of `self` are here, and no exception interrupts assignments
+        self._groups, self.waiting = rebuilt._groups, rebuilt.waiting
+        self.blocked, self._expiring = rebuilt.blocked, rebuilt._expiring
         self._admit()
 
     def next_expiry(self) -> float:
@@ -191,9 +195,9 @@ class Scheduler:
         return NEVER
 
     def count_wait(self, request: Request, since: float | None) -> None:
-        """Count the time that `request` waits from `since`, which is now.
+        """Let the wait of `request` count from `since`, the present moment (s).
 
-        With None the time does not count, and the request does not expire.
+        With None the wait does not count, and the request does not expire.
         """
         self._expiring.pop(request, None)
         waits = request.queued or request in self.blocked
@@ -212,16 +216,16 @@ class Scheduler:
         """Return the next batch, or None if no batch may leave yet: see `next_deadline`."""
         if not self.has_room:
             return None
-        if self._news or self._undecided:
-            self._news = False
-            group = next(iter(self._groups.values()), None)  # the first is as good as any
+        if self._batch_ended or self._decision_due:
+            self._batch_ended = False
+            group = next(iter(self._groups.values()), None)  # a decision point may be of any group
             if group is None or not (group.begun or group.waiting >= self.capacity.batch_size):
                 self._learn(group, now)
         leader = self._choose_leader(now) if self.waiting else None
         if leader is None:
             return None
         batch = self._form(leader, now)
-        # leading spends the credit; a call that still waits earns with this very batch
+        # leading a batch spends the credit; a large call that still waits earns with each batch
         self._credit = QUANTUM + (0.0 if leader.number == self._oldest_large else self._credit)
         if self._expiring:
             for request, _, _ in batch.slices:
@@ -233,8 +237,8 @@ class Scheduler:
     def next_deadline(self) -> float:
         """Return the moment from which `take` can return a batch.
 
-        The moment is not in the future if `take` can do so now, and infinite if time alone changes
-        nothing.
+        The moment is past if `take` can do so now. It is infinite if no batch can leave before
+        another call arrives or a batch ends.
         """
         if not self.has_room:
             return NEVER
@@ -243,10 +247,10 @@ class Scheduler:
         return min(map(self.ready_at, self._groups.values())) if self._groups else NEVER
 
     def return_time(self, now: float) -> float:
-        """Return the moment until which an idle worker should wait for callers who come back.
+        """Return the moment until which an idle worker should sleep (s).
 
-        Returning callers then need not ring the worker. The moment is infinite if it is over, or
-        nothing is held.
+        Callers who come back until then need not wake the worker. The moment is infinite if batches
+        are not held, or if it would be past.
         """
         if self.draining or self._free != 1 or not self._rule.holds:
             return NEVER
@@ -265,10 +269,10 @@ class Scheduler:
         seconds, ended = now - batch.started, size - batch.early
         outstanding = self.waiting + self.in_flight
         self._rule.finished(size, seconds, outstanding, outstanding - ended)
-        self._news = True
+        self._batch_ended = True
         if not self._free:
             self._free_since = now
-            self._undecided = True
+            self._decision_due = True
         del self.running[batch]
         self._free += 1
         self.has_room = True
@@ -284,41 +288,42 @@ class Scheduler:
     def ready_at(self, group: Group | None) -> float:
         """Return the moment from which `group` may leave.
 
-        None stands for a request that was blocked: any group may then leave at once.
+        None is the result of `submit` for a blocked request: while requests are blocked, any group
+        may leave at once.
         """
         rule = self._rule
-        if not rule.holds or self._free > rule.most_free:
+        if not rule.holds or self._free > rule.max_free:
             return AT_ONCE
         if group is None or group.begun or self.draining or self._is_full(group):
             return AT_ONCE
-        if rule.is_here(self.waiting + self.in_flight, group.waiting):
+        if rule.is_complete(self.waiting + self.in_flight, group.waiting):
             return AT_ONCE
         return rule.until(group.oldest, min(group.held_since, self._free_since))
 
     def _fits_queue(self, request: Request) -> bool:
-        return not self.waiting or self.waiting + request.size <= self._most_waiting
+        return not self.waiting or self.waiting + request.size <= self._max_waiting
 
     def _enqueue(self, request: Request) -> Group:
         key = request.group_key
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key)
-        self._numbers += 1
-        request.number = self._numbers
+        self._last_number += 1
+        request.number = self._last_number
         request.small = request.size <= self.policy.small_batch_threshold
         self.waiting += request.size
         (group.small if request.small else group.large)[request] = None
         if request.lengths is not None:
             group.note_lengths(request)
         group.waiting += request.size
-        request.queued = True  # last: from now on it waits here
+        request.queued = True  # last: now the group and all counts include the request
         return group
 
     def _admit(self) -> None:
         """Queue as many blocked requests as there is room for."""
         while self.blocked:
             request = next(iter(self.blocked))
-            if not request.queued:  # else a signal came before the last line
+            if not request.queued:  # true if a signal has interrupted an earlier `_admit`
                 if not self._fits_queue(request):
                     return
                 self._enqueue(request)
@@ -326,35 +331,35 @@ class Scheduler:
             del self.blocked[request]  # last: a signal must not lose the request
 
     def _learn(self, group: Group | None, now: float) -> None:
-        """Update the rule.
+        """Let the rule learn, after it has recorded the decision point that is due, if any.
 
-        Report a decision point first if `group`, the first that waits, need not leave now.
+        `group` is a waiting group that does not fill a batch; None if no group waits.
         """
-        if group is not None and self._undecided:
+        if group is not None and self._decision_due:
             self._rule.decide(group.key, group.waiting, self.waiting + self.in_flight, now)
-        self._undecided = False
+        self._decision_due = False
         self._rule.evaluate()
 
     def _is_full(self, group: Group) -> bool:
-        """Return whether `group` fills a batch, or no item can join it."""
+        """Return whether `group` fills a batch, or the queue has no room for more items."""
         capacity, waiting = self.capacity, group.waiting
         if waiting >= capacity.batch_size:
             return True
-        if capacity.varies and waiting >= capacity.most(group.longest):
+        if capacity.varies and waiting >= capacity.max_items(group.longest):
             return True
-        return self.waiting >= self._most_waiting or bool(self.blocked)
+        return self.waiting >= self._max_waiting or bool(self.blocked)
 
     def _choose_leader(self, now: float) -> Request | None:
-        """Return the request that leads the next batch, of the groups that may leave.
+        """Return the request that leads the next batch; None if no group may leave.
 
-        A batch is formed ahead of the workers only if it is full. A smaller batch would run no
-        sooner.
+        While all workers are busy, only a full batch is formed ahead of them: a smaller one would
+        not run sooner, and could not be joined any more.
         """
         small = large = None  # the oldest of each class
         all_may_leave = self._free < 1 or not self._rule.holds
         for group in self._groups.values():
             if not all_may_leave and self.ready_at(group) > now:
-                # its linger starts: no group is held for ever behind other groups
+                # its linger counts from here on, even if other groups take each free worker
                 group.held_since = min(group.held_since, self._free_since)
                 continue
             if group.small:
@@ -373,15 +378,15 @@ class Scheduler:
 
     def _is_due(self, large: Request) -> bool:
         """Return whether the oldest large call has earned a batch, or all that it still needs."""
-        most = self.capacity.most(large.longest)
-        return self._credit * most >= min(large.size - large.dispatched, most)
+        room = self.capacity.max_items(large.longest)
+        return self._credit * room >= min(large.size - large.dispatched, room)
 
     def _form(self, leader: Request, now: float) -> Batch:
         """Return the batch that `leader` leads, and remove its items from the queue."""
         group, rule, capacity = self._groups[leader.group_key], self._rule, self.capacity
         reason: FlushReason = "full"
         if group.waiting < capacity.batch_size and not self._is_full(group):
-            at_once = group.begun or not rule.holds or self._free > rule.most_free
+            at_once = group.begun or not rule.holds or self._free > rule.max_free
             reason = "drain" if self.draining else "eager" if at_once else rule.reason
         slices, size, longest = form_batch(leader, group, capacity)
         waits: list[float] = []

@@ -54,7 +54,7 @@ def cells(most: int) -> Memory:
 
 @pytest.mark.parametrize("longest", [0, 1, 7, 10**9])
 def test_without_a_token_budget_length_does_not_matter(longest: int) -> None:
-    assert Capacity(32).most(longest) == 32
+    assert Capacity(32).max_items(longest) == 32
     assert not Capacity(32).varies
 
 
@@ -65,7 +65,7 @@ def test_without_a_token_budget_length_does_not_matter(longest: int) -> None:
 def test_a_token_budget_holds_items_times_the_longest_and_at_least_one_item(
     longest: int, most: int
 ) -> None:
-    assert Capacity(32, 100).most(longest) == most
+    assert Capacity(32, 100).max_items(longest) == most
     assert Capacity(32, 100).varies
 
 
@@ -76,30 +76,30 @@ def test_a_token_budget_holds_items_times_the_longest_and_at_least_one_item(
 def test_a_batch_that_was_too_big_is_halved(items: int, most: int) -> None:
     capacity = Capacity(32)
     capacity.too_big(items, 0)
-    assert capacity.most(0) == most
+    assert capacity.max_items(0) == most
     assert capacity.varies
 
 
 def test_a_single_item_that_is_too_big_sets_no_ceiling() -> None:
     capacity = Capacity(32)
     capacity.too_big(1, 50)
-    assert (capacity.most(50), capacity.varies) == (32, False)
+    assert (capacity.max_items(50), capacity.varies) == (32, False)
     capacity.too_big(2, 50)
     capacity.too_big(1, 50)
-    assert capacity.most(50) == 1
+    assert capacity.max_items(50) == 1
 
 
 def test_a_ceiling_counts_cells_so_that_shorter_items_keep_larger_batches() -> None:
     capacity = Capacity(32)
     capacity.too_big(32, 50)
-    most = [capacity.most(longest) for longest in (0, 25, 26, 50, 100, 10**6)]
+    most = [capacity.max_items(longest) for longest in (0, 25, 26, 50, 100, 10**6)]
     assert most == [32, 32, 30, 16, 8, 1]
 
 
 def test_the_token_budget_and_the_ceiling_both_hold() -> None:
     capacity = Capacity(32, 600)
     capacity.too_big(32, 10)
-    assert [capacity.most(longest) for longest in (4, 10, 20)] == [32, 16, 8]
+    assert [capacity.max_items(longest) for longest in (4, 10, 20)] == [32, 16, 8]
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_a_ceiling_is_not_below_a_batch_that_has_fitted(known: tuple[int, int], 
     capacity = Capacity(32)
     capacity.fitted(*known)
     capacity.too_big(32, 100)
-    assert capacity.most(100) == most
+    assert capacity.max_items(100) == most
 
 
 def test_a_batch_that_fails_no_longer_counts_as_fitted() -> None:
     capacity = Capacity(32)
     capacity.fitted(24, 100)
     capacity.too_big(24, 100)
-    assert capacity.most(100) == 12
+    assert capacity.max_items(100) == 12
     capacity.too_big(12, 100)
-    assert capacity.most(100) == 6
+    assert capacity.max_items(100) == 6
 
 
 # ---------------------------------------------------------------- patience
@@ -128,11 +128,11 @@ def test_a_ceiling_is_raised_by_an_eighth_once_enough_batches_have_reached_it() 
     capacity = Capacity(64)
     capacity.too_big(64, 0)
     fitted(capacity, PATIENCE - 1, 32)
-    assert capacity.most(0) == 32
+    assert capacity.max_items(0) == 32
     fitted(capacity, 1, 32)
-    assert capacity.most(0) == 36
+    assert capacity.max_items(0) == 36
     fitted(capacity, PATIENCE, 36)
-    assert capacity.most(0) == 40
+    assert capacity.max_items(0) == 40
 
 
 @pytest.mark.parametrize("longest", [0, 50])
@@ -142,8 +142,8 @@ def test_a_low_ceiling_is_raised_by_one_item(longest: int) -> None:
         capacity.too_big(items, longest)
     seen = []
     for _ in range(8):
-        fitted(capacity, PATIENCE, capacity.most(longest), longest)
-        seen.append(capacity.most(longest))
+        fitted(capacity, PATIENCE, capacity.max_items(longest), longest)
+        seen.append(capacity.max_items(longest))
     assert seen == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
@@ -153,9 +153,9 @@ def test_only_batches_that_reach_the_ceiling_count() -> None:
     fitted(capacity, PATIENCE, 31, 40)  # a smaller batch
     fitted(capacity, PATIENCE, 64, 19)  # shorter items
     fitted(capacity, PATIENCE - 1, 25, 50)
-    assert capacity.most(40) == 32
+    assert capacity.max_items(40) == 32
     fitted(capacity, 1, 12, 100)
-    assert capacity.most(40) == 36
+    assert capacity.max_items(40) == 36
 
 
 def test_a_ceiling_rises_to_the_size_that_failed() -> None:
@@ -163,8 +163,8 @@ def test_a_ceiling_rises_to_the_size_that_failed() -> None:
     capacity.too_big(64, 0)
     seen = []
     for _ in range(7):
-        fitted(capacity, PATIENCE, capacity.most(0))
-        seen.append(capacity.most(0))
+        fitted(capacity, PATIENCE, capacity.max_items(0))
+        seen.append(capacity.max_items(0))
     assert seen == [36, 40, 45, 50, 56, 63, 64]
 
 
@@ -178,8 +178,8 @@ def test_a_raise_that_fails_is_undone_and_tried_again_after_as_many_full_batches
     between: list[int] = []
     full = 0
     while len(between) < 4:
-        assert capacity.most(0) in (most, most + 1)
-        if run(capacity, [0] * capacity.most(0), memory):
+        assert capacity.max_items(0) in (most, most + 1)
+        if run(capacity, [0] * capacity.max_items(0), memory):
             between.append(full)
             full = 0
         else:
@@ -193,7 +193,7 @@ def test_a_batch_that_fails_below_the_raise_is_halved(items: int, most: int) -> 
     capacity.too_big(64, 0)
     fitted(capacity, PATIENCE, 32)
     capacity.too_big(items, 0)
-    assert capacity.most(0) == most
+    assert capacity.max_items(0) == most
 
 
 # ---------------------------------------------------------------- mixed lengths
@@ -205,7 +205,7 @@ def test_errors_are_rare_if_memory_depends_on_items_alone(most: int) -> None:
     errors = []
     for batch in range(20_000):
         lengths = [rng.randint(5, 120)] * 64
-        if run(capacity, lengths[: capacity.most(lengths[0])], memory):
+        if run(capacity, lengths[: capacity.max_items(lengths[0])], memory):
             errors.append(batch)
     assert len(errors) <= 2 * 20_000 / PATIENCE
 
@@ -218,9 +218,9 @@ def test_short_items_keep_large_batches_and_errors_are_rare_if_memory_depends_on
     errors = []
     for batch in range(20_000):
         longest = rng.randint(5, 120)
-        if run(capacity, [longest] * capacity.most(longest), memory):
+        if run(capacity, [longest] * capacity.max_items(longest), memory):
             errors.append(batch)
-    assert capacity.most(most // 64 // 2) == 64
+    assert capacity.max_items(most // 64 // 2) == 64
     for longest in range(5, 121):
-        assert capacity.most(longest) >= 0.7 * min(64, most // longest)
+        assert capacity.max_items(longest) >= 0.7 * min(64, most // longest)
     assert len(errors) <= 20_000 / PATIENCE + 20

@@ -215,7 +215,7 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
     large = call(*(120 - 115 * number // 60 for number in range(61)))
     alone = at = 0
     while at < large.size:
-        at += busy.capacity.most(large.items[at])
+        at += busy.capacity.max_items(large.items[at])
         alone += 1
     submitted(busy, large)
     batches = 0

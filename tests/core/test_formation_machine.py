@@ -76,7 +76,7 @@ class Chosen:
     def cost_of(self, item: Item) -> float:
         """Return the padding that `item` would add; infinite if it does not fit."""
         length, size = item[0].length(item[1]), len(self.items)
-        if item in self.items or size >= self.real.capacity.most(max(length, self.longest)):
+        if item in self.items or size >= self.real.capacity.max_items(max(length, self.longest)):
             return math.inf
         return max(length - self.longest, 0) * size + max(self.longest - length, 0)
 
@@ -128,7 +128,7 @@ class FormationMachine(RuleBasedStateMachine):
         calls = self.of(group)
         waiting = sum(len(call.waiting) for call in calls)
         if (
-            waiting >= self.real.capacity.most(max(call.longest for call in calls))
+            waiting >= self.real.capacity.max_items(max(call.longest for call in calls))
             or self.draining
             or self.policy.flush != "window"
         ):
@@ -253,7 +253,7 @@ class FormationMachine(RuleBasedStateMachine):
         )
         expected = self.chosen(leader)
         self.check_slices(batch, expected)
-        assert batch.size == len(expected.items) <= self.real.capacity.most(batch.longest)
+        assert batch.size == len(expected.items) <= self.real.capacity.max_items(batch.longest)
         self.check_waiting(leader, allowed)
         for call, position in expected.items:
             call.waiting.remove(position)

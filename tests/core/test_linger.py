@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from batched._core.linger import (
     AT_ONCE,
-    EPOCHS,
     NEVER,
+    RECENT,
     WAIT_WEIGHT,
     Eager,
     Hindsight,
@@ -109,8 +109,8 @@ def test_each_worker_is_held_for_its_share_of_the_expected_items(
 ) -> None:
     rule = Hindsight(timeout=1.0, batch_size=16, workers=workers)
     rule.note_outstanding(8)
-    assert rule.is_here(waiting, waiting) is not held
-    assert rule.is_here(8, 1), "all items wait or run"
+    assert rule.is_complete(waiting, waiting) is not held
+    assert rule.is_complete(8, 1), "all items wait or run"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -135,8 +135,8 @@ def test_a_full_batch_is_awaited_if_the_gain_exceeds_the_loss_of_the_last_call(
     rule.arrived("g", 3, 3.00001)
     rule.decide("g", 1, 1, 3.0 + (1.0 + small_takes) / 2)  # the worker is never idle
     rule.evaluate()
-    assert rule.is_here(1, 1) is not held
-    assert rule.is_here(outstanding, 3), "all items wait or run"
+    assert rule.is_complete(1, 1) is not held
+    assert rule.is_complete(outstanding, 3), "all items wait or run"
 
 
 def test_before_the_first_batch_has_ended_no_gain_is_known() -> None:
@@ -156,7 +156,7 @@ def test_lone_calls_are_not_evaluated() -> None:
     assert isinstance(rule, Hindsight)
     assert not rule._past
     closed_loop(scheduler, 2, 2, fixed=0.005)
-    assert rule._early < EPOCHS, "the first calls that could be merged are"
+    assert rule._singly < RECENT, "the first calls that could be merged are"
 
 
 def test_a_call_that_was_answered_early_is_not_expected_twice() -> None:
@@ -185,7 +185,7 @@ def test_calls_before_a_worker_looks_are_no_reason_to_wait(from_event_loop: bool
     """
     scheduler = Scheduler(BatchPolicy(), tick=0.001 if from_event_loop else 0.0)
     held = []
-    for burst in range(4 * EPOCHS):
+    for burst in range(4 * RECENT):
         now = burst * 0.1
         for _ in range(4 - burst % 2):
             now += 15e-6
@@ -268,7 +268,7 @@ def test_the_last_caller_soon_stops_waiting_for_callers_who_have_gone() -> None:
     while (batch := scheduler.take(1e6)) is not None:
         scheduler.finished(batch, 1e6)
     waits = []
-    for number in range(3 * EPOCHS):
+    for number in range(3 * RECENT):
         now = 1e6 + number
         scheduler.submit(Request([0], 1, "g", waker=None), now)
         taken = scheduler.take(now)
@@ -278,7 +278,7 @@ def test_the_last_caller_soon_stops_waiting_for_callers_who_have_gone() -> None:
         assert taken is not None
         scheduler.finished(taken, left + 0.005)
     assert max(waits) <= 0.005
-    assert waits[EPOCHS + 1 :] == [0.0] * (len(waits) - EPOCHS - 1)
+    assert waits[RECENT + 1 :] == [0.0] * (len(waits) - RECENT - 1)
 
 
 # ---------------------------------------------------------------- several groups

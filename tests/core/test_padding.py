@@ -158,7 +158,7 @@ class Overload:
         ]
         at = batches = 0
         while at < len(lengths):
-            at += self.busy.capacity.most(lengths[at])
+            at += self.busy.capacity.max_items(lengths[at])
             batches += 1
         return batches
 
