@@ -1,10 +1,10 @@
 """Attempts at one batch: the calls of the function until each slice has an outcome.
 
-`attempts` is a generator that starts from the failure of the first call. It yields each further
-call, is sent the outcome of that call, and returns the outcomes of all slices. It has no queue,
-waker, lock or clock: drivers provide them. Its rules:
+`attempts` is a coroutine that starts from the failure of the first call, makes all further calls,
+and returns the outcomes of all slices. It never suspends for a plain function, and has no queue,
+waker, lock or clock. Its rules:
 
-1. The whole batch is tried first. Its driver makes that call.
+1. The whole batch is tried first. `Execution` makes that call.
 2. A part that fails with an error that `splits` (memory ran out) is cut in halves, until its parts
    fit or are one item. From then on no part with an item as long or longer is tried with more
    items than the half.
@@ -21,17 +21,14 @@ waker, lock or clock: drivers provide them. Its rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .._collate.collator import Call, Collate, Collator, GroupsNeeded, Part
+from .._collate.collator import Collate, Collator, GroupsNeeded, Part
 from .._core.scheduler import Batch, Request, Slice
 from .exceptions import trim_traceback
 from .memory import drop_locals, free_cache
-
-CallOutcome = tuple[Any, BaseException | None]
-"""Output of one call of the batch function, or its error."""
 
 ErrorTest = Callable[[BaseException], bool]
 """Test of an error."""
@@ -42,19 +39,20 @@ Outcomes = tuple[list[Slice], Sequence[Any], Sequence[int]]
 in its place; and the number of calls of the function that it was in.
 """
 
-Attempts = Generator[Call, CallOutcome, Outcomes]
 
-
-def attempts(
+async def attempts(
+    func: Callable[..., Any],
     batch: Batch,
     collator: Collator,
     failure: BaseException,
     splits: ErrorTest,
     isolates: ErrorTest,
-) -> Attempts:
-    """Yield each further call for `batch` after the first one ended with `failure`.
+    ends_task: ErrorTest | None = None,
+) -> Outcomes:
+    """Call `func` for parts of `batch` after the first call ended with `failure`.
 
-    The driver sends the outcome of each call. See the rules of the module.
+    A coroutine function has `ends_task`, which selects the errors that cancel the awaiting task:
+    only these are raised. See the rules of the module.
     """
     slices, tried = batch.slices, batch.attempts  # the next part; its calls so far
     ways: Sequence[Collate] = (collator.collate,)  # ways to collate it, tried in this order
@@ -66,6 +64,9 @@ def attempts(
     lost: dict[Request, tuple[int, BaseException]] = {}
     results: Sequence[Any] = ()
     error: BaseException | None = failure
+    args: Any = None
+    kwargs: Any = None
+    output: Any = None
     del failure  # the next attempt needs the memory
     while True:
         groups: Sequence[Part] = ()
@@ -122,19 +123,19 @@ def attempts(
                     todo += [(part, tried, ways, False) for part in reversed(_cut(slices, room))]
                     slices = []
         try:
-            call = ways[0](slices, batch)
-            context = call[2]
+            args, kwargs, context = ways[0](slices, batch)
             batch.attempts += 1
             tried += 1
-            output, error = yield call
-            del call
-            if error is None:
-                results = collator.split(output, slices, context)
-        except GeneratorExit:  # no driver waits for the outcomes
-            raise
+            output = func(*args, **kwargs)
+            if ends_task is not None:
+                output = await output
+            args = kwargs = None
+            results = collator.split(output, slices, context)
         except BaseException as raised:
+            if ends_task is not None and ends_task(raised):
+                raise
             error = trim_traceback(raised)
-        output = None
+        args = kwargs = context = output = None
 
 
 def _passes(test: ErrorTest, error: BaseException) -> bool:

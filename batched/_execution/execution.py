@@ -1,4 +1,4 @@
-"""Drivers of attempts: the first call of the function for a batch, and more calls if it fails."""
+"""Calls of the function for a batch: the first one, and further ones if it fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Execution:
     selects the errors after which halves are run, to find the items that fail alone. `ends_task`
     selects the errors that cancel the awaiting task, so that no caller is left to answer.
 
-    The first call of a batch is made without the generator `attempts`: nearly all batches need no
+    The first call of a batch is made without the coroutine `attempts`: nearly all batches need no
     other call.
     """
 
@@ -87,21 +87,13 @@ class Execution:
             failure = trim_traceback(raised)
         # the next attempt needs the memory, and an error holds this frame, which must not hold it
         args = kwargs = output = context = call = prepared = None
-        steps = attempts(batch, collator, failure, self._splits, self._isolates)
+        further = attempts(func, batch, collator, failure, self._splits, self._isolates)
         del failure
-        outcome: Any = None
         try:
             while True:
-                args, kwargs, _ = steps.send(outcome)
-                outcome = None
-                try:
-                    outcome = func(*args, **kwargs), None
-                except BaseException as raised:
-                    outcome = None, trim_traceback(raised)
-                args = kwargs = None
+                further.send(None)
         except StopIteration as end:
-            del steps, outcome
-            return end.value  # type: ignore[no-any-return]  # of a generator
+            return end.value  # type: ignore[no-any-return]  # of a coroutine
 
     async def run_async(self, batch: Batch) -> Outcomes:
         """Await the function for `batch` here, and return the outcomes.
@@ -124,20 +116,8 @@ class Execution:
                 raise
             failure = trim_traceback(raised)
         args = kwargs = output = context = None
-        steps = attempts(batch, collator, failure, self._splits, self._isolates)
+        further = attempts(
+            func, batch, collator, failure, self._splits, self._isolates, self._ends_task
+        )
         del failure
-        outcome: Any = None
-        try:
-            while True:
-                args, kwargs, _ = steps.send(outcome)
-                outcome = None
-                try:
-                    outcome = await func(*args, **kwargs), None
-                except BaseException as raised:
-                    if self._ends_task(raised):
-                        raise
-                    outcome = None, trim_traceback(raised)
-                args = kwargs = None
-        except StopIteration as end:
-            del steps, outcome
-            return end.value  # type: ignore[no-any-return]  # of a generator
+        return await further

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from batched._collate.arguments import Arguments
 from batched._collate.collator import Call, Collate, Collator, GroupsNeeded
 from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request, Slice
-from batched._execution.attempts import ErrorTest, Outcomes, attempts
+from batched._execution.attempts import ErrorTest, Outcomes
 from batched._execution.execution import Execution, is_failure, never
 from batched._execution.memory import is_out_of_memory
 
@@ -279,13 +278,6 @@ def test_the_last_way_to_run_a_group_decides_its_error() -> None:
 
     outcomes = attempt(batch_of(*rows(5)), soon_tired, OneParity(ways=3))
     assert [type(result) for result in outcomes[1]] == [ConnectionError] * 5
-
-
-def test_attempts_that_are_abandoned_end_quietly() -> None:
-    steps = attempts(batch_of(*rows(2)), COLLATOR, ValueError("first"), never, is_failure)
-    next(steps)
-    steps.close()
-    assert inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
