@@ -147,7 +147,6 @@ class CallQueue(ABC):
         policy = self.policy
         may_expire = policy.queue_timeout_ms is not None
         call = False
-        expiry = NEVER  # for which the timer has to be set
         try:
             if may_expire:
                 timer.start()
@@ -175,13 +174,13 @@ class CallQueue(ABC):
                     else:
                         call = True
                 if may_expire:
-                    expiry = self._new_expiry(now)
+                    self._set_timer(now)
                 queued = request.queued
                 self._changing = False
         except BaseException:
             self._call_for_repair()
             raise
-        # even if a signal handler raises here: all callers depend on this worker and on the timer
+        # even if a signal handler raises here: all callers depend on this worker
         finally:
             try:
                 if call:
@@ -189,9 +188,6 @@ class CallQueue(ABC):
             except BaseException:
                 self._alarm = NEVER  # so that the next call tries again
                 raise
-            finally:
-                if expiry < NEVER:
-                    timer.call_at(expiry, self.expire)
         return queued
 
     def _call_for_repair(self) -> None:
@@ -290,20 +286,15 @@ class CallQueue(ABC):
         with self._lock:
             now = time.perf_counter()
             self._scheduler.count_wait(request, now if counts else None)
-            expiry = self._new_expiry(now)
-        if expiry < NEVER:
-            timer.call_at(expiry, self.expire)
+            self._set_timer(now)
 
-    def _new_expiry(self, now: float) -> float:
-        """Return the moment for which the timer must be set (s); infinite if it is set.
-
-        The caller holds the lock.
-        """
-        if now <= self._expiry < NEVER:
-            return NEVER
-        # the timer is not set, or a signal interrupted setting it
-        self._expiry = self._scheduler.next_expiry()
-        return self._expiry
+    def _set_timer(self, now: float) -> None:
+        """Let the timer look for calls that have waited too long, unless it will. Needs the lock."""
+        if not now < self._expiry < NEVER:
+            expiry = self._scheduler.next_expiry()
+            if expiry < NEVER:
+                timer.call_at(expiry, self.expire)
+            self._expiry = expiry  # last: an exception that interrupts must not lose the timer
 
     def expire(self) -> None:
         """End the calls that have waited too long.
@@ -314,8 +305,9 @@ class CallQueue(ABC):
         with self._lock:
             if self._changing:
                 self._repair()
-            ended = self._scheduler.expire(time.perf_counter())
-            expiry = self._expiry = self._scheduler.next_expiry()
+            now = time.perf_counter()
+            ended = self._scheduler.expire(now)
+            self._set_timer(now)
             for request in ended:
                 request.error = QueueTimeout(
                     f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms "
@@ -327,8 +319,6 @@ class CallQueue(ABC):
             self._wakeups.add(key, ended)
         for request in ended:
             request.items = None  # as in `cancel`
-        if expiry < NEVER:
-            timer.call_at(expiry, self.expire)
         self._admit()
         if futures:  # their callbacks may block, and all batchers share the timer
             try:
