@@ -224,17 +224,22 @@ class CallQueue(ABC):
             request.error = error
             wake_all([request.waker])
 
-    def cancel(self, request: Request) -> bool:
-        """Remove a request from the queue, so that it is never computed.
+    def abandon(self, request: Request) -> None:
+        """Drop the waiting items of a request that no caller waits for any more."""
+        self.cancel(request, True)
 
-        Return False if any of its items runs or has run, or if the request has ended.
+    def cancel(self, request: Request, even_begun: bool = False) -> bool:
+        """Remove the waiting items of a request from the queue, so that they are never computed.
+
+        Return False if the request has ended. Unless `even_begun`, also return False if any of its
+        items runs or has run.
         """
-        if self._later(self.cancel, request):
+        if self._later(self.cancel, request, even_begun):
             return False
         key = object()
         try:
             with self._lock:
-                if request.dispatched or request.waker is None:
+                if request.waker is None or (request.dispatched and not even_begun):
                     return False
                 if self._changing:
                     self._repair()
@@ -243,8 +248,10 @@ class CallQueue(ABC):
                 self._wakeups.add(key, [request])
                 self._scheduler.cancel(request)
                 self._changing = False
-            request.items = None  # the queue may keep the request for a while
-            self.recorder.count("cancelled")
+            if not request.dispatched:
+                request.items = None  # the queue may keep the request for a while
+            if request.arrived:  # else it was never accepted
+                self.recorder.count("cancelled")
             self._admit()
             self._wakeups.wake(key)
         except BaseException:
@@ -252,29 +259,6 @@ class CallQueue(ABC):
             self._call_for_repair()
             raise
         return True
-
-    def abandon(self, request: Request) -> None:
-        """Drop the waiting items of a request that no caller waits for any more."""
-        if self._later(self.abandon, request):
-            return
-        try:
-            with self._lock:
-                if request.waker is None:
-                    return
-                if self._changing:
-                    self._repair()
-                self._changing = True
-                request.waker = None
-                self._scheduler.cancel(request)
-                self._changing = False
-            if not request.dispatched:
-                request.items = None  # as in `cancel`
-            if request.arrived:  # else it was never accepted
-                self.recorder.count("cancelled")
-            self._admit()
-        except BaseException:
-            self._call_for_repair()
-            raise
 
     def count_wait(self, request: Request, counts: bool) -> None:
         """Count the time that `request` waits for `queue_timeout_ms`, from now on.
@@ -289,7 +273,7 @@ class CallQueue(ABC):
             self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
-        """Let the timer look for calls that have waited too long, unless it will. Needs the lock."""
+        """Let the timer look for calls that have waited too long. The caller holds the lock."""
         if not now < self._expiry < NEVER:
             expiry = self._scheduler.next_expiry()
             if expiry < NEVER:
