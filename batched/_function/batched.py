@@ -132,7 +132,7 @@ class BatchedCallable(Generic[T, U, P]):
             raise
         finally:
             if wait is not None:
-                wait.ends()
+                wait.end()
         return request.result if request.error is None else raise_error(request)
 
     def submit(self, item: T = MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]:
@@ -382,7 +382,7 @@ class Batched(BatchedCallable[T, U, P]):
             raise
         finally:
             if wait is not None:
-                wait.ends()
+                wait.end()
         return request.result if request.error is None else raise_error(request)
 
     @overload

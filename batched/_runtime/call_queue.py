@@ -1,10 +1,10 @@
 """Callers' side of a runtime: queue a call, cancel it, close and open the runtime.
 
-`Runtime` adds the workers' side of the state that is declared here.
+`Runtime` adds the workers' side, with the state that is declared here.
 
-Finalizers and signal handlers interrupt a thread anywhere, also while it holds the lock. Then they
-change nothing, and their work is done a moment later. An exception of a signal handler may leave a
-change half made: the next thread repairs the queue.
+Finalizers and signal handlers interrupt a thread anywhere, also while it holds the lock. A method
+that they call then changes nothing, and is called again a moment later (`_postpone`). An exception
+of a signal handler may leave a change half made. The next thread repairs the queue (`_repair`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .wakers import POLL_INTERVAL, Future, async_waker, wait, wake_all
 from .wakeups import Wakeups
 
 AWAKE: Final = -math.inf
-"""Value of the alarm while a free worker is awake."""
+"""Value of `CallQueue._alarm` while a free worker is awake and about to look for a batch."""
 FIRST_PAUSE: Final = 1e-3
 """First interval at which a caller of `drain` looks for the end of all calls (s)."""
 
 
 class CallQueue(ABC):
-    """Queue of the calls for one scheduler. Of workers it knows only how to call one."""
+    """Queue of the calls for one scheduler. Subclasses have the workers (`_call_worker`)."""
 
     tick = 0.0  # the shortest time for which workers can wait (s)
-    # whether the interpreter exits: running batches may then still call functions that are closed
+    # whether the interpreter exits. If so, code of running batches may call closed functions
     exiting = False
 
     def __init__(self, policy: BatchPolicy, recorder: Recorder, name: str) -> None:
@@ -55,33 +55,34 @@ class CallQueue(ABC):
         self._reset()
 
     def _renew_lock(self) -> None:
-        # guards the state below; never held while user code runs or callers are woken; reentrant,
-        # to know its owner
+        # guards the state that `_reset` declares; never held while user code runs or callers are
+        # woken; an RLock, because `_is_owned` says whether this thread holds it
         self._lock: Any = threading.RLock()
 
     def _reset(self) -> None:
         self._scheduler = Scheduler(self.policy, self.tick)
         self.pool.running = self._scheduler.running
-        self._alarm = NEVER  # when a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
-        self._expiry = NEVER  # when the timer looks for calls that have waited too long (s)
+        # moment at which a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
+        self._alarm = NEVER
+        self._expiry = NEVER  # moment at which the timer calls `expire` (s)
         self._workers = 0  # workers that have started and not ended
-        self._parked: list[Any] = []  # parkers of the workers that wait for work
+        self._parked: list[Any] = []  # one parker for each worker that waits for work
         # whether this state is being changed. If true while the lock is free, a signal or a full
         # stack has interrupted a change
         self._changing = False
 
-    def _later(self, method: Callable[..., object], *args: Any) -> bool:
-        """Return whether this thread holds the lock, and must change nothing now.
+    def _postpone(self, method: Callable[..., object], *args: Any) -> bool:
+        """Have `method` called once the lock is free, if this thread holds the lock.
 
-        If so, `method` is called after the lock is free.
+        Return whether it does: the caller must then change nothing.
         """
         if not self._lock._is_owned():
             return False
-        self._soon(functools.partial(method, *args))
+        self._call_soon(functools.partial(method, *args))
         return True
 
-    def _soon(self, act: Callable[[], object]) -> None:
-        """Call `act` a moment later, in a new thread: callbacks of futures may block."""
+    def _call_soon(self, act: Callable[[], object]) -> None:
+        """Call `act` a moment later, in a new thread, because callbacks of futures may block."""
         timer.start()
         timer.call_soon(daemon_thread(f"{self.name}-later", act).start)
 
@@ -90,15 +91,15 @@ class CallQueue(ABC):
     ) -> Wait | None:
         """Note that this code is about to wait for `request`. Return None outside any batch.
 
-        `request` None stands for all calls. `is_over` returns whether the code has been woken, if
-        this is not at the end of the request.
+        With `request` None the code waits for all calls. `is_over` returns whether the wait has
+        ended; by default it ends when the request does.
 
         Raises:
             RuntimeError: the code would wait for itself, and so for ever.
         """
         if self._lock._is_owned():
             raise RuntimeError(
-                f"{self.name} is called by a finalizer or a signal handler that broke in on it, "
+                f"{self.name} is called by a finalizer or a signal handler that interrupted it, "
                 "and would wait for itself"
             )
         return wait_for(
@@ -108,9 +109,10 @@ class CallQueue(ABC):
     def waiting_for(
         self, request: Request | None, *, room: bool = False
     ) -> AbstractContextManager[None] | None:
-        """Return `wait_for` as a context manager, or None if the code would wait for itself.
+        """Return a context manager for code that waits, or None if it would wait for itself.
 
-        With `room` the wait is only for room in the queue.
+        The context is the wait that `wait_for` notes. With `room` the code waits only until the
+        request has entered the queue.
         """
         is_over = (lambda: request not in self._scheduler.blocked) if room else None
         try:
@@ -119,7 +121,7 @@ class CallQueue(ABC):
             return None
 
     def load(self) -> tuple[int, int, int]:
-        """Return the items that wait, the calls that wait for room, and the items that run."""
+        """Return the numbers of waiting items, of blocked calls, and of running items."""
         scheduler = self._scheduler
         return scheduler.waiting, len(scheduler.blocked), scheduler.in_flight
 
@@ -142,11 +144,11 @@ class CallQueue(ABC):
         """
         if self._lock._is_owned():
             if not isinstance(request.waker, Future) and not hasattr(request.waker, "get_loop"):
-                self.wait_for(request)  # raises
-            return self._later(self._submit_late, request, from_event_loop)
+                self.wait_for(request)  # raises: this caller would block its thread
+            return self._postpone(self._submit_late, request, from_event_loop)
         policy = self.policy
         may_expire = policy.queue_timeout_ms is not None
-        call = False
+        must_call_worker = False
         try:
             if may_expire:
                 timer.start()
@@ -154,10 +156,10 @@ class CallQueue(ABC):
                 if self._changing:
                     self._repair()
                 scheduler = self._scheduler
-                taken = not self._closed or (
+                is_open = not self._closed or (
                     self.exiting and is_running() and not isinstance(request.waker, Future)
                 )
-                if not taken or (policy.on_full == "raise" and not scheduler.admits(request)):
+                if not is_open or (policy.on_full == "raise" and not scheduler.admits(request)):
                     raise self._refused()
                 self._changing = True
                 now = request.arrived = time.perf_counter()
@@ -172,7 +174,7 @@ class CallQueue(ABC):
                     if self._parked:
                         self._parked[-1].unpark(self)  # the worker takes its parker off the list
                     else:
-                        call = True
+                        must_call_worker = True
                 if may_expire:
                     self._set_timer(now)
                 queued = request.queued
@@ -183,7 +185,7 @@ class CallQueue(ABC):
         # even if a signal handler raises here: all callers depend on this worker
         finally:
             try:
-                if call:
+                if must_call_worker:
                     self._call_worker()
             except BaseException:
                 self._alarm = NEVER  # so that the next call tries again
@@ -193,19 +195,19 @@ class CallQueue(ABC):
     def _call_for_repair(self) -> None:
         """Wake a worker to repair the queue if an exception has left a change half made.
 
-        No signal interrupts a worker's thread.
+        No signal interrupts a worker's thread. A worker that is awake repairs the queue anyway.
         """
         if self._changing and self._parked:
-            self._parked[-1].unpark(self)  # a worker that is awake looks for a batch anyway
+            self._parked[-1].unpark(self)
 
     def _repair(self) -> None:
-        """Rebuild the queue from the requests that wait, under the lock."""
+        """Rebuild the queue from the requests that wait. The caller holds the lock."""
         self._scheduler.repair()
         self._alarm = self._expiry = NEVER
         self._changing = False
 
     def _refused(self) -> Exception:
-        """Return the exception for a refused call."""
+        """Count a refused call, and return its exception."""
         self.recorder.count("rejected")
         if self._closed:
             return BatcherClosed(
@@ -217,7 +219,7 @@ class CallQueue(ABC):
         )
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
-        """Submit `request` of a finalizer or signal handler that has gone on. Answer errors."""
+        """Submit a request of a finalizer or signal handler; an error is its answer."""
         try:
             self.submit(request, from_event_loop=from_event_loop)
         except BaseException as error:
@@ -234,9 +236,9 @@ class CallQueue(ABC):
         Return False if the request has ended. Unless `even_begun`, also return False if any of its
         items runs or has run.
         """
-        if self._later(self.cancel, request, even_begun):
+        if self._postpone(self.cancel, request, even_begun):
             return False
-        key = object()
+        key = object()  # of the entry in `_wakeups`
         try:
             with self._lock:
                 if request.waker is None or (request.dispatched and not even_begun):
@@ -249,10 +251,10 @@ class CallQueue(ABC):
                 self._scheduler.cancel(request)
                 self._changing = False
             if not request.dispatched:
-                request.items = None  # the queue may keep the request for a while
-            if request.arrived:  # else it was never accepted
+                request.items = None  # frees the items while other objects may keep the request
+            if request.arrived:  # not if `submit` has refused the request
                 self.recorder.count("cancelled")
-            self._admit()
+            self._notify_admitted()
             self._wakeups.wake(key)
         except BaseException:
             self._wakeups.leave(key)
@@ -261,11 +263,11 @@ class CallQueue(ABC):
         return True
 
     def count_wait(self, request: Request, counts: bool) -> None:
-        """Count the time that `request` waits for `queue_timeout_ms`, from now on.
+        """Let `queue_timeout_ms` of `request` begin now.
 
-        With `counts` False the time does not count.
+        With `counts` False the request does not expire.
         """
-        if self._later(self.count_wait, request, counts):
+        if self._postpone(self.count_wait, request, counts):
             return
         with self._lock:
             now = time.perf_counter()
@@ -285,7 +287,7 @@ class CallQueue(ABC):
 
         The timer thread runs this; no signal handler interrupts that thread.
         """
-        key = object()
+        key = object()  # of the entry in `_wakeups`
         with self._lock:
             if self._changing:
                 self._repair()
@@ -303,7 +305,7 @@ class CallQueue(ABC):
             self._wakeups.add(key, ended)
         for request in ended:
             request.items = None  # as in `cancel`
-        self._admit()
+        self._notify_admitted()
         if futures:  # their callbacks may block, and all batchers share the timer
             try:
                 daemon_thread(f"{self.name}-callbacks", self._wakeups.wake, key).start()
@@ -312,11 +314,11 @@ class CallQueue(ABC):
         else:
             self._wakeups.wake(key)
 
-    def _admit(self) -> None:
-        """Notify callers whose requests have entered the queue. Called after room was made.
+    def _notify_admitted(self) -> None:
+        """Notify the callers of requests that were blocked and have entered the queue.
 
-        No worker needs to be called: while requests are blocked no group is held, so all workers
-        are busy.
+        No worker needs to be called: all workers are busy, because no group is held while requests
+        are blocked.
         """
         entered = self._scheduler.admitted
         for request in list(entered):
@@ -328,11 +330,11 @@ class CallQueue(ABC):
     def close(self, cancel: bool) -> None:
         """Refuse further calls.
 
-        Calls that wait run without being held or, with `cancel`, end now.
+        Waiting calls run as soon as a worker is free. With `cancel` they end now.
         """
-        if self._later(self.close, cancel):
+        if self._postpone(self.close, cancel):
             return
-        key = object()
+        key = object()  # of the entry in `_wakeups`
         try:
             with self._lock:
                 if self._changing:
@@ -353,10 +355,10 @@ class CallQueue(ABC):
                     self._scheduler.cancel(request)
                 parked = list(self._parked)
                 self._changing = False
-            # before the callers: callbacks of futures may wait for these workers
+            # workers before callers, because callbacks of futures may wait for these workers
             for parker in parked:
                 parker.unpark(self)
-            self._admit()
+            self._notify_admitted()
             self._wakeups.wake(key)
         except BaseException:
             self._wakeups.leave(key)
@@ -364,8 +366,8 @@ class CallQueue(ABC):
             raise
 
     def open(self) -> None:
-        """Accept calls again."""
-        if self._later(self.open):
+        """Accept calls again. Callers that wait in `drain` go on."""
+        if self._postpone(self.open):
             return
         with self._lock:
             self._closed = False
@@ -374,8 +376,8 @@ class CallQueue(ABC):
     def drain(self, loop: object = None) -> bool:
         """Wait until the closed runtime has ended every call and every worker, or is open again.
 
-        If `loop`, which runs them, stops, end them. Return False at once if the code would wait for
-        itself.
+        If `loop`, the event loop that runs the calls, has stopped, end them with an error. Return
+        False at once if the code would wait for itself.
         """
         self._abort_if_over(loop)
         waiting = self.waiting_for(None)
@@ -404,6 +406,7 @@ class CallQueue(ABC):
             self._abort_if_over(loop)
 
     def _abort_if_over(self, loop: object) -> None:
+        """End every call if the event loop that was to run it has stopped."""
         if loop is not None and is_over(loop):
             self.abort("the event loop that was to run it has stopped")
 
@@ -412,7 +415,7 @@ class CallQueue(ABC):
 
         `why` is the reason in the message. `forked`: called in the child of a fork.
         """
-        if forked:  # threads that held the lock, or waited, are gone
+        if forked:  # the child has no thread that could release the lock, or that waits
             self._renew_lock()
             self.pool.waits = WeakSet()
         with self._lock:
@@ -452,4 +455,7 @@ class CallQueue(ABC):
 
     @abstractmethod
     def _call_worker(self) -> None:
-        """Wake a worker that rests, or start one. Any other worker is about to look for a batch."""
+        """Wake a worker that is parked, or start one if fewer run than may run.
+
+        A worker that is awake looks for a batch anyway.
+        """

@@ -61,10 +61,10 @@ class EventLoopRuntime(Runtime):
         if failed and parker.scheduler is self._scheduler:
             self.abort("the task that was to run it ended before it began")
 
-    def _soon(self, act: Callable[[], object]) -> None:
+    def _call_soon(self, act: Callable[[], object]) -> None:
         loop = current_loop()
         if loop is None:
-            super()._soon(act)
+            super()._call_soon(act)
         else:  # this loop alone takes the calls
             post(loop, act)
 

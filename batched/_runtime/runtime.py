@@ -62,7 +62,7 @@ class Runtime(CallQueue):
         _alive[id(self)] = self
 
     def _call_worker(self) -> None:
-        """Wake a worker that is parked, or start one. Any other worker will look for a batch."""
+        """Wake a worker that is parked, or start one if fewer run than may run."""
         parker: Any = None
         starting = False
         try:
@@ -97,7 +97,7 @@ class Runtime(CallQueue):
         """Start a worker in a thread that no signal interrupts. End all calls if this fails."""
         if not isinstance(error, CANNOT_START):
             try:
-                self._soon(self._call_worker)
+                self._call_soon(self._call_worker)
                 return
             except Exception as again:
                 error = again
@@ -147,7 +147,7 @@ class Runtime(CallQueue):
 
     def _notify(self, more: bool) -> None:
         """Notify admitted callers, and call another worker if `more`."""
-        self._admit()
+        self._notify_admitted()
         if more:
             self._call_worker()
 
@@ -176,7 +176,7 @@ class Runtime(CallQueue):
                     if parker is not None and not ended and self.observer is None:
                         look = self._look(parker, now)
             if scheduler.admitted:
-                self._admit()
+                self._notify_admitted()
             if ended:
                 self._answer(batch, ended, open_ended)
             elif not aborted:

@@ -1,12 +1,14 @@
 """Waits of code that a batch function runs, and the refusal of deadlocks.
 
-A run is one batch on its way through the function. While code of a run waits for a call, of any
-batched function, the wait is noted. A wait that would be part of a deadlock is refused. A run is
-deadlocked while it waits for a call that a deadlocked run has in its batch, or for a call that no
-run has yet and for which deadlocked runs leave no worker.
+A run is one batch on its way through the function. Code of a run may call batched functions. Each
+wait for such a call is noted here while it lasts, and a wait that would complete a deadlock is
+refused. A run is deadlocked in two cases:
 
-Code belongs to the run that its worker executes. Code that a run has started and that outlives it
-counts as part of the worker's next run.
+1. It waits for a call that is in the batch of a deadlocked run.
+2. It waits for a call that has not begun, and deadlocked runs occupy all workers of that function.
+
+Code belongs to the run that its worker executes. Code that a run has started and that outlives the
+run counts as part of the worker's next run.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from .._core.scheduler import Batch, Request
 
 
 class Pool:
-    """Workers of one runtime. Runs refer to it, because they must not keep the runtime alive."""
+    """Workers of one runtime. A run refers to its pool, and does not keep the runtime alive."""
 
     __slots__ = ("name", "running", "size", "waits")
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name  # of the batch function
-        self.size = size  # runs at once
-        # the batches that were handed out and not answered, begun or not
+        self.size = size  # most runs at once
+        # the batches that were handed out and have not ended, begun or not
         self.running: Iterable[Batch] = ()
-        # waits of code of its runs; weak, because an abandoned task must not be kept alive
+        # waits of the code of these runs; weak, so that a wait keeps no abandoned task alive
         self.waits: WeakSet[Wait] = WeakSet()
 
     def has_begun(self, request: Request | None) -> bool:
-        """Return whether every unanswered item of `request` is being run."""
+        """Return whether every unanswered item of `request` is in a batch that has begun."""
         return (
             request is not None
             and sum([_items(request, batch) for batch in list(self.running) if batch.begun])
@@ -45,11 +47,12 @@ class Pool:
 
 
 class Run:
-    """Present run of one worker, as the code of the run sees it.
+    """Present run of one worker.
 
-    The context of the worker holds one for all its runs. Threads and tasks that a run starts
-    inherit it. With `callbacks` it stands for the callbacks that the worker's thread calls between
-    two runs.
+    Each worker has one object for all its runs, as a variable of its context (`contextvars`), where
+    the code of the run finds it. Tasks that a run starts inherit the variable, and so do threads in
+    some builds of Python. With `callbacks` the object stands for the callbacks of futures and the
+    observers that the worker's thread calls between two runs.
     """
 
     __slots__ = ("batch", "callbacks", "pool", "runtime", "thread")
@@ -60,19 +63,20 @@ class Run:
         self.pool = pool  # of the worker
         self.thread = thread  # of the worker; None: a task of an event loop
         self.callbacks = callbacks
-        self.batch: Batch | None = None  # the present run's; None between runs
-        self.runtime: Any = None  # answers calls of a run early; None: none can
+        self.batch: Batch | None = None  # of the present run; None between runs
+        # runtime that `answer_early` uses; None if no call can be answered early
+        self.runtime: Any = None
 
     @property
-    def goes_on(self) -> bool:
-        """Whether this code can block the worker: a task may outlive the run that started it."""
+    def can_block_worker(self) -> bool:
+        """Whether a wait of this code can block the worker. A task that outlives its run cannot."""
         return self.batch is not None or self.thread is threading.current_thread()
 
     def answer_early(self, item: object, result: Any) -> bool:
         """Answer the call of one item of the batch before the rest of the batch.
 
-        The result that the function returns for the item is not used. Return False if the item is
-        one of a list, which is answered as a whole.
+        The result that the function later returns for the item is not used. Return False if the
+        item belongs to a list call, which is answered as a whole.
         """
         batch, runtime = self.batch, self.runtime
         if batch is not None and runtime is not None:
@@ -84,7 +88,7 @@ class Run:
 
 
 class Wait:
-    """Wait of a run for the answer to `request` of another pool, or, if None, to all its calls."""
+    """Wait of a run for the end of `request`, a call of `pool`; None: of all calls of `pool`."""
 
     __slots__ = ("__weakref__", "batch", "is_over", "pool", "request", "run")
 
@@ -92,13 +96,13 @@ class Wait:
         self, run: Run, pool: Pool, request: Request | None, is_over: Callable[[], bool]
     ) -> None:
         self.run = run
-        self.batch = run.batch  # the wait may outlive it
-        self.pool = pool  # runs the request
+        self.batch = run.batch  # kept, because the wait may outlive the run of this batch
+        self.pool = pool  # the workers that run the request
         self.request = request
         self.is_over = is_over  # returns whether the waiting code has been woken
 
-    def ends(self) -> None:
-        """Remove the note."""
+    def end(self) -> None:
+        """Remove the wait from the waits of its pool."""
         with _lock:
             self.run.pool.waits.discard(self)
 
@@ -106,10 +110,10 @@ class Wait:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self.ends()
+        self.end()
 
     def is_blocked(self, blocked: set[Run]) -> bool:
-        """Return whether the wait lasts as long as no run of `blocked` ends."""
+        """Return whether the wait cannot end unless a run of `blocked` ends."""
         request, runs = self.request, [run for run in blocked if run.pool is self.pool]
         if request is None or not runs:
             return bool(runs)
@@ -126,7 +130,7 @@ current_run = _run.get
 
 
 def enter_worker(pool: Pool, *, thread: bool) -> Run:
-    """Note that this thread, or task, is a worker of `pool`. Return where it notes its runs."""
+    """Note that this thread, or task, is a worker of `pool`. Return its `Run`, to be filled in."""
     run = Run(pool, threading.current_thread() if thread else None)
     _run.set(run)
     return run
@@ -134,7 +138,7 @@ def enter_worker(pool: Pool, *, thread: bool) -> Run:
 
 @contextmanager
 def between_runs() -> Iterator[None]:
-    """Run callbacks: in a worker between two runs they belong to neither."""
+    """Run callbacks. Callbacks that a worker calls between two runs belong to no run."""
     run = before = _run.get()
     if run is not None and run.batch is None and not run.callbacks:
         run = None if run.thread is None else Run(run.pool, run.thread, callbacks=True)
@@ -146,12 +150,12 @@ def between_runs() -> Iterator[None]:
 
 
 def is_running() -> bool:
-    """Return whether this code is part of a run that goes on, or of callbacks of a worker."""
+    """Return whether this code is part of a run that has not ended, or of a worker's callbacks."""
     run = _run.get()
-    return run is not None and run.goes_on
+    return run is not None and run.can_block_worker
 
 
-# guards the waits of all pools; reentrant, for a signal handler or a finalizer
+# guards the waits of all pools; reentrant, because a signal handler or a finalizer may wait, too
 _lock = threading.RLock()
 
 
@@ -159,22 +163,22 @@ def wait_for(pool: Pool, request: Request | None, is_over: Callable[[], bool]) -
     """Note that this code is about to wait for `request` of `pool`. Return None outside any run.
 
     With `request` None the code waits for all calls. A task that a run has started must not wait
-    for its function after the run either: so the answer does not depend on which of the two is
-    faster.
+    for the run's own function, even after the run has ended. Otherwise, the refusal would depend on
+    whether the task or the run is faster.
 
     Raises:
         RuntimeError: the code would wait for itself.
     """
     run = _run.get()
-    if run is None or (run.callbacks and not run.goes_on):
-        return None  # another thread, which a callback has started
+    if run is None or (run.callbacks and not run.can_block_worker):
+        return None  # a thread or task that a callback has started
     if run.pool is pool and not pool.has_begun(request):
         raise RuntimeError(
             f"{pool.name} is called from within its own batch, and would wait for "
             f"itself; call {pool.name}.__wrapped__ (a task that a batch starts and does not wait "
             "for may call it in an empty contextvars.Context)"
         )
-    if not run.goes_on:
+    if not run.can_block_worker:
         return None
     wait = Wait(run, pool, request, is_over)
     with _lock:
@@ -190,8 +194,8 @@ def wait_for(pool: Pool, request: Request | None, is_over: Callable[[], bool]) -
 def _is_deadlocked(wait: Wait) -> bool:
     """Return whether `wait` would never end.
 
-    Of all waits on which `wait` may depend, waits that can end are removed, until the waits that
-    are left block each other.
+    The search begins with all waits on which `wait` may depend. Waits that can end are removed
+    until the remaining waits block each other, or `wait` itself is removed.
     """
     blocked: set[Wait] = set()
     found = {wait}
@@ -215,7 +219,7 @@ def _items(request: Request, batch: Batch) -> int:
 
 
 def _after_fork() -> None:
-    """Leave the run of the parent that this code may be part of."""
+    """Forget, in the child, the run of the parent process of which this code was part."""
     global _lock
     _lock = threading.RLock()
     _run.set(None)

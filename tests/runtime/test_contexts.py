@@ -94,6 +94,6 @@ def test_what_a_finalizer_put_off_sees_no_context_of_it() -> None:
     fn: Any = batched.dynamically(lambda items: items)
     with fn:
         assert fn(1) == 1
-        fn._batcher.runtime._soon(noted)
+        fn._batcher.runtime._call_soon(noted)
         assert noted.called.wait(BOUND)
     assert noted.callers == [None]

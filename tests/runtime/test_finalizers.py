@@ -160,7 +160,7 @@ def test_a_finalizer_that_would_wait_under_the_lock_is_told_so(
     assert in_time(lambda: fn(1)) == 1
     assert isinstance(came[0], RuntimeError)
     assert (
-        "called by a finalizer or a signal handler that broke in on it, and would wait for itself"
+        "called by a finalizer or a signal handler that interrupted it, and would wait for itself"
         in str(came[0])
     )
     in_time(fn.shutdown)

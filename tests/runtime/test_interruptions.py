@@ -64,7 +64,7 @@ PLACES: list[tuple[Any, str]] = [
     (Group, "withdraw"),
     (Scheduler, "_admit"),
     (Scheduler, "_enqueue"),
-    (CallQueue, "_admit"),
+    (CallQueue, "_notify_admitted"),
     (wakeups.Wakeups, "add"),
     (wakeups.Wakeups, "wake"),
     (wakeups, "wake_all"),
