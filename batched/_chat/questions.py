@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .._core.checks import suggest
-from .._services.prompts import check_chat, is_id, is_prompt
+from .._services.prompts import PromptPreparation, check_chat, is_id
 from .settings import ChatSettings
 
 CHARACTERS: Final = 4
@@ -41,7 +41,7 @@ class Question:
     """Limit of the tokens of the answer; None: unlimited."""
 
 
-class ChatPreparation:
+class ChatPreparation(PromptPreparation):
     """Preparation of questions from prompts and parameters."""
 
     def __init__(
@@ -65,9 +65,7 @@ class ChatPreparation:
         if settings.schema is not None:
             self._parameters["response_format"] = _response_format(settings.schema)
 
-    is_one = staticmethod(is_prompt)
-
-    def prepare(self, given: Any, settings: Mapping[str, Any], /) -> Question:
+    def prepare(self, given: Any, settings: Mapping[str, Any], _: object = None, /) -> Question:
         """Return the question for a text or a chat.
 
         Raises:

@@ -33,6 +33,7 @@ from .function import BatchFunction, Parts
 from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
+from .preparation import PreparingRuntime, takes_instance
 from .requests import MISSING
 from .settings import Settings
 
@@ -152,16 +153,25 @@ class BatchedCallable(Generic[T, U, P]):
         return self._submit(item, args, kwargs, room)
 
     def _submit(
-        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], room: Lock | None = None
+        self,
+        item: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        room: Lock | None = None,
+        *,
+        ahead: bool = False,
     ) -> Future[U]:
-        """Submit `item` as `submit` does, but wait for room in the queue only with `room`."""
+        """Submit `item` as `submit` does, but wait for room in the queue only with `room`.
+
+        With `ahead` the call does not wait until `prepare` has run either.
+        """
         loop = current_loop()
         runtime = self._batcher.runtime.here(loop)
         future: Future[U] = Future()
         request = self._batcher.requests.parse(item, args, kwargs, self._owner, future, True)
         future.bind(request, runtime, loop if self._function.coroutine else None, room)
         try:
-            queued = runtime.submit(request, from_event_loop=loop is not None)
+            queued = runtime.submit(request, from_event_loop=loop is not None or ahead)
             if (
                 not queued
                 and room is not None
@@ -330,13 +340,22 @@ class BatchedCallable(Generic[T, U, P]):
     def _ahead(
         self, buffersize: int | None, timeout: float | None, return_exceptions: bool
     ) -> Ahead[T]:
+        prepares = isinstance(self._batcher.runtime, PreparingRuntime)
         return Ahead(
-            lambda item: self._submit(item, (), {}),
+            functools.partial(self._submit, args=(), kwargs={}, ahead=prepares),
             self._function.options.policy,
             buffersize,
             timeout,
             return_exceptions,
         )
+
+
+def preparation_of(decorated: BatchedCallable[Any, Any, Any]) -> Callable[[Any], Any] | None:
+    """Return the `prepare` of a function or a bound method, as a function of one argument."""
+    prepare = decorated._function.options.prepare
+    if prepare is None or not takes_instance(prepare):
+        return prepare
+    return types.MethodType(prepare, decorated._owner)
 
 
 def parts_of(decorated: BatchedCallable[Any, Any, Any]) -> Parts:

@@ -30,6 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
+A = TypeVar("A")
 Row_co = TypeVar("Row_co", covariant=True)
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
         Callable[Concatenate[list[T], P], U] | classmethod[Any, Concatenate[list[T], P], U]
     )
     """A function of a list, or a class method."""
+    Prepare: TypeAlias = Callable[[A], Any] | Callable[[Any, A], Any]
+    """A `prepare` of one argument, or of an instance and one argument."""
     OfKeywords: TypeAlias = Callable[..., U] | classmethod[Any, ..., U]
     """A function of features by keyword, or a class method."""
 
@@ -89,7 +92,8 @@ class _Decorator:
     @property
     def __signature__(self) -> inspect.Signature:
         """Settings by keyword, each with its type and default."""
-        types = get_type_hints(InferenceSettings) | {"spread_kwargs": bool}
+        types = get_type_hints(InferenceSettings)
+        types |= {"prepare": Callable[[Any], Any] | None, "spread_kwargs": bool}
         func = inspect.Parameter("func", inspect.Parameter.POSITIONAL_ONLY, default=MISSING)
         settings = [
             inspect.Parameter(
@@ -124,6 +128,12 @@ class Dynamically(_Decorator):
             expected or waiting no longer pays, learned from earlier batches. "eager": it leaves as
             soon as a worker is free. "window": it leaves `timeout_ms` after its oldest item;
             "auto".
+        prepare: the callers' half of the work, a function that returns the item for the argument of
+            a call, for instance its tokens. It runs before the call is queued: in the thread of the
+            caller, or in a thread of the batcher for calls from event loops, list calls and `map`.
+            Its errors reach that caller alone. If the first of several parameters is `self`, it
+            gets the instance, too; None.
+        prepare_threads: most threads of the batcher that call `prepare`; 8.
         length: function that returns the length of an item. If more items wait than fit, items of
             like length run together; None.
         max_batch_tokens: largest product of the items of a batch and their greatest length. Without
@@ -163,7 +173,11 @@ class Dynamically(_Decorator):
     ) -> Batched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
-    def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
+    @overload
+    def __call__(
+        self, /, *, prepare: Prepare[A], **settings: Unpack[Settings]
+    ) -> PreparedDynamically[A]: ...
+    def __call__(self, func: Any = MISSING, /, **settings: Any) -> Any:
         return self._apply(func, settings)
 
 
@@ -190,7 +204,11 @@ class AsyncDynamically(_Decorator):
     ) -> AsyncBatched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
-    def __call__(self, func: Any = MISSING, /, **settings: Unpack[Settings]) -> Any:
+    @overload
+    def __call__(
+        self, /, *, prepare: Prepare[A], **settings: Unpack[Settings]
+    ) -> AsyncPreparedDynamically[A]: ...
+    def __call__(self, func: Any = MISSING, /, **settings: Any) -> Any:
         return self._apply(func, settings)
 
 
@@ -236,6 +254,10 @@ class InferenceDynamically(_Decorator):
     ) -> BatchedMethod[S, BatchedInference[U, P]]: ...
     @overload
     def __call__(
+        self, /, *, prepare: Prepare[A], **settings: Unpack[InferenceSettings]
+    ) -> PreparedInference[A]: ...
+    @overload
+    def __call__(
         self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
     ) -> SpreadDynamically: ...
     @overload
@@ -266,6 +288,10 @@ class AsyncInferenceDynamically(_Decorator):
     ) -> BatchedMethod[S, AsyncBatchedInference[U, P]]: ...
     @overload
     def __call__(
+        self, /, *, prepare: Prepare[A], **settings: Unpack[InferenceSettings]
+    ) -> AsyncPreparedInference[A]: ...
+    @overload
+    def __call__(
         self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
     ) -> AsyncSpreadDynamically: ...
     @overload
@@ -274,6 +300,58 @@ class AsyncInferenceDynamically(_Decorator):
     ) -> AsyncInferenceDynamically: ...
     def __call__(self, func: Any = MISSING, /, **settings: Any) -> Any:
         return self._apply(func, settings)
+
+
+class PreparedDynamically(Protocol[A]):
+    """Type of a decorator with `prepare`, whose argument callers pass instead of items."""
+
+    @overload
+    def __call__(self, func: OfItems[Any, P, Rows[U]], /) -> Batched[A, U, P]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[S, list[Any], P], Rows[U]], /
+    ) -> BatchedMethod[S, Batched[A, U, P]]: ...
+
+
+class AsyncPreparedDynamically(Protocol[A]):
+    """Type as `PreparedDynamically`, for functions that are awaited."""
+
+    @overload
+    def __call__(
+        self, func: OfItems[Any, P, MaybeAwaitableRows[U]], /
+    ) -> AsyncBatched[A, U, P]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[S, list[Any], P], MaybeAwaitableRows[U]], /
+    ) -> BatchedMethod[S, AsyncBatched[A, U, P]]: ...
+
+
+class PreparedInference(Protocol[A]):
+    """Type as `PreparedDynamically`, for functions of features, by keyword or not."""
+
+    @overload
+    def __call__(self, func: OfFeatures[P, U], /) -> Batched[A, U, P]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[S, dict[str, Any], P], U], /
+    ) -> BatchedMethod[S, Batched[A, U, P]]: ...
+
+
+class AsyncPreparedInference(Protocol[A]):
+    """Type as `PreparedInference`, for functions that are awaited."""
+
+    @overload
+    def __call__(self, func: OfFeatures[P, Awaitable[U]], /) -> AsyncBatched[A, U, P]: ...
+    @overload
+    def __call__(self, func: OfFeatures[P, U], /) -> AsyncBatched[A, U, P]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[S, dict[str, Any], P], Awaitable[U]], /
+    ) -> BatchedMethod[S, AsyncBatched[A, U, P]]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[S, dict[str, Any], P], U], /
+    ) -> BatchedMethod[S, AsyncBatched[A, U, P]]: ...
 
 
 class SpreadDynamically(Protocol):

@@ -17,13 +17,8 @@ from .._collate.items import ItemCollator
 from .._execution.execution import Execution, is_failure, never
 from .._execution.memory import is_out_of_memory
 from .._runtime.async_backend import ends_current_task, is_notebook
-from .requests import (
-    FeatureRequestParser,
-    ItemRequestParser,
-    Preparation,
-    PreparedRequestParser,
-    RequestParser,
-)
+from .preparation import Preparation, PreparedParser
+from .requests import FeatureRequestParser, ItemRequestParser, RequestParser
 from .settings import Options
 
 ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str"}
@@ -122,18 +117,14 @@ class BatchFunction:
         requests: RequestParser
         collator: Collator
         if options.features is None:
-            requests = (
-                ItemRequestParser(name, binder, options.item_length)
-                if self.preparation is None
-                else PreparedRequestParser(name, binder, options.item_length, self.preparation)
-            )
+            requests = ItemRequestParser(name, binder, options.item_length)
             collator = ItemCollator(name)
         else:
             collator = FeatureCollator(name, options.features, self.warned)
-            parser = FeatureParser(
+            features = FeatureParser(
                 name, options.features, options.length, collator.devices, self.warned
             )
-            requests = FeatureRequestParser(name, binder, parser, spread=options.spreads)
+            requests = FeatureRequestParser(name, binder, features, spread=options.spreads)
         execution = Execution(
             self.func,
             collator,
@@ -141,7 +132,10 @@ class BatchFunction:
             isolates=is_failure if options.isolate_errors else never,
             ends_task=ends_current_task,
         )
-        return Parts(self, None, requests, execution)
+        parser: RequestParser | PreparedParser = requests
+        if self.preparation is not None:
+            parser = PreparedParser(name, requests, self.preparation)
+        return Parts(self, None, parser, execution)
 
 
 class Parts(NamedTuple):
@@ -150,7 +144,7 @@ class Parts(NamedTuple):
     function: BatchFunction
     owner: object
     """Instance, or class, of a bound method; None otherwise, and in the parts of a batcher."""
-    requests: RequestParser
+    requests: RequestParser | PreparedParser
     execution: Execution
     """The function, and the collator."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MappingView
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from .._collate.arguments import Binder
 from .._collate.features.collate import GroupKey
@@ -43,12 +43,27 @@ A tensor is not among them: there are no tensors of texts, and a tensor is a usu
 """
 
 
+def take_item(name: str, binder: Binder, kwargs: dict[str, Any]) -> Any:
+    """Remove the item, or the list of items, of a call of `name` from its keyword arguments.
+
+    Raises:
+        TypeError: there is none.
+    """
+    items = binder.items_name
+    if items is None or items not in kwargs:
+        got = f", got only {', '.join(kwargs)}" if kwargs else ""
+        raise TypeError(
+            f"{name} needs an item, or a list of items{f' ({items})' if items else ''}{got}"
+        )
+    return kwargs.pop(items)
+
+
 class ItemRequestParser:
     """Parser of one item, or a list of items."""
 
     def __init__(self, name: str, binder: Binder, length: Callable[[Any], Any] | None) -> None:
         self._name = name  # of the batch function, for error messages
-        self._binder = binder
+        self.binder = binder
         self._bare = binder.bare
         short = name.rpartition(".")[2]
         binder.hint = f"; many items are passed as one list, {short}([...])"
@@ -71,18 +86,11 @@ class ItemRequestParser:
             Exception: the exception of `length` for an item.
         """
         if item is MISSING:
-            name = self._binder.items_name
-            if name is None or name not in kwargs:
-                got = f", got only {', '.join(kwargs)}" if kwargs else ""
-                raise TypeError(
-                    f"{self._name} needs an item, or a list of "
-                    f"items{f' ({name})' if name else ''}{got}"
-                )
-            item = kwargs.pop(name)
+            item = take_item(self._name, self.binder, kwargs)
         group = (
             self._bare
             if not args and not kwargs and self._bare is not None
-            else self._binder.bind(args, kwargs)
+            else self.binder.bind(args, kwargs)
         )
         lengths: list[int] | None = None
         if not single and type(item) not in SINGLE:
@@ -95,7 +103,7 @@ class ItemRequestParser:
                     lengths = list(map(lengths.__getitem__, order))
                 return Request(items, len(items), group, waker, True, owner, lengths, order)
             kind: Any = type(item)
-            if _is_many(kind, self._binder.items_annotation):
+            if _is_many(kind, self.binder.items_annotation):
                 self._refuse_many(item)
         if self._length is not None:
             lengths = validate_lengths(self._name, [self._length(item)])
@@ -108,7 +116,7 @@ class ItemRequestParser:
             return
         name, short = self._name, self._name.rpartition(".")[2]
         entries = 'xs["column"]' if kind.__name__.endswith("DataFrame") else "xs"
-        parameter = self._binder.items_name or "items"
+        parameter = self.binder.items_name or "items"
         example = "Iterator" if issubclass(kind, Iterator) else kind.__name__
         raise TypeError(
             f"{name} was given one {kind.__name__}, which is more likely many items: pass "
@@ -118,63 +126,12 @@ class ItemRequestParser:
         )
 
 
-class Preparation(Protocol):
-    """Preparation of items from the arguments of calls, in the thread or task of each caller."""
-
-    def is_one(self, given: Any, /) -> bool:
-        """Return whether a list is one item rather than several."""
-        ...
-
-    def prepare(self, given: Any, settings: Mapping[str, Any], /) -> Any:
-        """Return the item for `given` and the keyword arguments of its call.
-
-        An exception reaches that caller alone.
-        """
-        ...
-
-
-class PreparedRequestParser(ItemRequestParser):
-    """Parser of one argument from which an item is prepared, or a list of them.
-
-    Calls with different settings share a batch: the items carry their settings.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        binder: Binder,
-        length: Callable[[Any], Any] | None,
-        preparation: Preparation,
-    ) -> None:
-        super().__init__(name, binder, length)
-        self._preparation = preparation
-
-    def parse(
-        self,
-        item: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        owner: object,
-        waker: Any,
-        single: bool,
-        /,
-    ) -> Request:
-        if item is MISSING or args:
-            raise TypeError(f"{self._name} takes one prompt, or one list, and settings by keyword")
-        prepare = self._preparation.prepare
-        if single or not isinstance(item, list) or (item and self._preparation.is_one(item)):
-            item = prepare(item, kwargs)
-        else:
-            item = [prepare(each, kwargs) for each in item]
-        return super().parse(item, (), {}, owner, waker, single)
-
-
 class FeatureRequestParser:
     """Parser of features, as one mapping or by keyword."""
 
     def __init__(self, name: str, binder: Binder, parser: FeatureParser, *, spread: bool) -> None:
         self._name = name  # of the batch function, for error messages
-        self._binder = binder
+        self.binder = binder
         self._parser = parser
         self._spread = spread
 
@@ -196,7 +153,7 @@ class FeatureRequestParser:
         """
         by_keyword = False
         if item is MISSING:
-            name = self._binder.items_name or ""
+            name = self.binder.items_name or ""
             by_keyword = not isinstance(kwargs.get(name), Mapping)
             item, kwargs = (kwargs, {}) if by_keyword else (kwargs.pop(name), kwargs)
         elif not isinstance(item, Mapping):
@@ -207,7 +164,7 @@ class FeatureRequestParser:
         try:
             features = self._parser.parse(item)
             names = tuple([spec.name for spec in features.specs]) if self._spread else ()
-            arguments = self._binder.bind(args, kwargs, names)
+            arguments = self.binder.bind(args, kwargs, names)
         except CollationError as error:
             if not by_keyword or not item:
                 raise

@@ -8,19 +8,30 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
-from .._core.checks import suggest
+from .._core.checks import check_whole, suggest
 from .._core.policy import BatchPolicy, Flush, OnFull
 from ..stats import BatchRecord
 
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
 
-OTHER_SETTINGS: Final = ("length", "on_oom", "isolate_errors", "on_batch", "name")
+OTHER_SETTINGS: Final = (
+    "prepare",
+    "prepare_threads",
+    "length",
+    "on_oom",
+    "isolate_errors",
+    "on_batch",
+    "name",
+)
 """Settings that are neither the scheduler's nor the collator's."""
 
 
 class Settings(TypedDict, total=False):
-    """The settings of a decorator; each is explained in `BatchPolicy` or `Options`."""
+    """The settings of a decorator; each is explained in `BatchPolicy` or `Options`.
+
+    `prepare` is absent, since it changes types.
+    """
 
     batch_size: int
     timeout_ms: float
@@ -32,6 +43,7 @@ class Settings(TypedDict, total=False):
     queue_timeout_ms: float | None
     max_concurrent_batches: int
     prefetch: int
+    prepare_threads: int
     isolate_errors: bool
     on_batch: Callable[[BatchRecord], object] | None
     length: Callable[[Any], float] | None
@@ -61,6 +73,10 @@ class Options:
     policy: BatchPolicy = field(default_factory=BatchPolicy)
     features: FeatureSettings | None = None
     """Settings of the tensor variant; None in the plain one."""
+    prepare: Callable[..., Any] | None = None
+    """Function that returns the item for the argument of a call, before the call is queued."""
+    prepare_threads: int = 8
+    """Most threads that call `prepare`, for calls from event loops, list calls and `map`."""
     length: Callable[[Any], float] | None = None
     """Function that returns the length of an item, so that items of like length run together.
 
@@ -82,6 +98,14 @@ class Options:
             raise TypeError(
                 f"length must be a function of an item that returns its length, got {self.length!r}"
             )
+        if self.prepare is not None and (
+            not callable(self.prepare) or inspect.iscoroutinefunction(self.prepare)
+        ):
+            raise TypeError(
+                "prepare must be a plain function of one argument that returns the item, got "
+                f"{self.prepare!r}"
+            )
+        check_whole("prepare_threads", self.prepare_threads)
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
         if not isinstance(self.isolate_errors, bool):

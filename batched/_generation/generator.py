@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, o
 from .._core.policy import BatchPolicy
 from .._function.batched import Batched
 from .._function.function import BatchFunction
-from .._function.requests import MISSING
 from .._function.settings import Options, Settings
 from .._runtime.waits import current_run
-from .._services.prompts import Prompt, is_prompt
+from .._services.prompts import Prompt
 from .row import FinishReason, PreparedPrompt, Row, TextDecoder
 from .stream import Stream
 
@@ -134,7 +133,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         kind = type(model.generation_config)
         plain.generation_config = kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()})
         tokenizer = copy.deepcopy(tokenizer)  # its padding and truncation are state
-        self._reader = PromptReader(plain, tokenizer, name, given)
+        self._reader = PromptReader(plain, tokenizer, name, options.prepare_threads, given)
         self._writer = writer = _Writer(plain, tokenizer, details)
         function = BatchFunction(
             writer.generate, "static", False, options, preparation=self._reader
@@ -225,21 +224,6 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             "settings": own,
         }
         return json.dumps(meaning, sort_keys=True, default=_plain)
-
-    if not TYPE_CHECKING:  # the types are the types of `Batched.acall`
-
-        async def acall(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-            """Call as `Batched.acall`; a cancelled call leaves its batch at the next token."""
-            if item is MISSING or args:
-                return await super().acall(item, *args, **kwargs)
-            listed = isinstance(item, list) and not (item and is_prompt(item))
-            prompts = [self._reader.prepare(each, kwargs) for each in (item if listed else [item])]
-            try:
-                return await super().acall(prompts if listed else prompts[0])
-            except BaseException:
-                for prompt in prompts:
-                    prompt.cancelled = True
-                raise
 
     async def stream(self, prompt: Prompt, /, **settings: Any) -> AsyncGenerator[str, None]:
         """Yield the text of one prompt in pieces, on any event loop.

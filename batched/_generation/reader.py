@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 
 from .._core.checks import suggest
-from .._services.prompts import Prompt, check_chat, is_id, is_prompt
+from .._services.prompts import Prompt, PromptPreparation, check_chat, is_id
 from .choice import OF_LOGITS_ALONE
 from .decoding import ONE_TEXT
 from .row import PreparedPrompt
@@ -70,10 +70,13 @@ class _Settings(NamedTuple):
     criteria: Sequence[Any]
 
 
-class PromptReader:
+class PromptReader(PromptPreparation):
     """Reader of the prompts of one model; `defaults` are settings for all prompts."""
 
-    def __init__(self, model: Any, tokenizer: Any, name: str, defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, name: str, threads: int, defaults: Mapping[str, Any]
+    ) -> None:
+        self.threads = threads
         self._model = model
         self._tokenizer = tokenizer
         self._name = name
@@ -86,10 +89,8 @@ class PromptReader:
         self._kept: dict[object, _Settings] = {}
         self._read([0], {})  # refuses wrong defaults
 
-    is_one = staticmethod(is_prompt)
-
     def prepare(
-        self, given: Prompt | PreparedPrompt, settings: Mapping[str, Any], /
+        self, given: Prompt | PreparedPrompt, settings: Mapping[str, Any], _: object = None, /
     ) -> PreparedPrompt:
         """Return the prompt as ids, with its settings.
 
@@ -99,6 +100,10 @@ class PromptReader:
         if isinstance(given, PreparedPrompt):
             return given
         return self._read(self._ids_of(given), settings)
+
+    def abandon(self, item: PreparedPrompt, /) -> None:
+        """Let the row of a prompt leave its batch at the next token."""
+        item.cancelled = True
 
     def _ids_of(self, given: Prompt) -> list[int]:
         """Return the ids of a prompt, and refuse a prompt that the model cannot continue."""

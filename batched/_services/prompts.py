@@ -1,10 +1,13 @@
-"""Prompts: recognition of texts, chats and ids of tokens."""
+"""Prompts: recognition of texts, chats and ids of tokens, and calls with one or several of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, Final, TypeAlias
+
+from .._function.preparation import Preparation
+from .._function.requests import MISSING
 
 Message: TypeAlias = Mapping[str, Any]
 """Message of a chat: its `role`, and its `content`."""
@@ -47,3 +50,25 @@ def check_chat(name: str, messages: Sequence[Any]) -> None:
             raise ValueError(
                 f"{name}: message {number} has the role {role!r}; roles are {', '.join(ROLES)}"
             )
+
+
+class PromptPreparation(Preparation):
+    """Preparation of prompts. The keyword arguments of a call are settings of its prompts.
+
+    Calls with different settings share a batch: the items carry their settings.
+    """
+
+    def is_one(self, given: Any, /) -> bool:
+        return is_prompt(given)
+
+    def split(
+        self, name: str, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> tuple[Mapping[str, Any], tuple[Any, ...], dict[str, Any]]:
+        """Return the settings of the prompts, and no argument of the batch function.
+
+        Raises:
+            TypeError: there is no prompt, or a further argument by position.
+        """
+        if item is MISSING or args:
+            raise TypeError(f"{name} takes one prompt, or one list, and settings by keyword")
+        return kwargs, (), {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._core.checks import check_whole
-from .._function.batched import BatchedCallable, parts_of
+from .._function.batched import BatchedCallable, parts_of, preparation_of
 from .._function.function import BatchFunction, Parts
 from .._function.method import BatchedMethod
 from .._function.settings import Options
@@ -92,7 +92,9 @@ class Step:
     outage_s: float = field(default=600.0, kw_only=True)
     """Time without any success after which the run ends (s)."""
     preprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
-    """Function of one row's input that returns the item, called in threads beside the batches."""
+    """Function of one row's input that returns the item, called in threads beside the batches;
+    None: the decorated function's `prepare`, if it has one.
+    """
     postprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
     """Function of one row's output that returns the result to keep, called in the same threads."""
     where: Callable[[Any], bool] | None = field(default=None, kw_only=True)
@@ -143,6 +145,8 @@ class Step:
                 check_whole(f"step {name!r}: {which}", given[which])
         for which in ("num_cpus", "num_gpus", "outage_s", "timeout_s"):
             check_amount(f"step {name!r}: {which}", given[which] or 0)
+        if self.preprocess is None and isinstance(self.fn, BatchedCallable):
+            given["preprocess"] = preparation_of(self.fn)
         for which in ("preprocess", "postprocess", "route", "where"):
             if given[which] is not None and not callable(given[which]):
                 raise TypeError(f"step {name!r}: {which} must be a function, got {given[which]!r}")

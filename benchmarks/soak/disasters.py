@@ -128,9 +128,10 @@ def owners_go(rng: random.Random, name: str, calls: int) -> Report:
     settings = {**subject.settings, "max_concurrent_batches": 1}
 
     class Owner:
-        @batched.dynamically(name=name, **settings)
-        def method(self, items: list[int], tag: Any = 0) -> Any:
+        def compute_here(self, items: list[int], tag: Any = 0) -> Any:
             return compute(items, tag)
+
+        method = batched.dynamically(name=name, **settings)(compute_here)
 
     caller = ThreadCaller(subject, rng, rng.choice([0.0, 0.05]))
     subject.books.exact = False

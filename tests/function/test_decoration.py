@@ -267,8 +267,9 @@ def test_the_signature_has_every_setting_with_its_default_and_type(
     [func, *settings] = inspect.signature(decorator).parameters.values()
     assert (func.name, func.kind) == ("func", inspect.Parameter.POSITIONAL_ONLY)
     kind = InferenceSettings if "inference" in name else Settings
-    spread = {"spread_kwargs"} if "inference" in name else set()
-    assert {each.name for each in settings} == set(kind.__annotations__) - {"pad_tokens"} | spread
+    # these change the type of the decorated function
+    more = {"prepare"} | ({"spread_kwargs"} if "inference" in name else set())
+    assert {each.name for each in settings} == set(kind.__annotations__) - {"pad_tokens"} | more
     shown = [str(each) for each in settings]
     assert "batch_size: int = 32" in shown
     assert "flush: Literal['auto', 'eager', 'window'] = 'auto'" in shown

@@ -100,8 +100,8 @@ def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_text
     prepared: list[Any] = []
     prepare = generator._reader.prepare
 
-    def note(given: Any, settings: Any) -> Any:
-        prepared.append(prepare(given, settings))
+    def note(given: Any, *settings: Any) -> Any:
+        prepared.append(prepare(given, *settings))
         return prepared[-1]
 
     monkeypatch.setattr(generator._reader, "prepare", note)

@@ -274,3 +274,41 @@ async def chats(texts: list[str], chat: list[dict[str, str]]) -> None:
     assert_type(people.with_options(temperature=0)(texts), list[Person])
     with people as opened:
         assert_type(opened("x"), Person)
+
+
+def tokens_of(text: str) -> list[int]:
+    return [len(text)]
+
+
+@batched.dynamically(prepare=tokens_of, batch_size=4)
+def counted(batch: list[list[int]], scale: float = 1.0) -> list[float]:
+    return [sum(ids) * scale for ids in batch]
+
+
+@batched.aio.dynamically(prepare=tokens_of)
+async def counted_later(batch: list[list[int]]) -> list[int]:
+    return [sum(ids) for ids in batch]
+
+
+@batched.inference.dynamically(prepare=tokens_of, pad_token={"ids": 0})
+def summed(features: dict[str, Any]) -> NDArray[np.float32]:
+    return np.zeros(len(features), np.float32)
+
+
+class Preparing:
+    def cut(self, text: str) -> list[str]:
+        return text.split()
+
+    @batched.dynamically(prepare=cut)
+    def count(self, batch: list[list[str]]) -> list[int]:
+        return [len(words) for words in batch]
+
+
+async def prepared_calls(model: Preparing) -> None:
+    assert_type(counted("text"), float)
+    assert_type(counted(["one", "two"], scale=2.0), list[float])
+    assert_type(await counted.acall("text"), float)
+    assert_type(await counted_later("text"), int)
+    assert_type(counted.submit("text"), Future[float])
+    assert_type(summed("text"), NDArray[np.float32])
+    assert_type(model.count("a text"), int)

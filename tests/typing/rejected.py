@@ -86,3 +86,18 @@ def chats() -> None:
     print(number)
     ChatClient("http://localhost/v1", "model", max_workers="3")  # wrong
     ChatClient("http://localhost/v1")  # wrong
+
+
+def words_of(text: str) -> list[str]:
+    return text.split()
+
+
+@batched.dynamically(prepare=words_of)
+def counted(batch: list[list[str]]) -> list[int]:
+    return [len(words) for words in batch]
+
+
+def prepared_calls() -> None:
+    counted(["two", "words"])
+    counted(3)  # wrong
+    counted.submit(["two", "words"])  # wrong

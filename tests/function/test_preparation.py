@@ -1,0 +1,406 @@
+"""`prepare`: the callers' half of the work, in their threads or in threads of the batcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import batched
+from stage import BOUND, Gate, python, wait_until
+
+anyio = pytest.importorskip("anyio")
+
+
+def words(text: str) -> list[str]:
+    if not text:
+        raise ValueError("an empty text")
+    return text.split()
+
+
+class Counter:
+    """At module level, so that it pickles."""
+
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+
+    def cut(self, text: str) -> list[str]:
+        return text.split(self.letter)
+
+    @batched.dynamically(prepare=cut)
+    def parts(self, batch: list[list[str]]) -> list[int]:
+        return [len(parts) for parts in batch]
+
+
+async def awaited(fn: Any, item: Any) -> Any:
+    return await fn.submit(item)
+
+
+def in_loop(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the answer of a coroutine function on a loop of its own."""
+    return asyncio.run(asyncio.wait_for(function(*args, **kwargs), BOUND))
+
+
+@pytest.fixture
+def held() -> Any:
+    """Return a preparation that waits until it is let through, and a function with it."""
+    gate = Gate()
+
+    def prepare(item: int) -> int:
+        gate([])
+        return -item
+
+    ran: list[int] = []
+
+    @batched.dynamically(prepare=prepare, prepare_threads=1)
+    def fn(items: list[int]) -> list[int]:
+        ran.extend(items)
+        return items
+
+    yield gate, fn, ran
+    gate.opened.set()
+    fn.shutdown()
+
+
+def test_a_function_gets_prepared_items_and_its_other_arguments() -> None:
+    @batched.dynamically(prepare=words, length=len)
+    def counts(batch: list[list[str]], plus: int = 0) -> list[int]:
+        return [len(words) + plus for words in batch]
+
+    assert counts("a b") == 2
+    assert counts("a b", plus=1) == 3
+    untyped: Any = counts
+    assert untyped(batch="a b") == 2
+    assert counts(["a b", "c", "d e f"]) == [2, 1, 3]
+    assert counts([]) == []
+    assert list(counts.map(["a b", "c"])) == [2, 1]
+    assert counts.submit("a b").result(BOUND) == 2
+    assert in_loop(counts.acall, ["a b", "c"]) == [2, 1]
+    assert in_loop(awaited, counts, "a b") == 2
+    assert untyped.with_options(prepare=lambda text: [*text])("abc") == 3
+    assert counts.with_options(**counts.options)("a b") == 2
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_coroutine_functions_get_prepared_items(backend: str) -> None:
+    @batched.aio.dynamically(prepare=words)
+    async def counts(batch: list[list[str]]) -> list[int]:
+        await anyio.lowlevel.checkpoint()
+        return [len(words) for words in batch]
+
+    async def main() -> None:
+        with anyio.fail_after(BOUND):
+            assert await counts("a b") == 2
+            assert await counts(["a b", "c"]) == [2, 1]
+            assert [count async for count in counts.map(["a b", "c"])] == [2, 1]
+            assert await counts.submit("a b") == 2
+            with pytest.raises(ValueError, match="an empty text"):
+                await counts("")
+            await counts.aclose()
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("call", ["plain", "aio"])
+def test_features_are_prepared_from_any_argument(call: str) -> None:
+    def codes(texts: str | list[str]) -> dict[str, Any]:
+        rows = [texts] if isinstance(texts, str) else texts
+        return {"ids": [np.frombuffer(row.encode(), np.uint8) for row in rows]}
+
+    def sums(features: dict[str, Any]) -> Any:
+        return features["ids"].sum(1)
+
+    if call == "plain":
+        fn: Any = batched.inference.dynamically(prepare=codes)(sums)
+        answers = fn("ab"), fn(["a", "bc"])
+    else:
+        fn = batched.aio.inference.dynamically(prepare=codes)(sums)
+        answers = in_loop(fn, "ab"), in_loop(fn, ["a", "bc"])
+    assert [answer.tolist() for answer in answers] == [[195], [97, 197]]
+
+
+def test_a_method_prepares_by_its_instance() -> None:
+    assert (Counter(",").parts("a,b"), Counter(".").parts(["a,b", "a.b.c"])) == (2, [1, 3])
+    assert pickle.loads(pickle.dumps(Counter(",").parts))("a,b,c") == 3
+
+
+def test_a_thread_prepares_its_own_item_and_a_loop_is_never_blocked() -> None:
+    threads: list[threading.Thread] = []
+
+    def prepare(item: int) -> int:
+        threads.append(threading.current_thread())
+        return item
+
+    @batched.dynamically(prepare=prepare)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    fn(1)
+    fn.submit(2).result(BOUND)
+    assert threads == [threading.current_thread()] * 2
+    in_loop(fn.acall, 3)
+    in_loop(awaited, fn, 4)
+    fn([5, 6])
+    list(fn.map([7]))
+    assert len(threads) == 7
+    assert threading.current_thread() not in threads[2:]
+
+
+def test_calls_of_a_loop_are_prepared_in_the_order_of_their_arrival() -> None:
+    seen: list[int] = []
+
+    def prepare(item: int) -> int:
+        seen.append(item)
+        return item
+
+    @batched.dynamically(prepare=prepare, prepare_threads=1)
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> list[int]:
+        return list(await asyncio.gather(*map(fn.acall, range(40))))
+
+    assert in_loop(main) == seen == list(range(40))
+
+
+def test_a_preparation_sees_the_context_of_its_caller() -> None:
+    tenant = contextvars.ContextVar("tenant", default="nobody")
+
+    @batched.dynamically(prepare=lambda item: (tenant.get(), item))
+    def fn(items: list[Any]) -> list[Any]:
+        return items
+
+    async def main() -> Any:
+        tenant.set("somebody")
+        return await fn.acall(1)
+
+    assert in_loop(main) == ("somebody", 1)
+
+
+def test_an_error_reaches_its_caller_alone() -> None:
+    @batched.dynamically(prepare=words)
+    def counts(batch: list[list[str]]) -> list[int]:
+        return [len(words) for words in batch]
+
+    async def main() -> list[Any]:
+        calls = map(counts.acall, ["a", "", "b c"])
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    first, error, last = in_loop(main)
+    assert (first, last, repr(error)) == (1, 2, "ValueError('an empty text')")
+    for call in (
+        lambda: counts(""),
+        lambda: counts(["a", ""]),
+        lambda: counts.submit(""),
+        lambda: list(counts.map(["a", ""])),
+        lambda: in_loop(counts.acall, ["", "a"]),
+    ):
+        with pytest.raises(ValueError, match="an empty text"):
+            call()
+    with pytest.raises(TypeError, match="needs an item"):
+        counts()  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        in_loop(counts.acall, "a", unknown=1)
+    assert counts("still there") == 2
+
+
+def test_an_error_that_callers_would_mistake_is_wrapped() -> None:
+    @batched.dynamically(prepare=functools.partial(next))
+    def fn(items: list[Any]) -> list[Any]:
+        return items
+
+    with pytest.raises(batched.BatchFunctionError, match="raised StopIteration"):
+        in_loop(fn.acall, iter([]))
+
+
+@pytest.mark.parametrize("moment", ["before", "in", "after"])
+@pytest.mark.parametrize("way", ["task", "future"])
+def test_a_cancelled_call_is_never_computed(moment: str, way: str, held: Any) -> None:
+    gate, fn, ran = held
+    window = fn.with_options(flush="window", timeout_ms=1e9) if moment == "after" else fn
+
+    async def main() -> None:
+        first = asyncio.ensure_future(window.acall(1)) if moment == "before" else None
+        if way == "task":
+            call: Any = asyncio.ensure_future(window.acall(2))
+        else:
+            call = window.submit(2)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(gate.entered.wait, BOUND)
+        if moment == "after":
+            gate.opened.set()
+            await asyncio.to_thread(wait_until, lambda: window.stats.queue_size == 1)
+        assert call.cancel()
+        with pytest.raises((asyncio.CancelledError, CancelledError)):
+            await call
+        gate.opened.set()
+        if first is not None:
+            assert await first == -1
+        assert await window.acall([3]) == [-3] if moment != "after" else True
+        await window.aclose(cancel_futures=True)
+
+    in_loop(main)
+    assert -2 not in ran
+
+
+def test_refusals_of_the_queue_reach_callers_whose_items_were_prepared() -> None:
+    gate = Gate()
+    fn: Any = batched.dynamically(
+        prepare=str, batch_size=1, max_queue_size=1, on_full="raise", flush="eager"
+    )(gate)
+
+    async def main() -> None:
+        running = asyncio.ensure_future(fn.acall(1))
+        await asyncio.to_thread(gate.entered.wait, BOUND)
+        waiting = asyncio.ensure_future(fn.acall(2))
+        await asyncio.to_thread(wait_until, lambda: fn.stats.queue_size == 1)
+        with pytest.raises(batched.QueueFull):
+            await fn.acall(3)
+        gate.opened.set()
+        assert [await running, await waiting] == ["1", "2"]
+        await fn.aclose()
+
+    in_loop(main)
+
+
+def test_a_shutdown_finishes_calls_in_preparation(held: Any) -> None:
+    gate, fn, _ = held
+
+    async def main() -> None:
+        call = asyncio.ensure_future(fn.acall(1))
+        await asyncio.to_thread(gate.entered.wait, BOUND)
+        closing = asyncio.ensure_future(fn.aclose())
+        await asyncio.sleep(0)
+        with pytest.raises(batched.BatcherClosed):
+            await fn.acall(2)
+        assert not closing.done()
+        gate.opened.set()
+        assert await call == -1
+        await closing
+
+    in_loop(main)
+    with fn:
+        assert fn(3) == -3
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_shutdown_in_a_thread_finishes_or_cancels_calls_in_preparation(
+    wait: bool, held: Any
+) -> None:
+    gate, fn, _ = held
+    futures = [asyncio.run(_submitted(fn, item)) for item in range(3)]
+    assert gate.entered.wait(BOUND)
+    closing = threading.Thread(target=fn.shutdown, kwargs={"wait": wait})
+    closing.start()
+    gate.opened.set()
+    closing.join(BOUND)
+    assert not closing.is_alive()
+    assert [future.result(BOUND) for future in futures] == [0, -1, -2]
+    with pytest.raises(batched.BatcherClosed):
+        fn(1)
+
+
+async def _submitted(fn: Any, item: int) -> Any:
+    return fn.submit(item)
+
+
+def test_cancel_futures_ends_calls_in_preparation(held: Any) -> None:
+    gate, fn, ran = held
+
+    async def main() -> None:
+        call = asyncio.ensure_future(fn.acall(1))
+        future = fn.submit(2)
+        await asyncio.to_thread(gate.entered.wait, BOUND)
+        await fn.aclose(cancel_futures=True)
+        with pytest.raises(batched.BatcherClosed, match="before this call ran"):
+            await call
+        assert future.cancelled()
+
+    in_loop(main)
+    gate.opened.set()
+    assert ran == []
+
+
+def test_waiting_on_the_loop_that_finishes_the_calls_is_refused() -> None:
+    gate = Gate()
+
+    @batched.aio.dynamically(prepare=lambda item: gate([item]))
+    async def fn(items: list[Any]) -> list[Any]:
+        return items
+
+    async def main() -> None:
+        call = asyncio.ensure_future(fn(1))
+        await asyncio.to_thread(gate.entered.wait, BOUND)
+        with pytest.raises(RuntimeError, match="would block the event loop"):
+            fn.shutdown()
+        gate.opened.set()
+        with fn:
+            assert await call == [1]
+        await fn.aclose()
+
+    in_loop(main)
+
+
+@pytest.mark.parametrize("prepare", [3, "words", awaited])
+def test_a_wrong_preparation_is_told_at_decoration(prepare: Any) -> None:
+    with pytest.raises(TypeError, match="prepare must be a plain function of one argument"):
+        batched.dynamically(prepare=prepare)
+    with pytest.raises(ValueError, match="prepare_threads must be at least 1, got 0"):
+        batched.dynamically(prepare_threads=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_ends_calls_in_preparation_in_the_child_alone() -> None:
+    done = python(
+        """
+        import asyncio, os, threading, warnings
+        import batched
+        warnings.simplefilter("ignore")  # of forks beside threads
+        entered, opened = threading.Event(), threading.Event()
+        def prepare(item):
+            entered.set()
+            opened.wait(20)
+            return item
+        @batched.dynamically(prepare=prepare)
+        def fn(items):
+            return items
+        async def main():
+            future = fn.submit(1)
+            await asyncio.to_thread(entered.wait, 20)
+            child = os.fork()
+            opened.set()
+            if not child:
+                error = future.exception(20)
+                os._exit(0 if "forked" in str(error) and fn(2) == 2 else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert await future == 1
+        asyncio.run(main())
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_offline_the_preparation_is_the_preprocess_unless_that_is_given(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from batched import offline
+
+    rows = [{"text": "a,b"}, {"text": ","}, {"text": "a b c"}]
+    step: dict[str, Any] = {"input": "text", "output": "count"}
+    for number, (settings, expected) in enumerate(
+        [({}, [2, 2, 1]), ({"preprocess": words}, [1, 1, 3])]
+    ):
+        dest = tmp_path / f"{number}.jsonl"
+        offline.run(Counter(",").parts, rows, dest, watch=False, **{**step, **settings})
+        lines = dest.read_text().splitlines()
+        assert [json.loads(line)["count"] for line in lines] == expected
