@@ -5,18 +5,18 @@ and returns the outcomes of all slices. It never suspends for a plain function, 
 waker, lock or clock. Its rules:
 
 1. The whole batch is tried first. `Execution` makes that call.
-2. A part that fails with an error that `splits` (memory ran out) is cut in halves, until its parts
-   fit or are one item. From then on no part with an item as long or longer is tried with more
-   items than the half.
-3. A part that fails with an error that `isolates` is cut in halves, too, until the items that fail
-   stand alone. So one bad item in 64 takes 13 calls. Both halves are tried before either is cut.
-   So the third call shows whether any part of the batch succeeds.
+2. If a part fails and `splits` accepts the error (memory ran out), the part is cut in halves until
+   its parts fit or are one item. Later parts with as long an item, or a longer one, are tried with
+   at most half as many items as the part that failed.
+3. If `isolates` accepts the error, the part is cut in halves, too, until the items that fail stand
+   alone. One bad item in 64 takes 13 calls. Both halves are tried before either is cut, so the
+   third call shows whether any part of the batch succeeds.
 4. If the collator cannot split the output among the slices, it names groups of slices, and each
    group is run alone. A group that can be collated in several ways is run in the next way if it
    fails.
-5. Any other error is the outcome of all slices of that attempt. If a slice of a call fails, the
-   call fails as a whole, with the error of its failed item that comes first. Later items of the
-   call are not tried any more, unless the items are `separate`.
+5. Any other error is the outcome of all slices of that attempt. If a slice of a request fails, the
+   request fails as a whole, with the error of the failed item that comes first in it. Its later
+   items are not tried any more. Items that are `separate` have outcomes of their own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from .exceptions import trim_traceback
 from .memory import drop_locals, free_cache
 
 ErrorTest = Callable[[BaseException], bool]
-"""Test of an error."""
-
+"""Function that returns whether a rule applies to an error."""
 
 Outcomes = tuple[list[Slice], Sequence[Any], Sequence[int]]
-"""The slices of a batch, or parts of them. For each: its part of the output, or a `BaseException`
-in its place; and the number of calls of the function that it was in.
+"""Slices that make up a batch. For each slice: its part of the output, or a `BaseException` in its
+place; and the number of calls of the function that its items were in.
 """
 
 
@@ -54,14 +53,15 @@ async def attempts(
     A coroutine function has `ends_task`, which selects the errors that cancel the awaiting task:
     only these are raised. See the rules of the module.
     """
-    slices, tried = batch.slices, batch.attempts  # the next part; its calls so far
+    slices, calls = batch.slices, batch.attempts  # the next part, and the calls that it was in
     ways: Sequence[Collate] = (collator.collate,)  # ways to collate it, tried in this order
-    # parts after it, the last first; True for a part that has failed, and must be cut
+    # later parts, the next one last: slices, calls, ways, and whether it failed and must be cut
     todo: list[tuple[list[Slice], int, Sequence[Collate], bool]] = []
-    tries = 0  # index in `todo` from which no part must be cut
+    first_uncut = 0  # index in `todo` of the first part that has not failed
+    # slices with an outcome: the outcome, and the calls that the slice was in
     done: list[tuple[Slice, Any, int]] = []
-    # failed requests: the place after which items are not tried, and the error
-    lost: dict[Request, tuple[int, BaseException]] = {}
+    # for each request that has failed: the place of its first failed item, and the error
+    first_failures: dict[Request, tuple[int, BaseException]] = {}
     results: Sequence[Any] = ()
     error: BaseException | None = failure
     args: Any = None
@@ -76,56 +76,59 @@ async def attempts(
             error, groups = None, [(slices, ways[1:])]
         if groups:
             batch.fitted = False
-            todo += [(part, tried, others, False) for part, others in reversed(groups)]
+            todo += [(part, calls, others, False) for part, others in reversed(groups)]
         elif error is None:
-            done += [(each, part, tried) for each, part in zip(slices, results, strict=True)]
+            done += [(each, part, calls) for each, part in zip(slices, results, strict=True)]
         else:
             batch.fitted = False
             size = _size(slices)
             if too_big := _passes(splits, error):
-                drop_locals(error)  # a caller may get it later; memory is needed now
+                drop_locals(error)  # the error lives on, and its frames must not hold memory
             if size > 1 and too_big:
                 batch.too_big = [*batch.too_big, (size, _longest(slices))]
-                todo.append((slices, tried, ways, False))  # cut below, to a size that may fit
+                todo.append((slices, calls, ways, False))  # cut below, to a size that may fit
             elif size > 1 and _passes(isolates, error):
-                todo.insert(tries, (slices, tried, ways, True))
+                todo.insert(first_uncut, (slices, calls, ways, True))
             else:
-                done += [(each, error, tried) for each in slices]
+                done += [(each, error, calls) for each in slices]
                 for each in slices:
                     request, place = each[0], _place(each)
-                    if not (request.separate or (request in lost and lost[request][0] <= place)):
-                        lost[request] = place, error
+                    if not (
+                        request.separate
+                        or (request in first_failures and first_failures[request][0] <= place)
+                    ):
+                        first_failures[request] = place, error
             error = None
             if too_big:
-                with suppress(BaseException):  # another module may be named torch
+                with suppress(BaseException):  # a user's module may be named torch
                     free_cache()
         slices = []
         while not slices:
             if not todo:
                 # a call gets the error of the failed item that comes first in it
                 done.sort(key=lambda outcome: _place(outcome[0]))
-                return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # of three
-            slices, tried, ways, failed = todo.pop()
-            if lost:
-                ended = [each for each in slices if _comes_after(each, lost)]
-                done += [(each, lost[each[0]][1], tried) for each in ended]
-                slices = [each for each in slices if not _comes_after(each, lost)]
-            if slices and failed:
-                tries = len(todo)
+                return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # three lists
+            slices, calls, ways, must_cut = todo.pop()
+            if first_failures:
+                ended = [each for each in slices if _comes_after(each, first_failures)]
+                done += [(each, first_failures[each[0]][1], calls) for each in ended]
+                slices = [each for each in slices if not _comes_after(each, first_failures)]
+            if slices and must_cut:
+                first_uncut = len(todo)
                 halves = _cut(slices, _size(slices) // 2)
-                todo += [(half, tried, ways, False) for half in reversed(halves) if half]
+                todo += [(half, calls, ways, False) for half in reversed(halves) if half]
                 slices = []
             elif slices and batch.too_big:
                 longest, size = _longest(slices), _size(slices)
                 halves_tried = [(n + 1) // 2 for n, width in batch.too_big if width <= longest]
                 room = min(halves_tried, default=size)
                 if size > room:
-                    todo += [(part, tried, ways, False) for part in reversed(_cut(slices, room))]
+                    todo += [(part, calls, ways, False) for part in reversed(_cut(slices, room))]
                     slices = []
         try:
             args, kwargs, context = ways[0](slices, batch)
             batch.attempts += 1
-            tried += 1
+            calls += 1
             output = func(*args, **kwargs)
             if ends_task is not None:
                 output = await output
@@ -139,7 +142,7 @@ async def attempts(
 
 
 def _passes(test: ErrorTest, error: BaseException) -> bool:
-    """Return `test(error)`, which may run code of the error's class, for instance its `__str__`."""
+    """Return `test(error)`; False if code of the error's class fails in it, such as `__str__`."""
     try:
         return test(error)
     except BaseException:
@@ -147,14 +150,14 @@ def _passes(test: ErrorTest, error: BaseException) -> bool:
 
 
 def _place(piece: Slice) -> int:
-    """Return the place in the call of the first item of `piece`."""
+    """Return the least place of the items of `piece` in the list of their caller."""
     request, start, stop = piece
     return start if request.order is None else min(request.order[start:stop])
 
 
-def _comes_after(piece: Slice, lost: dict[Request, tuple[int, BaseException]]) -> bool:
-    """Return whether an item that comes before all of `piece` in its call has failed."""
-    return piece[0] in lost and lost[piece[0]][0] < _place(piece)
+def _comes_after(piece: Slice, first_failures: dict[Request, tuple[int, BaseException]]) -> bool:
+    """Return whether an item has failed that its caller has before all items of `piece`."""
+    return piece[0] in first_failures and first_failures[piece[0]][0] < _place(piece)
 
 
 def _size(slices: list[Slice]) -> int:

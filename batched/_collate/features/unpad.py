@@ -1,18 +1,20 @@
-"""Evidence of the feature that each axis of an output follows, so that axes are cut for callers.
+"""Removal of padding from outputs: the rule learns which axes follow which feature.
 
-An axis either has one size at all times (that of hidden states) or follows a feature: the axis is
-as long as the rows of that feature were padded. The evidence are outputs of runs that were padded
-to different widths.
+A run is one call of the function. The rows of each feature are padded to one width in a run. An
+axis of the output either has one size in all runs (the size of hidden states, say) or follows a
+feature: in each run, the axis is as long as the padded width of that feature. An axis that follows
+a feature is cut to each caller's own width. The evidence is outputs of runs of different widths.
 
-1. Callers with rows of different widths share a run under three conditions. All explanations of an
-   axis give the same size for each caller. A run as short as each caller was seen, so that an axis
-   that changes, in steps or up to some length only, has changed. If an axis follows a feature, a
-   run was seen with features in the caller's order of lengths, so that an axis that follows the
-   longer of two features has shown it.
-2. Until then, rows of some width run apart. Nothing has to be known about these runs, since nothing
-   in them is padded, and their outputs are evidence.
+1. Callers with rows of different widths share a run under three conditions:
+   a. All possible explanations of an axis give the same size for each caller.
+   b. For each caller, a run of that width or a shorter one was seen. So an axis that changes in
+      steps, or only up to some length, has shown it.
+   c. If an axis follows a feature, a run was seen in which the features have the same order by
+      length as the caller's. So an axis that follows the longer of two features has shown it.
+2. Otherwise, rows of some widths run apart, one width at a time. Nothing is padded in these runs,
+   so nothing must be cut, and their outputs are evidence.
 3. A run that contradicts the evidence replaces the evidence. Until a run of other widths agrees
-   with it, rows of each width run apart.
+   with the new evidence, rows of each width run apart.
 4. An axis that contradicts the evidence, and was as long as the batch had rows in both runs, causes
    a warning: the function lets rows see each other.
 """
@@ -34,26 +36,26 @@ Widths = tuple[int, ...]
 """Length of the rows of each feature of a group, in the order of its specs."""
 
 Callers = Mapping[Widths, Widths]
-"""Widths of the rows of callers, the shortest first, with the widths padded to in runs alone."""
+"""For each width of the rows of callers, the shortest first: the padded width in a run apart."""
 
 Cuts = tuple[tuple[int, int], ...]
-"""Axes of one array to be cut, each with the number of the feature that it follows."""
+"""Axes of one array that are cut, each with the index of the feature that it follows."""
 
 CACHE_LIMIT: Final = 256
-"""Limit of kinds of calls with evidence."""
+"""Most kinds of calls with evidence. A kind is the extra arguments and the feature specs."""
 
 logger = logging.getLogger("batched")
 
 
 class _Axis(NamedTuple):
-    """Explanations of the sizes that one axis had in all runs."""
+    """Explanations of the sizes that one axis had: those that fit all runs."""
 
-    size: int | None  # the only size; None: there were several
-    follows: frozenset[int]  # features that were always padded to its size
+    size: int | None  # the size in all runs; None: it varied
+    follows: frozenset[int]  # indices of the features that were padded to its size in all runs
 
     def is_open(self, callers: Collection[Widths]) -> bool:
-        """Return whether the explanations differ for a caller, by the widths of its rows."""
-        widths = list(zip(*callers, strict=True))  # by feature
+        """Return whether the explanations give different sizes for one of `callers`."""
+        widths = list(zip(*callers, strict=True))  # for each feature, the widths of all callers
         possible = {widths[feature] for feature in self.follows}
         if self.size is not None:
             possible.add((self.size,) * len(callers))
@@ -61,16 +63,16 @@ class _Axis(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """Evidence from runs of one kind of calls that do not contradict each other."""
+    """Evidence from those runs of one kind of calls that agree with each other."""
 
     structure: tuple[tuple[Path, int], ...]  # of each array, its path and number of axes
-    axes: list[_Axis]  # behind the first, array by array
-    shortest: list[Widths]  # padded widths of runs: a run is at least as long as one of them
-    orders: frozenset[Widths]  # orders of the features by length, ties included
-    padded: Widths  # of the last run
-    rows: int  # of the last run
-    sizes: Widths  # of all axes in the last run
-    contradiction: str = ""  # of the last run with earlier ones
+    axes: list[_Axis]  # all axes but the first of each array, array by array
+    shortest: list[Widths]  # padded widths of the shortest runs
+    orders: frozenset[Widths]  # the results of `order` for all runs
+    padded: Widths  # padded widths in the last run
+    rows: int  # rows in the last run
+    sizes: Widths  # sizes of `axes` in the last run
+    contradiction: str = ""  # how the last run contradicts earlier ones; "": it does not
 
 
 class Unpadding:
@@ -79,11 +81,11 @@ class Unpadding:
     def __init__(self, name: str, settings: FeatureSettings, warned: set[str]) -> None:
         self._name = name  # of the batch function, for messages
         self._unpad = settings.unpad
-        self._warned = warned  # warnings that have been logged
-        self._evidence: dict[Hashable, _Evidence] = {}  # by kind of calls
+        self._warned = warned  # names of the warnings that were logged
+        self._evidence: dict[Hashable, _Evidence] = {}  # by kind of calls, see CACHE_LIMIT
 
     def warn(self, text: str) -> None:
-        """Log, once, that the axes of the output are not learned as they should be."""
+        """Log, once, that axes of the output cannot be learned, and how to declare them."""
         if "unpad" not in self._warned:
             self._warned.add("unpad")
             logger.warning(
@@ -94,7 +96,7 @@ class Unpadding:
             )
 
     def find_apart(self, group: Any, callers: Callers) -> Collection[Widths]:
-        """Return widths of callers that have to run apart with any output; often empty."""
+        """Return the widths of callers that must run apart, as known before the run."""
         evidence = self._evidence.get((frozenset(group.arguments), group.specs))
         return () if evidence is None else self._find_apart(evidence, (), callers)
 
@@ -103,8 +105,8 @@ class Unpadding:
     ) -> tuple[list[Cuts], Collection[Widths]]:
         """Return the cuts of each array of an output, and widths of callers that must run apart.
 
-        The run was `padded` to these widths, for these callers; there are none if nothing was
-        padded. Callers must run apart if the output leaves their share open.
+        `padded` are the padded widths of the run. `callers` is empty if nothing was padded. Callers
+        must run apart if the sizes of their shares of the output are not certain.
 
         Raises:
             BatchFunctionError: an axis is not as declared.
@@ -128,7 +130,7 @@ class Unpadding:
     def _find_apart(
         self, evidence: _Evidence, axes: Collection[_Axis], callers: Callers
     ) -> Collection[Widths]:
-        """Return widths of callers that have to run apart if the output has these axes."""
+        """Return the widths of callers that must run apart if the output has these `axes`."""
         if not callers or not evidence.axes:
             return ()
         if evidence.contradiction:
@@ -138,7 +140,7 @@ class Unpadding:
         covered = _is_covered(least, evidence.shortest)
         follows = any(axis.follows for axis in axes)
         unclear = [axis for axis in axes if axis.is_open(callers)]
-        # the evidence with the runs of these callers: the rest runs once
+        # the evidence as it will be after the runs apart; all other callers share one run
         shortest, orders = [*evidence.shortest], {*evidence.orders}
         apart = []
         for own, alone in callers.items():
@@ -155,16 +157,16 @@ class Unpadding:
         return apart
 
     def _observe(self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths) -> _Evidence:
-        """Return the evidence after a run `padded` to these widths."""
+        """Return the evidence after a run with the padded widths `padded`."""
         key = frozenset(group.arguments), group.specs  # keeps no argument alive
         sizes = tuple(chain.from_iterable([array.shape[1:] for _, array in arrays]))
-        equal = {
+        following = {  # for each size, the features that were padded to it
             size: frozenset([number for number, width in enumerate(padded) if width == size])
             for size in set(sizes)
         }
         found = _Evidence(
             structure=tuple([(path, array.ndim) for path, array in arrays]),
-            axes=[_Axis(size, equal[size]) for size in sizes],
+            axes=[_Axis(size, following[size]) for size in sizes],
             shortest=[padded],
             orders=frozenset([order(padded)]),
             padded=padded,
@@ -185,7 +187,7 @@ class Unpadding:
     def _combine(
         self, known: _Evidence, found: _Evidence, group: Any, arrays: list[tuple[Path, Any]]
     ) -> _Evidence:
-        """Return the evidence of one more run, alone if it contradicts the `known` runs."""
+        """Return `known` with one more run, or the run alone if it contradicts `known`."""
         axes = [
             _Axis(one.size if one.size == other.size else None, one.follows & other.follows)
             for one, other in zip(known.axes, found.axes, strict=True)
@@ -202,7 +204,7 @@ class Unpadding:
                 orders=known.orders | found.orders,
                 contradiction=known.contradiction if found.padded == known.padded else "",
             )
-        odd = explained.index(False)
+        odd = explained.index(False)  # index of the first axis without explanation
         path, number = [
             (path, number) for path, array in arrays for number in range(1, array.ndim)
         ][odd]
@@ -241,8 +243,9 @@ class Unpadding:
             ]
             if not under:
                 raise BatchFunctionError(
-                    f"{self._name}: unpad speaks of {place!r}, which is not "
-                    "in the output: " + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
+                    f"{self._name}: unpad names {place!r}, which is not "
+                    "in the output. The output has "
+                    + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
                 )
             for number in under:
                 path, array = arrays[number]
@@ -250,8 +253,8 @@ class Unpadding:
                     axis = declared if declared >= 0 else declared + array.ndim
                     if name not in names:
                         raise BatchFunctionError(
-                            f"{self._name}: unpad speaks of a feature "
-                            f"{name!r}; there are {', '.join(names)}"
+                            f"{self._name}: unpad names the feature {name!r}; "
+                            f"the features are {', '.join(names)}"
                         )
                     feature = names.index(name)
                     if not 0 < axis < array.ndim or array.shape[axis] != padded[feature]:
@@ -265,12 +268,12 @@ class Unpadding:
 
 
 def _is_covered(widths: Widths, runs: list[Widths]) -> bool:
-    """Return whether one of `runs` was padded to no more than `widths` in each feature."""
+    """Return whether one of `runs` was not wider than `widths` in any feature."""
     return any(all(map(le, run, widths)) for run in runs)
 
 
 @lru_cache(CACHE_LIMIT)
 def order(widths: Widths) -> Widths:
-    """Return the place of each feature among all lengths, the shortest first."""
+    """Return the rank of each feature by its width, from 0; equal widths have equal ranks."""
     lengths = sorted(set(widths))
     return tuple(map(lengths.index, widths))
