@@ -9,12 +9,22 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Final, Literal
 
 from .._core.linger import FlushReason
 from .._core.scheduler import Batch
 from ..stats import Percentiles, Stats
+
+PER_OCTAVE: Final = 12
+"""Buckets of a histogram for each doubling of the duration: 2 ** (1 / 12) = 1.06."""
+SHORTEST: Final = 1e-6
+"""Begin of the first bucket (s)."""
+OCTAVES: Final = 37
+"""Doublings of `SHORTEST`: 2 ** 37 microseconds are 38 hours."""
+ENDS: Final = [SHORTEST * 2 ** (end / PER_OCTAVE) for end in range(1, PER_OCTAVE * OCTAVES)]
+"""Ends of the buckets (s); the last bucket has none."""
+ENDS.append(math.inf)
 
 
 class _Histogram:
@@ -23,14 +33,8 @@ class _Histogram:
     Memory is fixed. Many durations of similar length take only one or two look-ups.
     """
 
-    PER_OCTAVE: Final = 12  # 2 ** (1 / 12) = 1.06
-    SHORTEST: Final = 1e-6
-    OCTAVES: Final = 37  # 2 ** 37 microseconds are 38 hours
-
-    __slots__ = ("counts",)
-
     def __init__(self) -> None:
-        self.counts = [0] * (len(ENDS) + 1)
+        self.counts = [0] * len(ENDS)
 
     def add(self, durations: list[float]) -> None:
         """Count `durations` (s), and sort the list in place."""
@@ -38,35 +42,22 @@ class _Histogram:
         low = 0
         while low < len(durations):
             bucket = bisect_left(ENDS, durations[low])
-            high = (
-                bisect_right(durations, ENDS[bucket], low) if bucket < len(ENDS) else len(durations)
-            )
+            high = bisect_right(durations, ENDS[bucket], low)
             self.counts[bucket] += high - low
             low = high
 
     def percentiles(self) -> Percentiles:
-        """Return the percentiles of all counted durations."""
-        return Percentiles(self._quantile(0.50), self._quantile(0.95), self._quantile(0.99))
+        """Return the percentiles of all counted durations: the middles of their buckets.
 
-    def _quantile(self, share: float) -> float:
-        """Return the middle of the bucket of a quantile (s).
-
-        The quantile is the shortest duration that is not exceeded by `share` of all.
+        A percentile is the shortest duration that is not exceeded by its share of all.
         """
-        wanted = math.ceil(share * sum(self.counts))
-        if not wanted:
-            return 0.0
-        position = 0
-        while (wanted := wanted - self.counts[position]) > 0:
-            position += 1
-        return float(self.SHORTEST * 2 ** ((position + 0.5) / self.PER_OCTAVE))
-
-
-ENDS: Final = [
-    _Histogram.SHORTEST * 2 ** (end / _Histogram.PER_OCTAVE)
-    for end in range(1, _Histogram.PER_OCTAVE * _Histogram.OCTAVES)
-]
-"""Ends of all buckets of a histogram except the last (s)."""
+        totals = list(accumulate(self.counts))
+        if not totals[-1]:
+            return Percentiles(0.0, 0.0, 0.0)
+        buckets = [
+            bisect_left(totals, math.ceil(share * totals[-1])) for share in (0.50, 0.95, 0.99)
+        ]
+        return Percentiles(*[SHORTEST * 2 ** ((bucket + 0.5) / PER_OCTAVE) for bucket in buckets])
 
 
 Ending = Literal["cancelled", "timed_out", "rejected"]
