@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._runtime.event_loop import EventLoopRuntime, EventLoops
-from .._runtime.observer import Observer
+from .._runtime.observer import make_observer
 from .._runtime.recorder import Recorder
 from .._runtime.thread import ThreadRuntime
 from .function import Parts
@@ -24,7 +24,7 @@ class Batcher:
             )
             requests = PreparedParser(name, requests, preparation)
         policy, recorder = options.policy, Recorder()
-        observer = None if options.on_batch is None else Observer(name, options.on_batch)
+        observer = None if options.on_batch is None else make_observer(name, options.on_batch)
         # callers who only submit
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder

@@ -56,7 +56,8 @@ class Runtime(CallQueue):
         name: str,
     ) -> None:
         super().__init__(policy, recorder, name)
-        self.most_workers = policy.max_concurrent_batches
+        # with `prefetch` further threads call the function
+        self.most_workers = 1 if policy.prefetch else policy.max_concurrent_batches
         self.execution = execution
         self.observer = observer
         _alive[id(self)] = self
@@ -185,7 +186,7 @@ class Runtime(CallQueue):
             self._wakeups.leave(batch)
             raise
         if self.observer is not None and not aborted:
-            self.observer.observe(batch, outcomes)
+            self.observer(batch, outcomes)
         if look is None:
             return None if parker is None else self._take(parker)
         found, more = look

@@ -17,12 +17,9 @@ import weakref
 from collections.abc import Callable
 
 from .._core.linger import NEVER
-from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Scheduler
-from .._execution.execution import Execution, Prepared
+from .._execution.execution import Prepared
 from .call_queue import AWAKE, CallQueue
-from .observer import Observer
-from .recorder import Recorder
 from .runtime import Runtime, alive
 from .timer_thread import daemon_thread
 from .waits import Run, enter_worker
@@ -39,18 +36,6 @@ class ThreadRuntime(Runtime):
     """
 
     workers_stay = True
-
-    def __init__(
-        self,
-        policy: BatchPolicy,
-        execution: Execution,
-        recorder: Recorder,
-        observer: Observer | None,
-        name: str,
-    ) -> None:
-        super().__init__(policy, execution, recorder, observer, name)
-        if policy.prefetch:
-            self.most_workers = 1
 
     def _reset(self) -> None:
         super()._reset()

@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from ..._core.scheduler import Batch, Request, Scheduler
-from ..._runtime.observer import Observer
+from ..._runtime.observer import make_observer
 from ...errors import RunStopped
 from ..engines.engine import Engine, Outcome
 from ..failures import error_text, has_error
@@ -94,7 +94,9 @@ class Stage:
         self._auto = AutoSize(step.batch_size) if isinstance(step.batch_size, Auto) else None
         if self._auto:
             self._scheduler.capacity.batch_size = self._auto.size
-        self._observer = None if options.on_batch is None else Observer(step.name, options.on_batch)
+        self._observer = (
+            None if options.on_batch is None else make_observer(step.name, options.on_batch)
+        )
         self._reserve = reserve
         self._began = False  # whether the engine was started: late, because it may build a model
         self._unprepared: deque[Row] = deque()  # rows that wait to be prepared
@@ -262,7 +264,7 @@ class Stage:
             return [] if row is verdicts.sample else good  # the sample is committed
         self._note_size(outcome, now)
         if self._observer is not None:
-            self._observer.observe(batch, (outcome.slices, outcome.results, outcome.tried))
+            self._observer(batch, (outcome.slices, outcome.results, outcome.tried))
         verdicts.note_batch(failures, succeeded=bool(good), started=batch.started, now=now)
         return good
 
