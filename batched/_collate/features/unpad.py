@@ -244,7 +244,7 @@ class Unpadding:
             if not under:
                 raise BatchFunctionError(
                     f"{self._name}: unpad names {place!r}, which is not "
-                    "in the output. The output has "
+                    "in the output: "
                     + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
                 )
             for number in under:
