@@ -107,7 +107,11 @@ async def attempts(
             if not todo:
                 # a call gets the error of the failed item that comes first in it
                 done.sort(key=lambda outcome: _place(outcome[0]))
-                return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # three lists
+                try:
+                    return tuple(map(list, zip(*done, strict=True)))  # type: ignore[return-value]  # three lists
+                finally:  # errors hold this frame, which must not hold them
+                    done.clear()
+                    first_failures.clear()
             slices, calls, ways, must_cut = todo.pop()
             if first_failures:
                 ended = [each for each in slices if _comes_after(each, first_failures)]

@@ -244,8 +244,7 @@ class Unpadding:
             if not under:
                 raise BatchFunctionError(
                     f"{self._name}: unpad names {place!r}, which is not "
-                    "in the output: "
-                    + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
+                    "in the output: " + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
                 )
             for number in under:
                 path, array = arrays[number]
