@@ -72,11 +72,6 @@ class Request:
     _remaining: RemainingSpans | None = None  # see `remaining`; None until it is needed
 
     @property
-    def pending(self) -> int:
-        """Items without a result so far."""
-        return self.size - self.answered
-
-    @property
     def remaining(self) -> RemainingSpans:
         """Positions of the items that wait; only where lengths matter."""
         if self._remaining is None:

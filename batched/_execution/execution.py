@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ def is_failure(error: BaseException) -> bool:
     return issubclass(type(error), Exception)
 
 
+@dataclass(frozen=True)
 class Execution:
     """A batch function, its collator, and the errors after which the function is called again.
 
@@ -38,20 +40,11 @@ class Execution:
     other call.
     """
 
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        collator: Collator,
-        *,
-        splits: ErrorTest = never,
-        isolates: ErrorTest = never,
-        ends_task: ErrorTest = never,
-    ) -> None:
-        self._func = func
-        self.collator = collator
-        self._splits = splits
-        self._isolates = isolates
-        self._ends_task = ends_task
+    func: Callable[..., Any]
+    collator: Collator
+    splits: ErrorTest = never
+    isolates: ErrorTest = never
+    ends_task: ErrorTest = never
 
     def prepare(self, batch: Batch) -> Prepared:
         """Return `batch` collated, for `run` to go on with. Never raise."""
@@ -65,7 +58,7 @@ class Execution:
         """Call the function for `batch` here, and return the outcomes. Never raise."""
         slices, collator = batch.slices, self.collator
         owner = slices[0][0].owner  # a batch has one owner
-        func = self._func if owner is None else partial(self._func, owner)
+        func = self.func if owner is None else partial(self.func, owner)
         call: Any = None
         args: Any = None
         kwargs: Any = None
@@ -87,7 +80,7 @@ class Execution:
             failure = trim_traceback(raised)
         # the next attempt needs the memory, and an error holds this frame, which must not hold it
         args = kwargs = output = context = call = prepared = None
-        further = attempts(func, batch, collator, failure, self._splits, self._isolates)
+        further = attempts(func, batch, collator, failure, self.splits, self.isolates)
         del failure
         try:
             while True:
@@ -102,7 +95,7 @@ class Execution:
         """
         slices, collator = batch.slices, self.collator
         owner = slices[0][0].owner  # a batch has one owner
-        func = self._func if owner is None else partial(self._func, owner)
+        func = self.func if owner is None else partial(self.func, owner)
         args: Any = None
         kwargs: Any = None
         output: Any = None
@@ -112,12 +105,12 @@ class Execution:
             output = await func(*args, **kwargs)
             return slices, collator.split(output, slices, context), [1] * len(slices)
         except BaseException as raised:
-            if self._ends_task(raised):
+            if self.ends_task(raised):
                 raise
             failure = trim_traceback(raised)
         args = kwargs = output = context = None
         further = attempts(
-            func, batch, collator, failure, self._splits, self._isolates, self._ends_task
+            func, batch, collator, failure, self.splits, self.isolates, self.ends_task
         )
         del failure
         return await further

@@ -18,34 +18,33 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 from .._core.scheduler import Batch, Request
 
 
+@dataclass(eq=False)
 class Pool:
     """Workers of one runtime. A run refers to its pool, and does not keep the runtime alive."""
 
-    __slots__ = ("name", "running", "size", "waits")
-
-    def __init__(self, name: str, size: int) -> None:
-        self.name = name  # of the batch function
-        self.size = size  # most runs at once
-        # the batches that were handed out and have not ended, begun or not
-        self.running: Iterable[Batch] = ()
-        # waits of the code of these runs; weak, so that a wait keeps no abandoned task alive
-        self.waits: WeakSet[Wait] = WeakSet()
+    name: str  # of the batch function
+    size: int  # most runs at once
+    running: Iterable[Batch] = ()  # batches that were handed out and have not ended, begun or not
+    # waits of the code of these runs; weak, so that a wait keeps no abandoned task alive
+    waits: WeakSet[Wait] = field(default_factory=WeakSet)
 
     def has_begun(self, request: Request | None) -> bool:
         """Return whether every unanswered item of `request` is in a batch that has begun."""
         return (
             request is not None
             and sum([_items(request, batch) for batch in list(self.running) if batch.begun])
-            >= request.pending
+            >= request.size - request.answered
         )
 
 
+@dataclass(eq=False)
 class Run:
     """Present run of one worker.
 
@@ -55,17 +54,11 @@ class Run:
     observers that the worker's thread calls between two runs.
     """
 
-    __slots__ = ("batch", "callbacks", "pool", "runtime", "thread")
-
-    def __init__(
-        self, pool: Pool, thread: threading.Thread | None, *, callbacks: bool = False
-    ) -> None:
-        self.pool = pool  # of the worker
-        self.thread = thread  # of the worker; None: a task of an event loop
-        self.callbacks = callbacks
-        self.batch: Batch | None = None  # of the present run; None between runs
-        # runtime that `answer_early` uses; None if no call can be answered early
-        self.runtime: Any = None
+    pool: Pool  # of the worker
+    thread: threading.Thread | None  # of the worker; None: a task of an event loop
+    callbacks: bool = False
+    batch: Batch | None = None  # of the present run; None between runs
+    runtime: Any = None  # runtime that `answer_early` uses; None if no call can be answered early
 
     @property
     def can_block_worker(self) -> bool:
@@ -87,19 +80,15 @@ class Run:
         return False
 
 
+@dataclass(eq=False)
 class Wait:
     """Wait of a run for the end of `request`, a call of `pool`; None: of all calls of `pool`."""
 
-    __slots__ = ("__weakref__", "batch", "is_over", "pool", "request", "run")
-
-    def __init__(
-        self, run: Run, pool: Pool, request: Request | None, is_over: Callable[[], bool]
-    ) -> None:
-        self.run = run
-        self.batch = run.batch  # kept, because the wait may outlive the run of this batch
-        self.pool = pool  # the workers that run the request
-        self.request = request
-        self.is_over = is_over  # returns whether the waiting code has been woken
+    run: Run
+    batch: Batch | None  # of the run; kept, because the wait may outlive the run of this batch
+    pool: Pool  # the workers that run the request
+    request: Request | None
+    is_over: Callable[[], bool]  # returns whether the waiting code has been woken
 
     def end(self) -> None:
         """Remove the wait from the waits of its pool."""
@@ -180,7 +169,7 @@ def wait_for(pool: Pool, request: Request | None, is_over: Callable[[], bool]) -
         )
     if not run.can_block_worker:
         return None
-    wait = Wait(run, pool, request, is_over)
+    wait = Wait(run, run.batch, pool, request, is_over)
     with _lock:
         if not _is_deadlocked(wait):
             run.pool.waits.add(wait)

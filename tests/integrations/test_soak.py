@@ -156,7 +156,7 @@ def test_items_that_are_computed_twice_are_found_duplicated(
 
     def twice(execution: Execution, batch: Any, prepared: Any = None) -> Any:
         args, kwargs, _ = execution.collator.collate(batch.slices, batch)
-        execution._func(*args, **kwargs)
+        execution.func(*args, **kwargs)
         return run(execution, batch, prepared)
 
     monkeypatch.setattr(Execution, "run", twice)
