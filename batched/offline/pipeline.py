@@ -167,7 +167,7 @@ class Pipeline:
                 merge.check(result)
                 opened.windows([*plan.columns, *(names or [])])  # refuses a missing column
                 # after all checks, because it may drop committed results
-                store.forget(first)
+                store.drop_steps(first)
                 store.put_all({"key": key, "steps": prints})
                 store.clear_letters("source")  # each run counts them anew
                 watching = watcher(watch, path, result.path)

@@ -1,12 +1,15 @@
 """The progress file: the committed rows of a run, and the order of its source.
 
-1. Rows and their results are one transaction: the values of a commit are chunks in `chunks`; keys,
-   and the places of their values, are in `rows`. A commit that was not finished never was.
-2. Keys are strings or 64-bit integers, exact: their columns have no type, so that 1 and "1" differ.
-3. Rows of keys that the source no longer has are kept, and count for nothing: they may come back.
-4. Chunks of which no row is left are dropped by `forget`, and by `close` if rows were replaced; the
-   file uses that room again. A chunk with one row left stays whole.
-5. No type is kept. The kind of a final column is decided from the kinds of the rows of the source.
+1. A commit is one transaction. Its values go to the table `chunks`, many to a chunk; keys, and the
+   chunk and place of each value, go to the table `rows`. A commit that was interrupted leaves no
+   trace in the file.
+2. Keys are strings or 64-bit integers. Their columns have no type, so that 1 and "1" differ.
+3. Rows whose keys the source no longer has are kept, because the keys may come back. They are in no
+   count and in no result.
+4. Chunks without rows are dropped by `drop_steps`, and by `close` if rows were replaced. The file
+   uses that room again. A chunk with one row left stays whole.
+5. The file has no types of columns. The type of a column of the result is decided from the kinds of
+   the values of all rows (`kinds`).
 """
 
 from __future__ import annotations
@@ -25,8 +28,11 @@ from .database import Database, insert, marks, windows
 from .order import SourceOrder, keys_in_source
 
 PAGE: Final = 1000
-"""Rows that one query reads of many."""
+"""Dead letters that one query reads."""
 Phase = Literal["source", "output"]
+"""Origin of a letter: the row could not be read, or the result cannot hold the row."""
+# `run`: notes. `rows`: one row of the source in one step. `chunks`: values. `source`: the order of
+# the source. `letters`: dead letters that belong to no step
 _TABLES: Final = """
 create table run(name primary key, value) without rowid;
 create table rows(key, step, status, chunk, place, input, attempts, error, primary key(key, step))
@@ -38,6 +44,7 @@ create unique index source_key on source(key);
 create table letters(phase, row, key, error, primary key(phase, row)) without rowid
 """
 _LETTERS: Final = "select row, key, null, 0, error from letters where phase = "
+# all dead letters: rows that were not read, rows that failed in a step, rows without an output
 _DEAD: Final = (
     f"{_LETTERS} 'source' union all "
     "select null, key, step, attempts, error from rows indexed by failed "
@@ -46,28 +53,31 @@ _DEAD: Final = (
 
 
 class Progress(Database):
-    """The progress file of one run, which has locked it."""
+    """Progress file of one run, locked by this process."""
 
     def __init__(self, path: Path) -> None:
-        """Open the progress file at that path, or make one; it is locked until it is closed.
+        """Open the progress file at `path`, or create it. Lock it until `close`.
 
-        Raises `RunLocked` if another run has it, `RunMismatch` if it is no progress file or one of
-        another layout (it is not touched), `OSError` if it cannot be opened or written.
+        Raises:
+            RunLocked: another run has locked the file.
+            RunMismatch: the file is no progress file, or one of another version of the tables. The
+                file is not changed.
+            OSError: the file cannot be opened or written.
         """
         super().__init__(path, _TABLES)
-        self._replaced = False  # chunks may have lost their last row
+        self._replaced = False  # whether rows were replaced: chunks may have lost their last row
         self.order = SourceOrder(self)
-        """The order of the source, which the reader of the source notes."""
+        """Order of the source; the reader adds to it."""
 
     # --- notes
 
     def get(self, name: str) -> Any:
-        """Return the JSON value that was put under that name; None if there is none."""
+        """Return the JSON value of the note `name`; None if there is none."""
         found = self._query("select value from run where name = ?", name)
         return json.loads(found[0][0]) if found else None
 
     def put_all(self, values: Mapping[str, Any]) -> None:
-        """Keep JSON values under their names, all or none of them."""
+        """Store notes, JSON values by name, in one transaction."""
         with self.transaction() as conn:
             _put(conn, values)
 
@@ -78,13 +88,12 @@ class Progress(Database):
     # --- rows
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Commit these rows in one transaction.
+        """Commit the rows of `commits` in one transaction.
 
-        A row that is committed already is replaced. A row that failed, or was filtered, takes its
-        later steps along. A row with a value does not: later steps may not read it, and their hash
-        of the input tells.
+        A row that is committed already is replaced, and its results of later steps are dropped.
         """
-        chunks = []  # compressed before other threads have to wait
+        # compressed before the transaction, for which other threads wait
+        chunks = []
         for step in sorted({commit.step for commit in commits}):
             group = [each for each in commits if each.step == step and each.values is not None]
             rows = [row for commit in group for row in commit.rows]
@@ -114,7 +123,7 @@ class Progress(Database):
             self._store(conn, ended)
 
     def _store(self, conn: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> None:
-        """Write rows; a row that replaces another one drops the row's results of later steps."""
+        """Write `rows`. Where a row replaces another, drop its results of later steps."""
         if not insert(conn, "rows", rows):
             insert(conn, "rows", rows, "replace")
             later = "delete from rows where key = ? and step > ?"
@@ -122,7 +131,7 @@ class Progress(Database):
             self._replaced = True
 
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
-        """Return the state of these keys, by key and step."""
+        """Return the committed states of rows with these `keys`, by key and step."""
         found: dict[tuple[Key, int], Committed] = {}
         with self.use() as conn:
             for some in windows(keys):
@@ -139,8 +148,8 @@ class Progress(Database):
         """Whether nothing is committed."""
         return not self._query("select 1 from rows limit 1")
 
-    def forget(self, step: int) -> None:
-        """Drop the rows of that step and of all later steps."""
+    def drop_steps(self, step: int) -> None:
+        """Drop the rows and values of `step` and of all later steps."""
         with self.transaction() as conn:
             conn.execute("delete from rows where step >= ?", (step,))
             conn.execute("delete from chunks where step >= ?", (step,))
@@ -148,7 +157,8 @@ class Progress(Database):
     def counts(self) -> dict[int, dict[Status, int]]:
         """Return the number of rows of the present source by step and status."""
         with self.use() as conn:
-            # by `error`, as grouping by `status` takes twice the time
+            # only failed rows have an error, and only ok rows have a chunk; to group by `status`
+            # takes twice the time
             counts = conn.execute(
                 "select step, count(*), count(error), count(chunk) from rows "
                 f"where {keys_in_source(conn)} group by step"
@@ -181,18 +191,19 @@ class Progress(Database):
 
     @property
     def source_rows(self) -> int:
-        """Number of rows that were read of the source."""
+        """Number of rows of the source that were read."""
         return int(self._query("select coalesce(max(row) + 1, 0) from source")[0][0])
 
     def keys_of_rows(self, first: int, size: int) -> dict[int, Key | None]:
-        """Return the keys of rows of the source from `first` on, by row."""
+        """Return the keys of `size` rows of the source from row `first` on, by row."""
         where = "row >= ? and row < ? and key is not null"
         return dict(self._query(f"select row, key from source where {where}", first, first + size))
 
-    def places(self, first: int, size: int) -> list[tuple[int, int, int, int]]:
-        """Return row, step, chunk and place for rows of the source from `first` on with results.
+    def locate_values(self, first: int, size: int) -> list[tuple[int, int, int, int]]:
+        """Return where the values of `size` rows of the source are, from row `first` on.
 
-        They are sorted by row, then by step.
+        Each entry is a row, a step, the chunk of the value, and its place in the chunk. Entries are
+        sorted by row, then by step.
         """
         return self._query(
             "select source.row, step, chunk, place from source join rows using (key) "
@@ -203,7 +214,7 @@ class Progress(Database):
         )
 
     def failures(self, first: int, size: int) -> dict[int, str]:
-        """Return the errors (JSON) of rows of the source from `first` on that failed, by row."""
+        """Return the errors (JSON), by row, of failed rows among `size` rows from `first` on."""
         where = "where row >= ?1 and row < ?2"
         return dict(
             self._query(
@@ -217,21 +228,21 @@ class Progress(Database):
     # --- dead letters
 
     def clear_letters(self, phase: Phase) -> None:
-        """Drop the dead letters of a phase."""
+        """Delete the dead letters of `phase`."""
         with self.transaction() as conn:
             conn.execute("delete from letters where phase = ?", (phase,))
 
     def add_letters(self, phase: Phase, letters: Sequence[Letter]) -> None:
-        """Keep dead letters of a phase; a row has one."""
+        """Store dead letters of `phase`. A letter replaces an earlier letter of the same row."""
         with self.transaction() as conn:
             _add_letters(conn, phase, letters)
 
     def dead_letters(self, first: int = 0) -> list[dict[str, Any]]:
-        """Return a page of dead letters, from number `first` on; none after the last.
+        """Return up to `PAGE` dead letters from number `first` on; an empty list after the last.
 
-        Rows that could not be read come first, by row, then rows of the present source that failed
-        in a step, by step and key, then rows that the result could not take. A letter has the keys
-        row, key, step, attempts, phase, error and traceback.
+        Rows that could not be read come first, by row. Rows of the present source that failed in a
+        step follow, by step and key, and then rows that the result cannot hold. A letter has the
+        keys row, key, step, attempts, phase, error and traceback.
         """
         with self.use() as conn:
             page = conn.execute(_DEAD.format(keys_in_source(conn)), (first,)).fetchall()
@@ -240,7 +251,7 @@ class Progress(Database):
 
     def close(self) -> None:
         """Drop chunks without rows, close the file, and release its lock."""
-        # Errors do no harm: a later run does without all of this, or repeats it.
+        # an error does no harm: a later run works without these changes, or makes them
         with suppress(OSError):
             self.order.write()
             if self._replaced:

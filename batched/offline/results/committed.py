@@ -47,7 +47,7 @@ class Committed:
             at = np.memmap(file, np.int32, "w+", shape=(2, steps * rows + 1))
         self._chunks, self._places = at[:, :-1]  # by position; chunk 0: there is no value
         for first in range(0, rows, QUERY_ROWS):
-            found = progress.places(first, QUERY_ROWS)
+            found = progress.locate_values(first, QUERY_ROWS)
             flat = np.fromiter(chain.from_iterable(found), np.int64, 4 * len(found))
             row, step, chunk, place = flat.reshape(-1, 4).T
             at[:, step * rows + row] = chunk, place

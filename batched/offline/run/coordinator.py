@@ -1,7 +1,7 @@
 """Coordinator: one source through all steps.
 
-The thread of the coordinator owns the state of the run; other threads put calls of its methods into
-one queue.
+The thread that runs `Coordinator.execute` owns the state of the run, so there is no lock. All other
+threads put calls of the coordinator's methods into one queue (`_post`).
 
 A row enters a step and leaves it with a result, with an error, or to be called again. The result is
 queued for the committer before the row enters the next step, and the committer keeps that order. So
@@ -39,21 +39,21 @@ from .transform import FILTERED, Dead
 from .verdicts import Row
 
 TICK: Final = 0.25
-"""Longest time between two snapshots for `watch` (s)."""
+"""Time between two snapshots for `watch`, and the longest wait for an event (s)."""
 TOGETHER: Final = 16
-"""Rows that are prepared, or finished, in one task of a row thread."""
+"""Most rows in one task of a row thread, before the function (`prepare`) or after it (`finish`)."""
 COMMIT_S: Final = 0.01
-"""Time from one commit of a step to the next (s). Results of a slow function do not wait; results
-of a fast function share chunks and transactions.
+"""Time between two commits of a step (s). Results of a slow function hardly wait; results of a fast
+function share chunks and transactions.
 """
 COMMIT_ROWS: Final = 2048
-"""Results of a step that are committed at once."""
+"""Results of a step that are committed without a wait for `COMMIT_S`."""
 GRACE: Final = 10.0
-"""Time for calls that run to end when a run ends early (s), for all steps together."""
+"""Time that all steps have, at the end of a run, to end their running calls (s)."""
 
 
 class Coordinator:
-    """The owner of one run."""
+    """Owner of the state of one run: reader, stages, committer and counts."""
 
     def __init__(
         self,
@@ -70,24 +70,26 @@ class Coordinator:
         self._source = source
         self._progress = progress
         self._inbox = queue.SimpleQueue[Callable[[], object]]()
-        self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_in))
+        self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_reading))
         self._stages = stages = [
             Stage(
                 number,
                 step,
-                engine_for(step, partial(self._post, self._end, number), ray),
+                engine_for(step, partial(self._post, self._take_outcome, number), ray),
                 self._reserve,
             )
             for number, step in enumerate(plan.steps)
         ]
         self._watch = watch
-        self._limit = sum([stage.limit for stage in stages])  # rows under way
-        self._asked = False  # whether a window is being read
-        self._reading = True
-        self._ended = False  # row threads are closed
-        self.read = self.skipped = self.recomputed = self.unreadable = 0  # rows
+        self._max_open = sum(
+            [stage.limit for stage in stages]
+        )  # rows that may be open: read, and not ended
+        self._awaits_window = False  # whether the reader reads a window
+        self._more_to_read = True  # whether the source has rows that were not read
+        self._ended = False  # whether the row threads are closed
+        self.read = self.skipped = self.recomputed = self.unreadable = 0  # rows, as in `Snapshot`
         self.tally = Tally(max_failed)
-        # notes for the first commit: the result at the destination is then out of date
+        # notes of the first commit: from then on, the result at the destination is out of date
         self._notes: dict[str, Any] = {"merged": None}
         self._began = self._watched = time.perf_counter()
         needed = any(each.transform.prepares or each.transform.finishes for each in stages)
@@ -97,11 +99,12 @@ class Coordinator:
         """Run all rows through all steps.
 
         Raises:
-            RunStopped: the budget is spent, or nothing succeeds any more.
-            Exception: of the source, of a class that cannot be built, or of the progress file.
+            RunStopped: the budget of failed rows is spent, or a step does not work.
+            Exception: the source or the progress file fails, or the class of a step cannot be
+                built.
         """
         self._committer = Committer(self._progress, partial(self._post, _raise))
-        with ExitStack() as ends:  # all of them run, even if Ctrl-C interrupts one
+        with ExitStack() as ends:  # each callback runs, even if Ctrl-C interrupts another
             ends.callback(self._committer.close)
             ends.callback(self._save_rest)
             ends.callback(self._close)
@@ -110,7 +113,7 @@ class Coordinator:
             self._loop()
 
     def note_letters(self, letters: Sequence[Letter]) -> None:
-        """Count rows that cannot be read, or that the result cannot hold."""
+        """Count dead letters: rows that cannot be read, or that the result cannot hold."""
         self.unreadable += len(letters)
         for letter in letters:
             dead: Any = {"key": letter.key, "step": "", "attempts": 0, **orjson.loads(letter.error)}
@@ -126,7 +129,7 @@ class Coordinator:
             raise RunStopped(why) from self.tally.last_error
 
     def snapshot(self) -> Snapshot:
-        """Return the state of now."""
+        """Return the counts of this moment."""
         total, is_estimate = self._total()
         return Snapshot(
             total=total,
@@ -144,9 +147,9 @@ class Coordinator:
     def _total(self) -> tuple[int | None, bool]:
         """Return the number of rows of the source, if known, and whether it is an estimate."""
         source = self._source
-        if not self._reading or source.rows is not None:
-            return (source.rows if self._reading else self.read), False
-        return source.about(), True
+        if not self._more_to_read or source.rows is not None:
+            return (source.rows if self._more_to_read else self.read), False
+        return source.estimate_rows(), True
 
     def _loop(self) -> None:
         while True:
@@ -154,10 +157,10 @@ class Coordinator:
             for stage in self._stages:
                 stage.check()
             open_rows = sum([stage.open for stage in self._stages])
-            if self._reading and not self._asked and open_rows < self._limit:
-                self._asked = True
+            if self._more_to_read and not self._awaits_window and open_rows < self._max_open:
+                self._awaits_window = True
                 self._reader.ask()
-            if not self._reading and not open_rows:
+            if not self._more_to_read and not open_rows:
                 return
             with suppress(queue.Empty):
                 self._inbox.get(timeout=self._dispatch())()
@@ -174,15 +177,16 @@ class Coordinator:
 
     # into a step
 
-    def _take_in(self, reading: Reading) -> None:
+    def _take_reading(self, reading: Reading) -> None:
         """Let the rows of a window enter the steps that they lack."""
-        self._asked = False
+        self._awaits_window = False
         if reading.error is not None:
             raise reading.error
-        self._reading = not reading.last
+        self._more_to_read = not reading.last
         if 0 < reading.size < WINDOW:  # the rows are large, or the source ends
-            few = sum([stage.least for stage in self._stages])
-            self._limit = min(self._limit, max(2 * reading.size, few))
+            # fewer rows in memory, but enough to keep all engines busy
+            least = sum([stage.least for stage in self._stages])
+            self._max_open = min(self._max_open, max(2 * reading.size, least))
         self.read += reading.size
         self.skipped += reading.skipped
         self.recomputed += reading.recomputed
@@ -196,29 +200,30 @@ class Coordinator:
                 self._stages[number].enter(rows, time.perf_counter())
 
     def _reserve(self) -> None:
-        """Reserve room for all engines, before one of them takes all of a cluster."""
+        """Reserve room for the engines of all steps before the first of them starts."""
         for stage in self._stages:
             stage.engine.reserve()
 
     def _admit(self, stage: Stage, prepared: tuple[list[Request], list[Dead]]) -> None:
+        """Let prepared rows wait for their batches."""
         stage.admit(*prepared, time.perf_counter())
 
     def _dispatch(self) -> float:
-        """Send all batches that may be sent now. Return the time until the next moment (s)."""
+        """Send the batches, row tasks and commits that are due. Return the time to the next (s)."""
         wait = TICK
         busy = any(stage.busy for stage in self._stages)
-        # no batch can be filled, and no row can be read
-        stuck = not busy and not self._asked
-        more = self._reading  # whether more rows may come to the next stage
+        # nothing runs and nothing is read: no batch will get more rows, so all must leave
+        stuck = not busy and not self._awaits_window
+        more = self._more_to_read  # whether more rows may come to the next stage
         for stage in self._stages:
             now = time.perf_counter()
             stage.dispatch(now, drain=stuck or not (more or stage.expects))
             while rows := stage.take_unprepared(TOGETHER):
                 prepare = stage.transform.prepare
-                self._row_threads.submit(self._beside, self._admit, stage, prepare, rows)
+                self._row_threads.submit(self._post_result, self._admit, stage, prepare, rows)
             if dead := stage.take_dead():
-                self._bury(stage, dead)
-                wait = 0.0  # no row may be left
+                self._commit_dead(stage, dead)
+                wait = 0.0  # these rows have ended: the loop checks whether the run has
             wait = min(wait, stage.verdicts.next_moment() - now)
             if stage.done:
                 left = stage.committed + COMMIT_S - now
@@ -230,8 +235,12 @@ class Coordinator:
 
     # out of a step
 
-    def _end(self, number: int, outcome: Outcome) -> None:
-        """Take the outcome of a batch of a step."""
+    def _take_outcome(self, number: int, outcome: Outcome) -> None:
+        """Take the outcome of a batch of step `number`: finish the rows that succeeded.
+
+        Raises:
+            BaseException: the engine of the step cannot go on.
+        """
         stage = self._stages[number]
         if (fatal := outcome.fatal) is not None:
             fatal.add_note(f"in step {stage.name!r}")
@@ -240,23 +249,23 @@ class Coordinator:
             raise fatal
         rows, finish = stage.end(outcome, time.perf_counter()), stage.transform.finish
         if not stage.transform.finishes or self._ended:
-            self._keep(stage, finish(rows))
+            self._take_finished(stage, finish(rows))
             return
         for first in range(0, len(rows), TOGETHER):
             some = rows[first : first + TOGETHER]
-            self._row_threads.submit(self._beside, self._keep, stage, finish, some)
+            self._row_threads.submit(self._post_result, self._take_finished, stage, finish, some)
 
-    def _beside(
+    def _post_result(
         self, then: Callable[..., object], stage: Stage, work: Callable[[Any], Any], rows: Any
     ) -> None:
-        """Do `work` on rows on another thread, and post its outcome."""
+        """Do `work` on `rows`, on a row thread, and post its result to `then`."""
         self._post(then, stage, work(rows))
 
-    def _keep(self, stage: Stage, finished: tuple[list[Row], list[Dead]]) -> None:
-        """Let rows with results wait for the next commit. Rows that failed are dead letters."""
+    def _take_finished(self, stage: Stage, finished: tuple[list[Row], list[Dead]]) -> None:
+        """Let rows with results wait for the next commit. Commit the rows that failed."""
         rows, dead = finished
         stage.done += rows
-        self._bury(stage, dead)
+        self._commit_dead(stage, dead)
         if len(stage.done) >= COMMIT_ROWS:
             self._commit(stage)
 
@@ -268,7 +277,7 @@ class Coordinator:
         good = [row for row in done if row.result is not FILTERED] if filtered else done
         values = stage.columns.read([row.result for row in good])
         rows = [good[place] for place in values.places]
-        for row in done:  # a request keeps its rows until the last one has ended
+        for row in done:  # a request keeps its rows until the last of them has ended
             row.result = None
         self._submit(
             Commit(
@@ -281,9 +290,11 @@ class Coordinator:
         stage.note_ended(ok=len(rows), filtered=len(filtered))
         stage.note_kinds(values)
         if rows and stage.verdicts.sample is None:
-            # as it is read here: a later step may replace a column
+            # a copy, because a later step may replace a value of the row
             stage.verdicts.sample = rows[0].copy()
-        self._bury(stage, [(good[place], "output", why) for place, why in values.misfits.items()])
+        self._commit_dead(
+            stage, [(good[place], "output", why) for place, why in values.misfits.items()]
+        )
         if rows and number + 1 < len(self._stages):
             columns = dict(zip(stage.columns.names, values.columns, strict=True))
             for name in self._plan.needed[number]:
@@ -293,8 +304,8 @@ class Coordinator:
                 row.start_step()
             self._stages[number + 1].enter(rows, time.perf_counter())
 
-    def _bury(self, stage: Stage, dead: Sequence[Dead]) -> None:
-        """Commit rows that have failed for good."""
+    def _commit_dead(self, stage: Stage, dead: Sequence[Dead]) -> None:
+        """Commit rows that have failed for good, as dead letters."""
         if not dead:
             return
         failed = []
@@ -320,11 +331,13 @@ class Coordinator:
         stage.note_ended(failed=len(failed))
 
     def _submit(self, commit: Commit) -> None:
+        """Queue a commit, the first one with the notes."""
         commit.notes = self._notes
         self._committer.submit(commit)
-        self._notes = {}  # only now: Ctrl-C may end the wait for the committer
+        self._notes = {}  # last: if Ctrl-C interrupts `submit`, the next commit has the notes
 
     def _check_budget(self) -> None:
+        """Raise RunStopped if more rows have failed than `max_failed` allows."""
         total, is_estimate = self._total()
         self.tally.check(self.read, None if is_estimate else total)
 
@@ -342,7 +355,7 @@ class Coordinator:
                 stage.engine.stop()
 
     def _save_rest(self) -> None:
-        """Commit the results that came before the run ended."""
+        """Commit the results that exist at the end of the run."""
         self._ended = True
         with suppress(queue.Empty):
             while True:
@@ -350,7 +363,7 @@ class Coordinator:
                 with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
                     event()
         for stage in self._stages:
-            self._bury(stage, stage.take_dead())
+            self._commit_dead(stage, stage.take_dead())
             if stage.done:
                 self._commit(stage)
 

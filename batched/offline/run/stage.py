@@ -192,7 +192,7 @@ class Stage:
         row = verdicts.sample or self._pick(now)
         if row is None:
             if drain:
-                verdicts.bury()
+                verdicts.give_up()
             return
         verdicts.start_trial(row, now)
         requests, dead = self.transform.prepare([row])

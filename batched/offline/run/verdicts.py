@@ -1,25 +1,26 @@
 """Verdicts on the rows for which the function of one step has failed.
 
-The module has no thread, clock or I/O. A step *works* from one success to the next batch that fails
-as a whole, unless another batch has succeeded since that batch began. The rules:
+By its verdict, a row is called again or is a dead letter. In a thorough call, the engine cuts a
+failing batch in halves until the rows that fail stand alone. A batch succeeds if any of its rows
+does. The module has no thread, clock or I/O. The rules:
 
 1. An error of a service is retried, up to `Retry.attempts` calls of the row. The row waits in a
-   calendar meanwhile. The last of these calls is thorough: the engine narrows its batch to the end.
-   A function that retries by itself gets one thorough call more.
-2. Any other failure is the row's own if the step works after it: a batch or a trial that began
-   after the failure succeeds. A row that failed only together with other rows is called once more,
-   thoroughly.
-3. A failure without a success after it is set aside. A batch that fails as a whole puts the step in
-   doubt. So does the end of all other work while rows are set aside.
+   queue meanwhile. The last of these calls is thorough. If the function retries by itself, the row
+   gets one further call, which is thorough.
+2. Any other failure is the row's own if a batch or a trial that began after the failure succeeds.
+   A row that failed only together with other rows is called once more, thoroughly.
+3. A failure without a later success is set aside. The step is in doubt if all rows of a batch fail
+   and no batch has succeeded since that batch began, or if only rows that are set aside are left.
 4. A step in doubt gets no new batch, only trials of one row: the sample, which is a row known to
-   succeed, or another row each time. The success of a batch or trial that began later ends the
-   doubt.
-5. If trials have failed before that success, there was an outage. Rows that failed meanwhile are
-   called again, as if for the first time, up to `RESCUES` times.
-6. The run ends if the doubt lasts for `outage_s`; if the sample fails `SAMPLE_TRIALS` times with an
-   error that is not a service's; or if `FIRST_TRIALS` rows of a step that has never worked do.
-   Nothing that is set aside is committed then.
-7. If no row is left to try, all failures stand.
+   succeed, or, without a sample, another row each time. The doubt ends if a batch or a trial
+   succeeds that began after the doubt.
+5. If trials have failed before that success, there was an outage. Rows that failed during the
+   outage are called again as if for the first time, in up to `MAX_OUTAGES` outages for each row.
+6. The run ends if the doubt lasts for `outage_s`, or if the sample fails `SAMPLE_TRIALS` times with
+   an error that is not a service's. The run also ends if the step has never succeeded and
+   `FIRST_TRIALS` rows have failed alone with such errors. Rows that are set aside are then not
+   committed, so the next run calls them again.
+7. If no row is left to try, all rows that are set aside are dead letters.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from typing import Any, Final
 from ..retry import Retry
 
 FIRST_TRIALS: Final = 16
-"""Rows that are tried before a step counts as broken that has never worked."""
+"""Rows of a step without any success that fail alone before the step counts as broken."""
 SAMPLE_TRIALS: Final = 3
 """Failed trials of the sample after which a step counts as broken."""
 TRIAL_S: Final = 0.1
-"""Shortest time between two trials that are not of a row's own (s)."""
-RESCUES: Final = 5
-"""Outages after which the failures of one row no longer count as the outage's."""
+"""Shortest time from a failed trial to the next (s). A trial follows at once if the last row failed
+by its own error.
+"""
+MAX_OUTAGES: Final = 5
+"""Outages for which the failures of one row are forgiven."""
 
 
 class Row:
@@ -49,10 +52,10 @@ class Row:
         "inputs",
         "key",
         "number",
-        "rescues",
+        "outages",
         "result",
+        "service_failures",
         "thorough",
-        "tries",
         "values",
     )
 
@@ -60,19 +63,19 @@ class Row:
         self, key: str | int, inputs: tuple[int, ...], values: dict[str, Any], number: int = 0
     ) -> None:
         self.key = key
-        self.inputs = inputs  # for each step, hash of the source columns that it depends on
+        self.inputs = inputs  # hash of the source columns on which each step depends, by step
         self.values = values  # by name of a column that steps read
         self.number = number  # place in the source, from 0
-        self.attempts = self.tries = self.rescues = 0  # as in `start_step`, whose call takes time
+        self.attempts = self.service_failures = self.outages = 0  # as `start_step`, without a call
         self.thorough = False
         self.result: Any = None  # output of this step's function, then the result of the step
 
     def start_step(self) -> None:
         """Reset the counts, for the next step."""
         self.attempts = 0  # calls of this step's function with the row
-        self.tries = 0  # calls that failed by an error of a service
-        self.rescues = 0  # outages in which the row has failed
-        self.thorough = False  # whether a failing batch of the row is narrowed to the end
+        self.service_failures = 0  # calls that failed by an error of a service
+        self.outages = 0  # outages in which the row has failed
+        self.thorough = False  # whether the next call is thorough: see the module
         self.result = None
 
     def copy(self) -> Row:
@@ -87,9 +90,9 @@ class Failure:
     row: Row
     error: BaseException
     alone: bool
-    """Whether the row was called by itself, or failed while other rows of its call did not."""
+    """Whether the error is this row's alone: no other row of the same call failed with it."""
     moment: float
-    """Time at which the failure was noted (s)."""
+    """Moment at which the failure was noted (s)."""
 
 
 class Verdicts:
@@ -101,62 +104,65 @@ class Verdicts:
         self.sample: Row | None = None  # a row that has succeeded, in this run or an earlier one
         self.in_doubt = False
         self.stopped: tuple[str, BaseException] | None = None  # reason for which the run ends
-        self._dead: list[Failure] = []  # failures that stand
+        self._dead: list[Failure] = []  # failures of dead letters, since `take_dead`
         self.aside: list[Failure] = []  # failures without a verdict
-        # rows to be called again: from which moment (s), number in the source, the row
-        self._calendar: list[tuple[float, int, Row]] = []
-        self._last_success = -math.inf  # moment (s)
-        self._trial_began = 0.0  # moment (s)
-        self._doubt_began = 0.0  # moment (s)
+        # rows to be called again, as a heap: from which moment (s), number in the source, the row
+        self._retry_queue: list[tuple[float, int, Row]] = []
+        self._last_success = -math.inf  # moment of the last success (s)
+        self._trial_began = 0.0  # moment at which the last trial began (s)
+        self._doubt_began = 0.0  # moment at which the last doubt began (s)
         self._trial_at = math.inf  # moment of the next trial (s); infinite while one is under way
         self._failed_trials = 0  # since the doubt began
-        self._sample_errors = 0  # failures of the sample, since then, that are not a service's
-        # rows since the last success that failed alone, by errors that are not a service's
+        # failed trials of the sample with errors that are not a service's, since the doubt began
+        self._sample_errors = 0
+        # rows that failed alone with errors that are not a service's, since the last success
         self.failed_alone = 0
 
     @property
     def pending(self) -> int:
         """Rows without a verdict."""
-        return len(self.aside) + len(self._calendar)
+        return len(self.aside) + len(self._retry_queue)
 
     def take_dead(self) -> list[Failure]:
-        """Return the failures that stand since the last call."""
+        """Remove and return the failures of rows that are dead letters."""
         dead, self._dead = self._dead, []
         return dead
 
     def next_moment(self) -> float:
-        """Return the moment at which a row or a trial is due (s)."""
+        """Return the moment at which a row or a trial is due (s); infinite if none is."""
         if self.in_doubt:
             return self._trial_at
-        return self._calendar[0][0] if self._calendar else math.inf
+        return self._retry_queue[0][0] if self._retry_queue else math.inf
 
     def take_due(self, now: float) -> list[Row]:
-        """Return the rows to be called again now; none while the step is in doubt."""
+        """Remove and return the rows to be called again now; none while the step is in doubt."""
         rows = []
-        while not self.in_doubt and self._calendar and self._calendar[0][0] <= now:
-            rows.append(heapq.heappop(self._calendar)[2])
+        while not self.in_doubt and self._retry_queue and self._retry_queue[0][0] <= now:
+            rows.append(heapq.heappop(self._retry_queue)[2])
         return rows
 
     def _call_again(self, row: Row, moment: float = -math.inf) -> None:
         """Have `row` called again, from a moment on (s)."""
-        heapq.heappush(self._calendar, (moment, row.number, row))
+        heapq.heappush(self._retry_queue, (moment, row.number, row))
 
     def note_batch(
         self, failures: list[Failure], *, succeeded: bool, started: float, now: float
     ) -> None:
-        """Judge the failures of a batch that began at `started`.
+        """Judge the failures of a batch that began at `started` (s).
 
-        `succeeded`: a row of the batch succeeded.
+        `succeeded`: whether a row of the batch succeeded.
         """
         if succeeded:
             self._note_success(started, now)
         for failure in failures:
             row = failure.row
             if self._retry.is_due(failure.error):
-                row.tries += 1
-                if row.tries < self._retry.attempts:
-                    row.thorough = row.tries == self._retry.attempts - 1
-                    self._call_again(row, now + self._retry.wait(row.tries, failure.error))
+                row.service_failures += 1
+                if row.service_failures < self._retry.attempts:
+                    row.thorough = row.service_failures == self._retry.attempts - 1
+                    self._call_again(
+                        row, now + self._retry.wait(row.service_failures, failure.error)
+                    )
                     continue
                 failure.alone = failure.alone and row.thorough
             if succeeded:
@@ -167,14 +173,14 @@ class Verdicts:
             self.doubt(now)
 
     def doubt(self, now: float) -> None:
-        """Send trials only, until one succeeds."""
+        """Put the step in doubt: only trials are sent until one succeeds."""
         if not self.in_doubt:
             self.in_doubt = True
             self._doubt_began = self._trial_at = now
 
     def candidates(self) -> list[Row]:
-        """Return the rows without a verdict that a trial could tell more about."""
-        return [row for _, _, row in self._calendar] + [
+        """Return the rows without a verdict whose next call may have another outcome."""
+        return [row for _, _, row in self._retry_queue] + [
             each.row for each in self.aside if not each.alone or self._retry.is_due(each.error)
         ]
 
@@ -182,8 +188,8 @@ class Verdicts:
         """Note that `row`, the sample or another, is being tried alone."""
         self._trial_at = math.inf
         self._trial_began = now
-        self._calendar = [each for each in self._calendar if each[2] is not row]
-        heapq.heapify(self._calendar)
+        self._retry_queue = [each for each in self._retry_queue if each[2] is not row]
+        heapq.heapify(self._retry_queue)
         self.aside = [each for each in self.aside if each.row is not row]
 
     def end_trial(self, row: Row, error: BaseException | None, now: float) -> None:
@@ -204,13 +210,16 @@ class Verdicts:
             pass
         elif now - self._doubt_began >= self._outage_s:
             self.stopped = f"has not succeeded for {now - self._doubt_began:,.0f} s", error
-        # a row of its own may fail by itself; the next one is tried at once
+        # a row that failed by its own error says little of the step: the next is tried at once
         self._trial_at = now
         if is_sample or not is_own:
             self._trial_at += max(TRIAL_S, self._retry.wait(self._failed_trials, error))
 
-    def bury(self) -> None:
-        """Let all failures that are set aside stand: no row is left to try."""
+    def give_up(self) -> None:
+        """Make all rows that are set aside dead letters, because no row is left to try.
+
+        The run ends instead if the step has never succeeded: see rule 6.
+        """
         if not (self.aside and self._stop_first(self.aside[-1].error)):
             self._dead += self.aside
             self.aside = []
@@ -221,14 +230,14 @@ class Verdicts:
         self.failed_alone += failure.alone and not self._retry.is_due(failure.error)
 
     def _stop_first(self, error: BaseException) -> bool:
-        """Stop the run if too many rows of a step that has never worked have failed alone."""
+        """Stop the run if the step has never succeeded and too many rows have failed alone."""
         if self.sample is None and self.failed_alone >= FIRST_TRIALS:
             why = f"has never succeeded, in {self.failed_alone} rows tried one by one"
             self.stopped = why, error
         return self.stopped is not None
 
     def _note_success(self, began: float, now: float) -> None:
-        """Note the success of a batch or trial that began at `began`."""
+        """Note the success of a batch or trial that began at `began` (s)."""
         self._last_success = now
         self.failed_alone = 0
         outage = False
@@ -238,28 +247,28 @@ class Verdicts:
             self._failed_trials = self._sample_errors = 0
         aside, self.aside = self.aside, []
         if outage:
-            calendar, self._calendar = self._calendar, []
-            for _, _, row in calendar:
-                self._rescue(row)
+            retry_queue, self._retry_queue = self._retry_queue, []
+            for _, _, row in retry_queue:
+                self._reset_counts(row)
                 self._call_again(row)
         for failure in aside:
-            if outage and self._rescue(failure.row):
+            if outage and self._reset_counts(failure.row):
                 self._call_again(failure.row)
             elif outage or failure.moment <= began:
                 self._settle(failure)
             else:
                 self.aside.append(failure)
 
-    def _rescue(self, row: Row) -> bool:
-        """Treat `row` as if it had not failed; return False if that has happened too often."""
-        if row.rescues >= RESCUES:
+    def _reset_counts(self, row: Row) -> bool:
+        """Treat `row` as if it had not failed. Return False after `MAX_OUTAGES` outages."""
+        if row.outages >= MAX_OUTAGES:
             return False
-        row.rescues += 1
-        row.tries, row.thorough = 0, False
+        row.outages += 1
+        row.service_failures, row.thorough = 0, False
         return True
 
     def _settle(self, failure: Failure) -> None:
-        """Decide on a failure after which the step has worked."""
+        """Decide on a failure after which the step has succeeded."""
         if failure.alone:
             self._dead.append(failure)
         else:

@@ -138,7 +138,7 @@ class Source:
                 raise missing_column(column, self.name, known)
         return self._windows(columns, size, needed)
 
-    def about(self) -> int | None:
+    def estimate_rows(self) -> int | None:
         """Return the number of rows, estimated if it is not known yet; None without an estimate."""
         return self.rows
 

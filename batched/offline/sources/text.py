@@ -75,7 +75,7 @@ class TextSource(RowSource):
     def _note(self, rows: int) -> None:
         self._seen = rows, self._before + (0 if self._file.closed else self._file.tell())
 
-    def about(self) -> int | None:
+    def estimate_rows(self) -> int | None:
         """Return the number of rows, estimated from the bytes read so far."""
         rows, read = self._seen
         return self.rows if self.rows is not None or not read else rows * self.files.size // read

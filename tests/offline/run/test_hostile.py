@@ -100,7 +100,7 @@ def test_an_item_that_is_never_made_does_not_hold_up_the_end(
     assert isinstance(error, Crash)
 
 
-@pytest.mark.parametrize("moment", ["_end", "_keep", "_commit"])
+@pytest.mark.parametrize("moment", ["_take_outcome", "_take_finished", "_commit"])
 def test_an_interrupt_loses_no_result_wherever_it_comes(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

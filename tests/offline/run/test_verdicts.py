@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 from batched.offline.retry import Retry
 from batched.offline.run.verdicts import (
     FIRST_TRIALS,
-    RESCUES,
+    MAX_OUTAGES,
     SAMPLE_TRIALS,
     Failure,
     Row,
@@ -148,14 +148,14 @@ def test_rows_that_failed_in_an_outage_are_called_as_if_for_the_first_time() -> 
     assert judge.verdicts.next_moment() == 3.0
     judge.trial(known, None, 3.0)
     assert judge.verdicts.take_due(3.0) == some
-    assert [row.tries for row in some] == [0, 0]
+    assert [row.service_failures for row in some] == [0, 0]
 
 
 def test_a_row_that_fails_whenever_the_step_works_is_at_fault_in_the_end() -> None:
     judge = Judge(Retry(attempts=1))
     known, row = rows(2)
     judge.verdicts.sample = known
-    for now in map(float, range(1, RESCUES + 2)):
+    for now in map(float, range(1, MAX_OUTAGES + 2)):
         assert judge.dead == []
         judge.batch([row], AWAY, at=(now, now))
         judge.trial(known, AWAY, now)
@@ -227,10 +227,10 @@ def test_rows_that_failed_before_count_for_a_function_that_never_works() -> None
     judge = Judge()
     for row in rows(FIRST_TRIALS - 1):
         judge.batch([row], BAD)
-        judge.verdicts.bury()
+        judge.verdicts.give_up()
         assert judge.dead == [row]
     judge.batch(rows(1), BAD)
-    judge.verdicts.bury()
+    judge.verdicts.give_up()
     assert judge.verdicts.stopped is not None
     assert judge.dead == []
 
@@ -243,7 +243,7 @@ def test_failures_stand_where_no_row_is_left_to_try() -> None:
         assert row in judge.verdicts.candidates()
         judge.trial(row, BAD, 0.0)
     assert judge.verdicts.candidates() == []
-    judge.verdicts.bury()
+    judge.verdicts.give_up()
     assert judge.dead == few
     assert not judge.verdicts.in_doubt
 

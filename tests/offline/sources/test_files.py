@@ -157,22 +157,22 @@ def test_the_number_of_rows_of_text_is_estimated(
         data = "\n".join(lines).encode()
         (tmp_path / f"{part}{suffix}{packed}").write_bytes(PACK[packed](data))
     source = opened(f"{tmp_path}/*{suffix}{packed}")
-    assert source.about() is None
+    assert source.estimate_rows() is None
     windows = source.windows(["id"], 1000)
     for window in windows:
-        rows = source.about()
+        rows = source.estimate_rows()
         if window.first < 8000:
             assert source.rows is None
         assert rows
         if not packed and suffix == ".jsonl":
             assert 0.95 < rows / 20_000 < 1.05
         assert rows <= 21_000
-    assert source.about() == source.rows == 20_000
+    assert source.estimate_rows() == source.rows == 20_000
 
 
 def test_sources_of_known_length_need_no_estimate(opened: Open) -> None:
-    assert opened([{"id": 1}]).about() == 1
-    assert opened(iter([{"id": 1}])).about() is None
+    assert opened([{"id": 1}]).estimate_rows() == 1
+    assert opened(iter([{"id": 1}])).estimate_rows() is None
 
 
 DATASETS: dict[str, Callable[[Path], Any]] = {
