@@ -70,7 +70,9 @@ def test_callbacks_of_futures_that_wait_too_long_see_no_context_of_a_caller() ->
     fn: Any = batched.dynamically(batch_size=1, queue_timeout_ms=1)(gate)
     with fn:
         first = fn.submit(1)
-        assert gate.entered.wait(BOUND)
+        while not gate.entered.wait(0.05):
+            if first.done():  # the worker came too late
+                first = fn.submit(1)
         late = fn.submit(2)
         late.add_done_callback(noted)
         with pytest.raises(batched.QueueTimeout):
