@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from contextlib import nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from .._core.checks import check_whole
 from .._core.policy import BatchPolicy
@@ -21,6 +21,11 @@ from .._runtime.wakers import Future, wait
 from ..errors import BatcherClosed
 
 T = TypeVar("T")
+
+_LATE: Final = (
+    "map: a result was not there within `timeout`, which is in seconds, for all results together, "
+    "from the call of map on"
+)
 
 
 class Ahead(Generic[T]):
@@ -92,7 +97,7 @@ class Ahead(Generic[T]):
             waker = future.new_waker(current_loop())
             with future.note_wait(left) or nullcontext():
                 if not await wait(waker, left):
-                    raise _late()
+                    raise TimeoutError(_LATE)
 
     def result(self) -> Any:
         """Return or raise the next result, once it is there.
@@ -104,8 +109,8 @@ class Ahead(Generic[T]):
             error = self._futures[0].exception(self._left())
         except concurrent.futures.CancelledError:
             error = BatcherClosed("map: the batcher was shut down before this item ran")
-        except concurrent.futures.TimeoutError:  # the builtin one only since Python 3.11
-            raise _late() from None
+        except TimeoutError:
+            raise TimeoutError(_LATE) from None
         try:
             if error is not None and not self._return_exceptions:
                 raise error
@@ -122,13 +127,6 @@ class Ahead(Generic[T]):
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - time.perf_counter(), 0.0)
-
-
-def _late() -> TimeoutError:
-    return TimeoutError(
-        "map: a result was not there within `timeout`, which is in seconds, for all results "
-        "together, from the call of map on"
-    )
 
 
 def mapped(ahead: Ahead[T], items: Iterable[T]) -> Generator[Any, None, None]:
