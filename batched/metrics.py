@@ -41,7 +41,7 @@ SECONDS: Final = (
 
 The steps of 2 to 2.5 are the default of both systems.
 """
-ITEMS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+ITEMS: Final = tuple(2**power for power in range(11))
 """Upper bounds of the buckets of batch sizes."""
 
 

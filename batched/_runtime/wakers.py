@@ -75,10 +75,8 @@ class Future(concurrent.futures.Future[U]):
     def bind(self, request: Request, runtime: Any, loop: object, room: Lock | None) -> None:
         """Make this the future of `request`, answered by `runtime`, on `loop` if one is given."""
         self._call = request, runtime
-        if loop is not None:
-            self._loop = loop
-        if room is not None:
-            self._room = room
+        self._loop = loop
+        self._room = room
 
     def notify_of_room(self) -> None:
         """Wake the submitting thread: the request has room in the queue, or needs no room."""
