@@ -21,8 +21,6 @@ class TimeBySize:
     line describes this shape.
     """
 
-    __slots__ = ("_batches", "_octaves", "_points", "fixed_size", "mean")
-
     def __init__(self) -> None:
         self._batches = 0
         # size that takes as long as the fixed part of a batch; infinite if unknown

@@ -98,8 +98,6 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
 class BatchBuilder:
     """Batch under construction: items are still added."""
 
-    __slots__ = ("_capacity", "_padding_left", "longest", "size", "slices")
-
     def __init__(self, leader: Request, capacity: Capacity) -> None:
         self.slices: list[Slice] = []
         self.size = 0  # items in the slices

@@ -14,17 +14,6 @@ from .request import Request
 class Group:
     """Small and large requests that may share a batch, with their counts and lengths."""
 
-    __slots__ = (
-        "_length_index",
-        "_longest",
-        "begun",
-        "held_since",
-        "key",
-        "large",
-        "small",
-        "waiting",
-    )
-
     def __init__(self, key: Hashable) -> None:
         self.key = key  # the `group_key` of all its requests
         # requests with waiting items, first come, first served

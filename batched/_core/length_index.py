@@ -29,8 +29,6 @@ class LengthIndex:
     Calls beyond the look-ahead wait in order of arrival.
     """
 
-    __slots__ = ("_beyond", "_entries", "_limit")
-
     def __init__(self, calls: Iterable[Request], batch_size: int) -> None:
         self._entries: list[Entry] = []  # longest first, then oldest first
         self._limit = LOOK_AHEAD * batch_size  # number of entries from which no call is added

@@ -42,6 +42,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from .cost import LAST, TimeBySize
@@ -136,20 +137,19 @@ class Window(Eager):
         return oldest + self._timeout
 
 
+@dataclass(eq=False)
 class DecisionPoint:
     """Moment at which a batch could leave although it was not full, and the arrivals after it."""
 
-    __slots__ = ("arrived", "group", "moments", "n", "outstanding", "seconds", "since")
-
-    def __init__(self, group: Hashable, n: int, outstanding: int, now: float) -> None:
-        self.group = hash(group)  # the hash only: a rule keeps no group key alive
-        self.n = n  # items of the group
-        self.outstanding = outstanding  # items that waited or ran
-        self.since = now  # the moment (s)
-        # each later arrival in the group: the time after `since` (s)
-        self.moments: list[float] = []
-        self.arrived: list[int] = []  # items that arrived after `since`, up to each of `moments`
-        self.seconds = 0.0  # time until the next decision point (s)
+    group: int  # hash of the key of the group: a rule keeps no key alive
+    n: int  # items of the group
+    outstanding: int  # items that waited or ran
+    since: float  # the moment (s)
+    # each later arrival in the group: the time after `since` (s)
+    moments: list[float] = field(default_factory=list)
+    # items that arrived after `since`, up to each of `moments`
+    arrived: list[int] = field(default_factory=list)
+    seconds: float = 0.0  # time until the next decision point (s)
 
 
 class Hindsight(Eager):
@@ -223,7 +223,7 @@ class Hindsight(Eager):
             # else all expected items were there and none followed: no wait could gain anything
             if point.moments or point.outstanding < self.expected:
                 self._past.append(point)
-        self._latest = DecisionPoint(group, items, outstanding, now)
+        self._latest = DecisionPoint(hash(group), items, outstanding, now)
         self._room = self._batch_size
 
     def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:

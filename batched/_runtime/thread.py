@@ -137,8 +137,6 @@ class _Parker:
     `unpark` passes the runtime along, so that a parked worker keeps no runtime alive.
     """
 
-    __slots__ = ("_caller", "_lock", "calls", "pool", "runtime", "scheduler", "threads")
-
     def __init__(self, runtime: ThreadRuntime, scheduler: Scheduler) -> None:
         self.scheduler: Scheduler | None = scheduler  # scheduler of the worker's batches
         self._lock = threading.Lock()  # locked while the worker may wait
