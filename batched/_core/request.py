@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,18 +29,20 @@ class RemainingSpans:
         """Return the number of items that wait before `position`."""
         return sum([min(stop, position) - start for start, stop in self.spans if start < position])
 
-    def cut(self, low: int, high: int) -> list[Span]:
-        """Remove the items of rank `low` to `high` (exclusive), and return their spans in order."""
-        kept: list[Span] = []
-        gone: list[Span] = []
+    def between(self, low: int, high: int) -> list[Span]:
+        """Return spans of the items of rank `low` to `high` (exclusive), in order."""
+        found: list[Span] = []
         rank = 0  # rank of the first item of the span
         for start, stop in self.spans:
-            begin = min(max(start + low - rank, start), stop)
-            end = min(max(start + high - rank, start), stop)
-            gone += [(begin, end)] if begin < end else []
-            kept += [each for each in ((start, begin), (end, stop)) if each[0] < each[1]]
+            if low < rank + stop - start and rank < high:
+                found.append((start + max(low - rank, 0), min(start + high - rank, stop)))
             rank += stop - start
-        self.spans = kept
+        return found
+
+    def cut(self, low: int, high: int) -> list[Span]:
+        """Remove the items of rank `low` to `high` (exclusive), and return their spans in order."""
+        gone = self.between(low, high)
+        self.spans = [*self.between(0, low), *self.between(high, sys.maxsize)]
         return gone
 
 
@@ -90,11 +93,8 @@ class Request:
         """
         assert self.lengths is not None
         found: list[int] = []
-        rank = 0  # rank of the first item of the span
-        for start, stop in self.remaining.spans:
-            begin, end = start + max(low - rank, 0), min(start + high - rank, stop)
-            found += self.lengths[begin:end]
-            rank += stop - start
+        for start, stop in self.remaining.between(low, high):
+            found += self.lengths[start:stop]
         return found
 
 
