@@ -177,8 +177,7 @@ class EventLoops:
     def load(self) -> tuple[int, int, int]:
         """Return the sums of `CallQueue.load` over all loops."""
         loads = [runtime.load() for _, runtime in self._all()]
-        waiting, blocked, in_flight = map(sum, zip((0, 0, 0), *loads, strict=True))
-        return waiting, blocked, in_flight
+        return tuple(map(sum, zip((0, 0, 0), *loads, strict=True)))  # type: ignore[return-value]  # three
 
     def open(self) -> None:
         """Accept calls again."""

@@ -115,8 +115,10 @@ class Runtime(CallQueue):
             if self._changing:
                 self._repair()
             found, more = self._look(parker, time.perf_counter())
-        if more or self._scheduler.admitted:
-            self._notify(more)
+        if self._scheduler.admitted:
+            self._notify_admitted()
+        if more:
+            self._call_worker()
         return found
 
     def _look(self, parker: Any, now: float) -> Look:
@@ -145,12 +147,6 @@ class Runtime(CallQueue):
             return None, False
         self._parked.append(parker)
         return deadline, False
-
-    def _notify(self, more: bool) -> None:
-        """Notify admitted callers, and call another worker if `more`."""
-        self._notify_admitted()
-        if more:
-            self._call_worker()
 
     def _finish(self, batch: Batch, outcomes: Outcomes, parker: Any = None) -> Batch | float | None:
         """Free the worker of `batch`, then answer the callers.
@@ -191,7 +187,7 @@ class Runtime(CallQueue):
             return None if parker is None else self._take(parker)
         found, more = look
         if more:
-            self._notify(more)
+            self._call_worker()
         return found
 
     def _answer(self, batch: Batch, ended: list[Request], open_ended: list[Request]) -> None:
