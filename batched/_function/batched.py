@@ -281,7 +281,7 @@ class BatchedCallable(Generic[T, U, P]):
                     f"{self._function.name} is a method, and got an object of type "
                     f"{type(instance).__name__} as its instance: call it on an instance of its "
                     "class; if the class has __slots__, add '__weakref__' to them (a dataclass: "
-                    "weakref_slot=True); if this is no method, wrap the function in staticmethod"
+                    "weakref_slot=True); if the function is no method, wrap it in staticmethod"
                 ) from None
             # setdefault: concurrent threads get the same batcher; a new one has no worker yet
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
@@ -331,7 +331,7 @@ class BatchedCallable(Generic[T, U, P]):
             return getattr(self._function.func, name)
         except AttributeError:
             raise AttributeError(
-                f"neither {self!r} nor the function itself has an attribute {name!r}"
+                f"neither {self!r} nor the decorated function has an attribute {name!r}"
             ) from None
 
     def __repr__(self) -> str:

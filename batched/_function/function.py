@@ -79,8 +79,8 @@ class BatchFunction:
     def __post_init__(self) -> None:
         if self.coroutine and self.options.policy.prefetch:
             raise TypeError(
-                f"{self.name} is a coroutine function, whose batches are collated on the loop that "
-                "runs it; prefetch needs a plain one"
+                f"{self.name} is a coroutine function, whose batches are collated on its event "
+                "loop; prefetch needs a plain function"
             )
 
     @property
@@ -88,9 +88,9 @@ class BatchFunction:
         return str(self.options.name)
 
     def warn_of_blocking(self) -> None:
-        """Warn the first caller that blocks an event loop, except in a notebook.
+        """Warn the first caller that blocks an event loop.
 
-        The loop of a notebook has nothing else to do.
+        A notebook is not warned, because its loop has nothing else to do.
         """
         if "blocking" not in self.warned and not is_notebook():
             self.warned.add("blocking")
@@ -168,7 +168,7 @@ def _refuse_function_of_one(name: str, parameters: Sequence[inspect.Parameter]) 
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:
-    """Return the answer of `check` for `func` or, if `func` is an object, for its `__call__`."""
+    """Return whether `check` holds for `func` or, if `func` is an object, for its `__call__`."""
     while isinstance(func, partial):
         func = func.func
     return check(func) or check(type(func).__call__)

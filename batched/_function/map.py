@@ -23,8 +23,8 @@ from ..errors import BatcherClosed
 T = TypeVar("T")
 
 _LATE: Final = (
-    "map: a result was not there within `timeout`, which is in seconds, for all results together, "
-    "from the call of map on"
+    "map: not all results were there within `timeout`, a number of seconds from the call of map on, "
+    "for all results together"
 )
 
 

@@ -53,9 +53,7 @@ class BatchedMethod(Generic[S, F]):
         # for example its name, and the flags of a coroutine function
         if name.startswith("__"):
             return getattr(self.function, name)
-        raise AttributeError(
-            f"{name!r} belongs to the batched method of an instance, and this is {self!r}"
-        )
+        raise AttributeError(f"{self!r} has no {name!r}; the method of an instance has")
 
     def __repr__(self) -> str:
         return f"<batched method of a class, {self.__qualname__}>"

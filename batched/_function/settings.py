@@ -83,9 +83,11 @@ class Options:
     None: the length of its rows (tensor variant), or unknown.
     """
     on_oom: OnOom = "raise"
-    """Second attempts, in halves, at a batch that runs out of memory; "raise": none."""
+    """Treatment of a batch that runs out of memory: it runs again in halves, or its callers get
+    the error.
+    """
     isolate_errors: bool = False
-    """Second attempts at the halves of a batch that failed, to find the items that fail alone."""
+    """Whether a batch that fails is run again in halves, to find the items that fail alone."""
     on_batch: Callable[[BatchRecord], object] | None = None
     """An observer, called with a record of each batch after its callers have been answered."""
     name: str | None = None
@@ -119,7 +121,7 @@ class Options:
 
     @property
     def item_length(self) -> Callable[[Any], float] | None:
-        """`length` of the plain variant; a budget of tokens needs one."""
+        """`length` for plain items; with `max_batch_tokens` alone, `len`."""
         return (
             len if self.length is None and self.policy.max_batch_tokens is not None else self.length
         )

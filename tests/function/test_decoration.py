@@ -172,7 +172,7 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
 )
 def test_coroutine_functions_refuse_prefetch(batch: Callable[[], object]) -> None:
     with pytest.raises(
-        TypeError, match="awaited is a coroutine function.*prefetch needs a plain one"
+        TypeError, match="awaited is a coroutine function.*prefetch needs a plain function"
     ):
         batch()
 

@@ -171,7 +171,7 @@ def test_an_item_in_place_of_an_instance_is_refused_with_advice() -> None:
         with pytest.raises(
             TypeError,
             match=rf"^Model\.scaled is a method, and got an object of type {type(item).__name__} "
-            "as its instance: call it on an instance of its class;.* in staticmethod$",
+            "as its instance: call it on an instance of its class;.* wrap it in staticmethod$",
         ):
             Model.scaled(item)
 

@@ -87,6 +87,10 @@ def demo(args: argparse.Namespace) -> int:
     title = f"{name}, {len(texts):,} sentences, {args.callers:,} callers, {cores()} CPU cores"
     sections = ({each.label: each.calls for each in pair} for pair in found)
     console.print(load_table(title, "Sentences", *sections))
+    console.print(
+        "p50, p99: median and 99th percentile of the time that a caller waits for one sentence\n"
+        f"Mean batch: sentences in one call of the model; at most {args.batch_size}"
+    )
     alone, batched = (np.concatenate([pair[mode].vectors for pair in found]) for mode in range(2))
     equal = compare(console, "Vectors with and without batching", alone, batched)
     note = f"batch_size={args.batch_size}; unbatched: one sentence at a time"
