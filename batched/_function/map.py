@@ -23,7 +23,7 @@ from ..errors import BatcherClosed
 T = TypeVar("T")
 
 _LATE: Final = (
-    "map: not all results were there within `timeout`, a number of seconds from the call of map on, "
+    "map: not all results were there within `timeout`: the seconds from the call of map on, "
     "for all results together"
 )
 
