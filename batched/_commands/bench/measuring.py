@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..._function.batched import parts_of
 from ..._function.function import BatchFunction
 from ..display import count
 from ..load import Calls, make_calls
-from .target import AnyBatched, Target
+from .target import Target
 
 ROUNDS = 5
 """Turns of each size; in turns, because a machine may be slower for a while."""
@@ -36,21 +37,20 @@ def timed(function: BatchFunction, seconds: list[float]) -> Callable[..., Any]:
     func = function.func
 
     @functools.wraps(func)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        output = func(*args, **kwargs)
-        finish_on_gpu()
-        seconds.append(time.perf_counter() - began)
-        return output
-
-    @functools.wraps(func)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        output = await func(*args, **kwargs)
-        seconds.append(time.perf_counter() - began)
-        return output
+        with stopwatch(seconds):
+            return await func(*args, **kwargs)
 
-    return awaited if function.coroutine else call
+    return awaited if function.coroutine else stopwatch(seconds)(func)
+
+
+@contextmanager
+def stopwatch(seconds: list[float]) -> Iterator[None]:
+    """Add the time of a block, or of each call of a function, to `seconds` (s)."""
+    began = time.perf_counter()
+    yield
+    finish_on_gpu()
+    seconds.append(time.perf_counter() - began)
 
 
 def finish_on_gpu() -> None:
@@ -75,7 +75,7 @@ async def time_batches(
     parts = parts_of(target.batched)
     seconds: list[float] = []
     function = dataclasses.replace(parts.function, func=timed(parts.function, seconds))
-    plain: AnyBatched = type(target.batched)(function, owner=parts.owner)
+    plain = type(target.batched)(function, owner=parts.owner)
     # a batch of items of different length might be cut short; rows of features are padded before
     settings: Any = {"length": None}
     if target.takes_features:
@@ -118,7 +118,7 @@ async def measure_load(target: Target, callers: int, batch_size: int, seconds: f
         BatchedError: the function did not return one result per item.
     """
     # the user's settings without limits on the queue: a refused call would end the measurement
-    batched: AnyBatched = target.batched.with_options(
+    batched: Any = target.batched.with_options(
         batch_size=batch_size, max_queue_size=None, queue_timeout_ms=None
     )
     arguments = cycle(target.arguments())

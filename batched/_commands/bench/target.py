@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ... import AsyncBatched, Batched, BatchedError, BatchedInference, BatchedMethod
+from ... import AsyncBatched, Batched, BatchedError, BatchedMethod
+from ..._function.batched import BatchedCallable
 from ..._function.function import BatchFunction
-from ..._function.inference import AsyncBatchedInference
 from ..._function.settings import Options
 from ..reference import argument_error, describe, import_attribute
-
-AnyBatched = Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]
 
 SEED = 0
 """Seed of the order of the items. In the order of a file sorted by length, small batches would have
@@ -34,13 +32,16 @@ class Target:
 
     reference: str
     """Name that the user gave: `module:function`."""
-    batched: AnyBatched
+    batched: BatchedCallable[Any, Any, ...]
     decorated: bool
     """True if the user has decorated it."""
-    takes_features: bool
-    """True if the function takes features, not items."""
     items: list[Any]
     """Items, or features of one row each, without axis 0."""
+
+    @property
+    def takes_features(self) -> bool:
+        """True if the function takes features, not items."""
+        return self.batched._function.options.features is not None
 
     def batches(self, size: int) -> Iterator[Any]:
         """Yield arguments for calls of `size` items, without end."""
@@ -89,7 +90,7 @@ def load_target(reference: str, sample: Path) -> Target:
     """
     values = _read_json_lines(sample)
     found = import_attribute(reference)
-    decorated = isinstance(found, (Batched, AsyncBatched))
+    decorated = isinstance(found, BatchedCallable)
     if isinstance(found, BatchedMethod):
         raise argument_error(
             f"{reference} is a method; name the method of an instance, as module:instance.method"
@@ -101,10 +102,11 @@ def load_target(reference: str, sample: Path) -> Target:
             reason = str(error).partition(";")[0]
             raise argument_error(f"cannot batch {reference}: {reason}") from error
         found = (AsyncBatched if function.coroutine else Batched)(function)
-    takes_features = isinstance(found, (BatchedInference, AsyncBatchedInference))
-    items = _to_features(values, sample) if takes_features else list(values.values())
-    random.Random(SEED).shuffle(items)
-    return Target(reference, found, decorated, takes_features, items)
+    target = Target(reference, found, decorated, list(values.values()))
+    if target.takes_features:
+        target.items[:] = _to_features(values, sample)
+    random.Random(SEED).shuffle(target.items)
+    return target
 
 
 def _read_json_lines(sample: Path) -> dict[int, Any]:
