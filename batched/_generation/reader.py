@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from .._core.checks import suggest
+from .._core.checks import check_whole, suggest
 from .._services.prompts import Prompt, PromptPreparation, check_chat, is_id
 from .choice import OF_LOGITS_ALONE
 from .decoding import ONE_TEXT
@@ -202,20 +202,16 @@ class PromptReader(PromptPreparation):
 
     def _limit(self, size: int, new: object, length: object) -> int:
         """Return the most new tokens of a prompt of `size` tokens."""
-        for name, value in (("max_new_tokens", new), ("max_length", length)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"{self._name}: {name} must be an integer, got {value!r}")
-        if isinstance(new, int):
-            if new < 1:
-                raise ValueError(f"{self._name}: max_new_tokens must be at least 1, got {new}")
-            return new
-        if not isinstance(length, int):
+        if new is not None:
+            return check_whole(f"{self._name}: max_new_tokens", new)
+        if length is None:
             return MAX_NEW_TOKENS
-        if length <= size:
+        room = check_whole(f"{self._name}: max_length", length) - size
+        if room < 1:
             raise ValueError(
                 f"{self._name}: max_length={length} leaves no room after a prompt of {size} tokens"
             )
-        return length - size
+        return room
 
     def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> _Settings:
         """Return the settings as `generate` reads them for a prompt."""
@@ -280,6 +276,4 @@ def listed(value: Any) -> list[int]:
     """Return None, one id or several ids as a list."""
     if value is None:
         return []
-    if hasattr(value, "tolist"):
-        value = value.tolist()
     return [value] if isinstance(value, int) else list(value)
