@@ -25,7 +25,6 @@ class Devices:
 
             device = None if device is None else torch.device(device)
             output_device = None if output_device is None else torch.device(output_device)
-        self._resolved = device is None and output_device is None
         self._device = device
         self._output_device = output_device
         self._staging = _PinnedBuffers() if device is not None and device.type == "cuda" else None
@@ -35,10 +34,8 @@ class Devices:
 
         The current device of a worker would be GPU 0.
         """
-        if not self._resolved:
-            self._device = _with_index(self._device)
-            self._output_device = _with_index(self._output_device)
-            self._resolved = True
+        self._device = _with_index(self._device)
+        self._output_device = _with_index(self._output_device)
 
     def enter_stream(self) -> None:
         """Let this thread use a stream of its own if the device of the function is a GPU."""
