@@ -58,12 +58,12 @@ class FeatureCollator:
         """
         group: GroupKey = slices[0][0].group_key  # type: ignore[assignment]  # of all such requests
         every = [request.items.widths for request, _, _ in slices]
-        padded = self._plan_widths(group.specs, list(zip(*every, strict=True)))
+        padded = self._plan_widths(group.specs, every)
         callers: Callers = {}
         if set(every) != {padded} and self._settings.unpad == "auto":
             rounds = self._settings.pad_to_multiple_of > 1
             callers = {
-                own: self._plan_widths(group.specs, [(width,) for width in own]) if rounds else own
+                own: self._plan_widths(group.specs, [own]) if rounds else own
                 for own in sorted(set(every), key=sum)
             }
         if len(set(callers.values())) > 1:
@@ -87,7 +87,7 @@ class FeatureCollator:
         )
         first: Request = slices[0][0]
         group: GroupKey = first.group_key  # type: ignore[assignment]  # as above
-        padded = self._plan_widths(group.specs, [(width,) for width in first.items.widths])
+        padded = self._plan_widths(group.specs, [first.items.widths])
         return self._build_call(slices, batch, padded, {})
 
     def split(self, output: Any, slices: list[Slice], context: PaddingPlan) -> Sequence[Any]:
@@ -175,7 +175,7 @@ class FeatureCollator:
         )
 
     def _plan_widths(self, specs: tuple[FeatureSpec, ...], every: list[Widths]) -> Widths:
-        """Return the width to which each feature is padded, from its widths in all calls.
+        """Return the width to which each feature is padded, from the widths of all calls.
 
         The width is rounded up for tokens, for features as long as tokens in every call (boxes,
         embeddings), and for features that are padded anyway.
@@ -185,7 +185,7 @@ class FeatureCollator:
                 self._settings.round_up(max(widths))
                 if spec.is_rounded or min(widths) < max(widths)
                 else max(widths)
-                for spec, widths in zip(specs, every, strict=True)
+                for spec, widths in zip(specs, zip(*every, strict=True), strict=True)
             ]
         )
 

@@ -51,15 +51,12 @@ class FeatureSettings:
 
     def __post_init__(self) -> None:
         pads = self.pad_token
-        if not isinstance(pads, Mapping) or not all(isinstance(name, str) for name in pads):
+        if not isinstance(pads, Mapping) or not all(
+            isinstance(name, str) and isinstance(pad, Number) for name, pad in pads.items()
+        ):
             raise TypeError(
                 f"pad_token must map names of features to the numbers that fill them, got {pads!r}"
             )
-        for name, pad in pads.items():
-            if not isinstance(pad, Number):
-                raise TypeError(
-                    f"pad_token must map names of features to numbers, got {pad!r} for {name!r}"
-                )
         object.__setattr__(self, "pad_token", dict(pads))
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}")
