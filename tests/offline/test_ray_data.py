@@ -77,7 +77,10 @@ def test_preprocessing_is_an_operator_of_its_own() -> None:
     assert [row["brightness"] for row in rows] == list(range(16))
 
 
-@pytest.mark.parametrize("batch_format", ["numpy", "pandas", "pyarrow"])
+@pytest.mark.parametrize(
+    "batch_format",
+    ["numpy", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pandas", "pyarrow"))],
+)
 def test_a_bad_row_costs_itself_and_not_its_block(batch_format: str, tmp_path: Path) -> None:
     def root(numbers: list[int]) -> Any:
         if 21 in numbers:

@@ -202,19 +202,10 @@ def test_memory_errors_of_a_process_split() -> None:
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
-        pytest.param(
-            "hang",
-            TimeLimitExceeded,
-            "faulty took longer than timeout_s=0.3, and was ended",
-            marks=pytest.mark.once,
-        ),
         ("hold the GIL", TimeLimitExceeded, "faulty took longer than timeout_s=0.3, and was ended"),
         ("segfault", WorkerDied, "the process of faulty got SIGSEGV"),
         pytest.param(
             "exit 0", WorkerDied, "the process of faulty exited with 0", marks=pytest.mark.once
-        ),
-        pytest.param(
-            "exit 1", WorkerDied, "the process of faulty exited with 1", marks=pytest.mark.once
         ),
         ("sys.exit", RemoteError, "SystemExit: 0"),
         pytest.param(
@@ -241,13 +232,12 @@ def test_a_fault_costs_its_row_and_the_next_batch_runs(
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("at_rest", [True, False])
-def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again(at_rest: bool) -> None:
+def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None:
     with running(Process, processes=True) as (engine, outcomes):
         engine.submit(batch_of([1, 2]))
         (pid,) = set(results(outcomes.get(timeout=SOON)))
         os.kill(pid, signal.SIGKILL)
-        assert not at_rest or is_gone(pid)
+        assert is_gone(pid)
         engine.submit(batch_of([1, 2]))
         done = outcomes.get(timeout=SOON)
         (another,) = set(results(done))

@@ -272,15 +272,15 @@ def test_an_outage_in_the_last_batches_marks_nothing_as_failed(
 
 def test_most_rows_may_be_bad(tmp_path: Path) -> None:
     chance = random.Random(1)
-    bad = {number for number in range(8000) if chance.random() < 0.8}
+    bad = {number for number in range(2000) if chance.random() < 0.8}
 
     def picky(items: list[int]) -> list[int]:
         if bad.intersection(items):
             raise ValueError("bad row")
         return items
 
-    report = run(picky, rows_of(8000), tmp_path / "out.parquet", batch_size=8, workers=2)
-    assert (report.ok, report.failed) == (8000 - len(bad), len(bad))
+    report = run(picky, rows_of(2000), tmp_path / "out.parquet", batch_size=8, workers=2)
+    assert (report.ok, report.failed) == (2000 - len(bad), len(bad))
 
 
 def test_a_row_is_tried_again_as_its_step_read_it_though_a_later_one_replaces_the_column(

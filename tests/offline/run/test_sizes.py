@@ -11,6 +11,8 @@ pytest.importorskip("pyarrow")
 from batched import offline
 from batched.offline.run.sizes import ENOUGH, AutoSize
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(
     ("seconds", "sizes"),

@@ -14,6 +14,8 @@ from batched.offline.engines import Outcome
 from batched.offline.run.stage import Stage
 from batched.offline.run.verdicts import Row
 
+pytestmark = pytest.mark.once
+
 
 class Taking:
     """An engine that computes nothing."""

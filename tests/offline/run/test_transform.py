@@ -14,6 +14,8 @@ from batched._core.scheduler import Request, Scheduler
 from batched.offline.run.transform import Transform, take_row
 from batched.offline.run.verdicts import Row
 
+pytestmark = pytest.mark.once
+
 
 def lengths(texts: list[str], _: str = "") -> list[int]:
     return list(map(len, texts))

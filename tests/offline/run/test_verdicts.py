@@ -19,6 +19,8 @@ from batched.offline.run.verdicts import (
     Verdicts,
 )
 
+pytestmark = pytest.mark.once
+
 AWAY = ConnectionError("refused")
 BAD = ValueError("bad row")
 RETRY = Retry(attempts=3, wait_initial=1.0, wait_max=8.0, wait_jitter=0)
