@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +41,7 @@ class RemainingSpans:
     def cut(self, low: int, high: int) -> list[Span]:
         """Remove the items of rank `low` to `high` (exclusive), and return their spans in order."""
         gone = self.between(low, high)
-        self.spans = [*self.between(0, low), *self.between(high, sys.maxsize)]
+        self.spans = [*self.between(0, low), *self.between(high, self.spans[-1][1])]
         return gone
 
 
