@@ -50,7 +50,9 @@ def pyright() -> Errors:
     command = shutil.which("pyright", path=str(Path(sys.executable).parent))
     if command is None:
         pytest.skip("pyright is not installed")
-    report = json.loads(run([command, "--outputjson"]))["generalDiagnostics"]
+    report = json.loads(run([command, "--outputjson", "--pythonpath", sys.executable]))[
+        "generalDiagnostics"
+    ]
     return {
         (Path(each["file"]).name, each["range"]["start"]["line"] + 1): each["message"]
         for each in report

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import Cache
 
 from .choice import choose
 from .row import Row
@@ -74,7 +75,9 @@ def _loop(
         live = [place for place, row in enumerate(rows) if not row.ended]
         if not live:
             return ids
-        if len(live) < len(rows) and _can_shrink(inputs.get("past_key_values")):
+        # releases of transformers name the cache differently
+        cache = next((each for each in inputs.values() if isinstance(each, Cache)), None)
+        if len(live) < len(rows) and _can_shrink(cache):
             rows = [rows[place] for place in live]
             ids, inputs = _select(torch.tensor(live, device=ids.device), ids, inputs)
 
@@ -104,8 +107,9 @@ def _select(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Keep the live rows of the ids, the cache and all other inputs."""
     count = ids.shape[0]
-    inputs["past_key_values"].batch_select_indices(live)
     for name, value in inputs.items():
+        if isinstance(value, Cache):
+            value.batch_select_indices(live)
         # rows are the axis before the last: some models have several planes of positions
         if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[-2] == count:
             inputs[name] = value.index_select(value.ndim - 2, live)
