@@ -1,13 +1,13 @@
 """Does `flush="auto"` keep up with the best rule for each kind of traffic? The real scheduler, in
 virtual time.
 
-Run: python benchmarks/policy.py [--check] [--save] [--json FILE]
+Run: python benchmarks/policy.py [--check] [--save] [--json FILE] [--every N]
 
 Closed loops are judged by their throughput, compared with the best of `"eager"` and several
 windows. The best rule is chosen for each row afterwards. Open loops are judged by the mean and the
 99th percentile of latency, compared with `"eager"`. A third table compares pairs of policies.
 Nothing here depends on the machine. `--json` saves every row, so that two versions of the code can
-be compared.
+be compared. `--every 5` runs each fifth closed loop only, in half the time.
 """
 
 from __future__ import annotations
@@ -519,10 +519,12 @@ OPEN_ROWS = [
 def main() -> None:
     made = parser(__doc__ or "")
     made.add_argument("--json", type=Path, metavar="FILE", help="file for every row")
+    made.add_argument("--every", type=int, default=1, metavar="N", help="run one closed loop of N")
     arguments = made.parse_args()
+    closed_rows, crowd_rows = CLOSED_ROWS[:: arguments.every], CROWD_ROWS[:: arguments.every]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        closed = dict(zip(CLOSED_ROWS, pool.map(ClosedRow.throughput, CLOSED_ROWS), strict=True))
-        crowded = dict(zip(CROWD_ROWS, pool.map(CrowdRow.throughput, CROWD_ROWS), strict=True))
+        closed = dict(zip(closed_rows, pool.map(ClosedRow.throughput, closed_rows), strict=True))
+        crowded = dict(zip(crowd_rows, pool.map(CrowdRow.throughput, crowd_rows), strict=True))
         opened = dict(zip(OPEN_ROWS, pool.map(OpenRow.latency, OPEN_ROWS), strict=True))
         relative = dict(zip(RELATIVE_ROWS, pool.map(Relative.ratios, RELATIVE_ROWS), strict=True))
     show_closed(closed, WINDOWS)
