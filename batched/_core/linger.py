@@ -1,28 +1,28 @@
-"""Linger rules: how long a batch that is not full is held so that more items can join it.
+"""Flush rules: how long a batch that is not full is held so that more items can join it.
 
-The scheduler asks the rule only about batches that may be held: a full batch, any batch during a
-drain, and the rest of a call of which part has left, leave at once. `Hindsight` is the rule of
+The scheduler asks the rule only about batches that may be held. Full batches, all batches of a
+drain, and the rest of a call that has begun leave at once. `Hindsight` is the rule of
 `flush="auto"`. A decision point is a moment at which a batch could leave although it is not full.
 The arrivals of the next s seconds are the same whether the batch leaves or is held. So the gain of
-every wait d is computed afterwards, and no wait is tried on live calls:
+each wait d is computed afterwards, and no wait is tried on live calls:
 
     gain(d) = k * (p * (1 - e / s) - max(0, e - p)) - i * n * g - WAIT_WEIGHT * n * e
 
     d   the wait considered (s)
     n   items ready at the decision point
     k   items that arrived within d after the point and fit the batch
-    m   items that arrived while the batch would have run and fit one batch
+    m   items that arrived within s after the point, before the next one; at most a full batch
     e   the part of d until the last item that could be expected has arrived (s)
     s   mean time of a batch (s)
     g   T(n + k) - T(n), growth of the batch's time (s), where T is the time by size
     p   (T(k) - g) * k / m, time that each joining item saves (s); negative if joining costs
     i   share of time in which the worker is idle
 
-Each joining item saves p, less the delay of the batch, and loses the part of the wait beyond p.
-Each ready item waits for e. If the worker would be idle afterwards, each ready item also waits for
-g. A busy worker does not lose g, because its next batch is smaller. A batch is held only if one
-worker is free, because a new item can use any other free worker. The batch is held for the wait
-with the best mean gain (the linger), if that gain is positive.
+Each joining item saves p * (1 - e / s), because its batch is delayed by e, and loses the part of e
+that exceeds p. Each ready item waits for e. If the worker would be idle afterwards, each ready item
+also waits for g. A busy worker does not lose g, because its next batch is smaller. A batch is held
+only if one worker is free, because a new item can use any other free worker. The linger is the wait
+with the best mean gain among the waits up to s, or zero if no mean gain is positive.
 
 A held batch leaves before the linger is over if all expected items wait or run, or if the batch has
 one worker's share of them. The expected number of items is the largest number that lately waited or
@@ -49,8 +49,10 @@ from .cost import LAST, TimeBySize
 from .policy import BatchPolicy
 
 FlushReason = Literal["full", "settled", "timeout", "eager", "drain"]
-"""Reason why a batch left: it was full; `Hindsight` or `Window` held it and released it; it was not
-held; or the scheduler drains.
+"""Reason why a batch left.
+
+"full": the batch or the queue was full. "settled": `Hindsight` held and released it. "timeout":
+`Window` held and released it. "eager": it was not held. "drain": the scheduler drains.
 """
 
 AT_ONCE = -math.inf
@@ -67,8 +69,8 @@ WAIT_WEIGHT: Final = 1.2
 1.1 to 1.3 work equally well.
 """
 EVALUATE_EVERY: Final = 4
-"""Decision points that are evaluated together, because CPU caches are cold after each sleep. The
-first `RECENT` points are evaluated one by one.
+"""Decision points that are evaluated together: CPU caches are cold after a sleep, so one evaluation
+of four points costs less than four evaluations. The first `RECENT` points are evaluated one by one.
 """
 RECENT: Final = 8
 """Batches that count for the expected number of items. Also the number of decision points that are
@@ -94,7 +96,7 @@ class Eager:
         """
         return False
 
-    def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
+    def leaves_at(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
         """Return the moment from which a group may leave (s).
 
         `oldest` is the arrival of its oldest item, `free_since` the moment since which a worker is
@@ -133,7 +135,7 @@ class Window(Eager):
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
 
-    def until(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
+    def leaves_at(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
         return oldest + self._timeout
 
 
@@ -182,7 +184,7 @@ class Hindsight(Eager):
         # earlier decision points that have not been evaluated
         self._past: deque[DecisionPoint] = deque(maxlen=RECENT)
         self._singly = RECENT  # number of decision points still to be evaluated one by one
-        self._room = 0  # items that could still join the batch of the latest decision point
+        self._unrecorded = 0  # later arrivals that the latest decision point still records (items)
 
     @property
     def expected(self) -> int:
@@ -198,15 +200,15 @@ class Hindsight(Eager):
             or (share > self._batch_size and not self._full_pays)
         )
 
-    def until(self, oldest: float, free_since: float) -> float:
+    def leaves_at(self, oldest: float, free_since: float) -> float:
         return max(oldest, free_since) + self._linger
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
         point = self._latest
-        if self._room > 0 and point is not None and hash(group) == point.group:
-            self._room -= items
+        if self._unrecorded > 0 and point is not None and hash(group) == point.group:
+            self._unrecorded -= items
             # in this order: an exception that interrupts leaves no moment without its items
-            point.arrived.append(self._batch_size - self._room)
+            point.arrived.append(self._batch_size - self._unrecorded)
             point.moments.append(now - point.since)
 
     def note_outstanding(self, items: int) -> None:
@@ -224,7 +226,7 @@ class Hindsight(Eager):
             if point.moments or point.outstanding < self.expected:
                 self._past.append(point)
         self._latest = DecisionPoint(hash(group), items, outstanding, now)
-        self._room = self._batch_size
+        self._unrecorded = self._batch_size
 
     def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
         if outstanding > self._peaks[-1]:
@@ -287,7 +289,7 @@ class Hindsight(Eager):
         self.holds = bool(self._linger)
 
 
-def linger_rule(policy: BatchPolicy, tick: float = 0.0) -> Eager:
+def flush_rule(policy: BatchPolicy, tick: float = 0.0) -> Eager:
     """Return the rule that `policy.flush` selects. No wait is shorter than `tick` (s)."""
     if policy.flush == "auto" and policy.timeout:
         return Hindsight(policy.timeout, policy.batch_size, tick, policy.max_concurrent_batches)

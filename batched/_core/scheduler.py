@@ -4,10 +4,11 @@ The rules, in the order in which they are applied:
 
 1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once. Up to
    `prefetch` more batches, each of them full, are formed ahead.
-2. Requests that may share a batch form a group. A group may leave when it fills a batch, when part
-   of one of its calls has left already, when the scheduler drains, or when the linger rule releases
-   it. While a group is held, a free worker takes any other group that may leave. The number of
-   items that fill a batch depends on the length of the longest of them (`Capacity`).
+2. Requests that may share a batch form a group. A group may leave when it fills a batch, when one
+   of its calls has begun (unless the items of the call are `separate`), when the queue is full,
+   when the scheduler drains, or when the flush rule releases it. While a group is held, a free
+   worker takes any other group that may leave. The number of items that fill a batch depends on the
+   length of the longest of them (`Capacity`).
 3. One request leads the batch, and its group fills the rest. The leader is the oldest small call of
    all groups that may leave or, when its share is due, the oldest large call. A call is small if it
    has at most `small_batch_threshold` items.
@@ -33,7 +34,8 @@ The rules, in the order in which they are applied:
    come, first served. The first blocked call is admitted as soon as all its items fit, or the queue
    is empty. No group is held while the queue is full.
 8. A call expires if none of its items has left `queue_timeout_ms` after its arrival, in the queue
-   or blocked. For a call that is sent ahead of its turn, time counts from its turn (`count_wait`).
+   or blocked. For an item that `map` submits ahead, time counts from the moment when the caller
+   waits for it (`count_wait`).
 
 The caller is the runtime; `now` is its clock (s). An event loop may run the scheduler in the main
 thread, where a signal handler can raise an exception between any two statements. So each request
@@ -52,7 +54,7 @@ from typing import Final
 from .capacity import Capacity
 from .formation import form_batch
 from .group import Group
-from .linger import AT_ONCE, NEVER, FlushReason, linger_rule
+from .linger import AT_ONCE, NEVER, FlushReason, flush_rule
 from .policy import BatchPolicy
 from .request import Batch, Request, Slice
 
@@ -74,7 +76,7 @@ class Scheduler:
         self._max_waiting = policy.max_queue_size or math.inf  # items
         self._queue_timeout = (policy.queue_timeout_ms or NEVER) / 1e3  # longest wait (s)
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
-        self._rule = linger_rule(policy, tick)
+        self._rule = flush_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
         self._last_number = 0  # number of the latest request that entered the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
@@ -218,7 +220,8 @@ class Scheduler:
             return None
         if self._batch_ended or self._decision_due:
             self._batch_ended = False
-            group = next(iter(self._groups.values()), None)  # a decision point may be of any group
+            # one group is enough: few functions have several that wait
+            group = next(iter(self._groups.values()), None)
             if group is None or not (group.begun or group.waiting >= self.capacity.batch_size):
                 self._learn(group, now)
         leader = self._choose_leader(now) if self.waiting else None
@@ -246,15 +249,15 @@ class Scheduler:
             return NEVER if self._choose_leader(AT_ONCE) is None else AT_ONCE
         return min(map(self.ready_at, self._groups.values())) if self._groups else NEVER
 
-    def return_time(self, now: float) -> float:
-        """Return the moment until which an idle worker should sleep (s).
+    def linger_end(self, now: float) -> float:
+        """Return the moment at which the linger that began with the free worker ends (s).
 
-        Callers who come back until then need not wake the worker. The moment is infinite if batches
-        are not held, or if it would be past.
+        The idle worker sleeps until then, so that returning callers need not wake it. The moment is
+        infinite if nothing would be held, if not exactly one worker is free, or if it is past.
         """
         if self.draining or self._free != 1 or not self._rule.holds:
             return NEVER
-        until = self._rule.until(AT_ONCE, self._free_since)
+        until = self._rule.leaves_at(AT_ONCE, self._free_since)
         return until if until > now else NEVER
 
     def answer_early(self, batch: Batch, items: int) -> None:
@@ -298,7 +301,7 @@ class Scheduler:
             return AT_ONCE
         if rule.is_complete(self.waiting + self.in_flight, group.waiting):
             return AT_ONCE
-        return rule.until(group.oldest, min(group.held_since, self._free_since))
+        return rule.leaves_at(group.oldest, min(group.held_since, self._free_since))
 
     def _fits_queue(self, request: Request) -> bool:
         return not self.waiting or self.waiting + request.size <= self._max_waiting
@@ -333,7 +336,7 @@ class Scheduler:
     def _learn(self, group: Group | None, now: float) -> None:
         """Let the rule learn, after it has recorded the decision point that is due, if any.
 
-        `group` is a waiting group that does not fill a batch; None if no group waits.
+        `group` is a waiting group that may be held; None if no group waits.
         """
         if group is not None and self._decision_due:
             self._rule.decide(group.key, group.waiting, self.waiting + self.in_flight, now)
@@ -359,7 +362,8 @@ class Scheduler:
         all_may_leave = self._free < 1 or not self._rule.holds
         for group in self._groups.values():
             if not all_may_leave and self.ready_at(group) > now:
-                # its linger counts from here on, even if other groups take each free worker
+                # its linger counts from the moment when this worker became free, even if another
+                # group takes the worker
                 group.held_since = min(group.held_since, self._free_since)
                 continue
             if group.small:

@@ -57,7 +57,8 @@ async def attempts(
     ways: Sequence[Collate] = (collator.collate,)  # ways to collate it, tried in this order
     # later parts, the next one last: slices, calls, ways, and whether it failed and must be cut
     todo: list[tuple[list[Slice], int, Sequence[Collate], bool]] = []
-    first_uncut = 0  # index in `todo` of the first part that has not failed
+    # index in `todo` at which a failed part waits: below all parts that are called before it
+    cut_index = 0
     # slices with an outcome: the outcome, and the calls that the slice was in
     done: list[tuple[Slice, Any, int]] = []
     # for each request that has failed: the place of its first failed item, and the error
@@ -88,7 +89,7 @@ async def attempts(
                 batch.too_big = [*batch.too_big, (size, _longest(slices))]
                 todo.append((slices, calls, ways, False))  # cut below, to a size that may fit
             elif size > 1 and _passes(isolates, error):
-                todo.insert(first_uncut, (slices, calls, ways, True))
+                todo.insert(cut_index, (slices, calls, ways, True))
             else:
                 done += [(each, error, calls) for each in slices]
                 for each in slices:
@@ -118,7 +119,7 @@ async def attempts(
                 done += [(each, first_failures[each[0]][1], calls) for each in ended]
                 slices = [each for each in slices if not _comes_after(each, first_failures)]
             if slices and must_cut:
-                first_uncut = len(todo)
+                cut_index = len(todo)
                 halves = _cut(slices, _size(slices) // 2)
                 todo += [(half, calls, ways, False) for half in reversed(halves) if half]
                 slices = []

@@ -25,7 +25,7 @@ from typing import (
 
 from .._runtime.async_backend import current_loop
 from .._runtime.settling import raise_error
-from .._runtime.waits import current_run
+from .._runtime.waits import current_worker
 from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from ..stats import Stats
 from .batcher import Batcher
@@ -124,7 +124,7 @@ class BatchedCallable(Generic[T, U, P]):
         if not request.size:
             return []
         runtime = batcher.runtime.here(loop)
-        wait = runtime.wait_for(request) if current_run() else None
+        wait = runtime.note_wait(request) if current_worker() else None
         try:
             runtime.submit(request, from_event_loop=True)
             await waker
@@ -392,7 +392,7 @@ class Batched(BatchedCallable[T, U, P]):
         if loop is not None:
             self._function.warn_of_blocking()
         runtime = batcher.runtime.here(loop)
-        wait = runtime.wait_for(request) if current_run() else None
+        wait = runtime.note_wait(request) if current_worker() else None
         try:
             runtime.submit(request, from_event_loop=False)
             waker.acquire()

@@ -17,7 +17,7 @@ from .._core.policy import BatchPolicy
 from .._function.batched import Batched
 from .._function.function import BatchFunction
 from .._function.settings import Options, Settings
-from .._runtime.waits import current_run
+from .._runtime.waits import current_worker
 from .._services.prompts import Prompt
 from .row import FinishReason, PreparedPrompt, Row, TextDecoder
 from .stream import Stream
@@ -293,11 +293,11 @@ class _Writer:
         """Generate the texts, and answer the call of each row as soon as the row has ended."""
         from .decoding import decode
 
-        run = current_run()
+        worker = current_worker()
 
         def answer(row: Row) -> None:
             # if the batch has to run again, an answered row ends with its first token
-            if run is not None and run.answer_early(row.prompt, self._result(row)):
+            if worker is not None and worker.answer_early(row.prompt, self._result(row)):
                 row.prompt.cancelled = True
 
         rows = [Row(prompt, self.decoder) for prompt in prompts]

@@ -27,7 +27,7 @@ from ..errors import BatcherClosed, QueueFull, QueueTimeout
 from .async_backend import current_loop, is_over
 from .recorder import Recorder
 from .timer_thread import daemon_thread, timer
-from .waits import Pool, Wait, is_running, wait_for
+from .waits import Pool, Wait, is_running, note_wait
 from .wakers import POLL_INTERVAL, Future, async_waker, wait, wake_all
 from .wakeups import Wakeups
 
@@ -72,9 +72,9 @@ class CallQueue(ABC):
         self._changing = False
 
     def _postpone(self, method: Callable[..., object], *args: Any) -> bool:
-        """Have `method` called once the lock is free, if this thread holds the lock.
+        """Postpone a call of `method` until the lock is free, if this thread holds the lock.
 
-        Return whether it does: the caller must then change nothing.
+        Return True if the call was postponed; the caller must then change nothing.
         """
         if not self._lock._is_owned():
             return False
@@ -86,7 +86,7 @@ class CallQueue(ABC):
         timer.start()
         timer.call_soon(daemon_thread(f"{self.name}-later", act).start)
 
-    def wait_for(
+    def note_wait(
         self, request: Request | None, *, is_over: Callable[[], bool] | None = None
     ) -> Wait | None:
         """Note that this code is about to wait for `request`. Return None outside any batch.
@@ -102,7 +102,7 @@ class CallQueue(ABC):
                 f"{self.name} is called by a finalizer or a signal handler that interrupted it, "
                 "and would wait for itself"
             )
-        return wait_for(
+        return note_wait(
             self.pool, request, is_over or (lambda: request is None or request.waker is None)
         )
 
@@ -111,12 +111,12 @@ class CallQueue(ABC):
     ) -> AbstractContextManager[None] | None:
         """Return a context manager for code that waits, or None if it would wait for itself.
 
-        The context is the wait that `wait_for` notes. With `room` the code waits only until the
+        The context is the wait that `note_wait` notes. With `room` the code waits only until the
         request has entered the queue.
         """
         is_over = (lambda: request not in self._scheduler.blocked) if room else None
         try:
-            return self.wait_for(request, is_over=is_over) or nullcontext()
+            return self.note_wait(request, is_over=is_over) or nullcontext()
         except RuntimeError:
             return None
 
@@ -128,23 +128,24 @@ class CallQueue(ABC):
     def pending(self, *, running_only: bool) -> bool:
         """Return whether accepted calls are unanswered.
 
-        With `running_only`, consider only calls that have begun to run.
+        With `running_only`, consider only items that were handed out in a batch.
         """
         return bool(self._scheduler.running) or (self._scheduler.waiting > 0 and not running_only)
 
     def submit(self, request: Request, *, from_event_loop: bool) -> bool:
-        """Accept `request`, and wake its waker once when the call has ended.
+        """Accept `request`. Its waker is woken once, when the call has ended.
 
-        Return False if the call waits for room in the queue first. `from_event_loop`: see
-        `Scheduler.submit`.
+        Return False if the call waits for room in the queue first, and True if it is queued or its
+        submission is postponed. `from_event_loop`: see `Scheduler.submit`.
 
         Raises:
             BatcherClosed: after `close`.
             QueueFull: the queue has no room, and `on_full` is "raise".
+            RuntimeError: a finalizer or a signal handler would block this thread.
         """
         if self._lock._is_owned():
             if not isinstance(request.waker, Future) and not hasattr(request.waker, "get_loop"):
-                self.wait_for(request)  # raises: this caller would block its thread
+                self.note_wait(request)  # raises: this caller would block its thread
             return self._postpone(self._submit_late, request, from_event_loop)
         policy = self.policy
         may_expire = policy.queue_timeout_ms is not None
@@ -160,7 +161,7 @@ class CallQueue(ABC):
                     self.exiting and is_running() and not isinstance(request.waker, Future)
                 )
                 if not is_open or (policy.on_full == "raise" and not scheduler.admits(request)):
-                    raise self._refused()
+                    raise self._refused(request)
                 self._changing = True
                 now = request.arrived = time.perf_counter()
                 self.recorder.accepted()
@@ -195,7 +196,8 @@ class CallQueue(ABC):
     def _call_for_repair(self) -> None:
         """Wake a worker to repair the queue if an exception has left a change half made.
 
-        No signal interrupts a worker's thread. A worker that is awake repairs the queue anyway.
+        No signal handler interrupts a worker's thread, which is never the main thread. A worker
+        that is awake repairs the queue anyway.
         """
         if self._changing and self._parked:
             self._parked[-1].unpark(self)
@@ -206,7 +208,7 @@ class CallQueue(ABC):
         self._alarm = self._expiry = NEVER
         self._changing = False
 
-    def _refused(self) -> Exception:
+    def _refused(self, request: Request) -> Exception:
         """Count a refused call, and return its exception."""
         self.recorder.count("rejected")
         if self._closed:
@@ -214,8 +216,8 @@ class CallQueue(ABC):
                 f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
             )
         return QueueFull(
-            f"{self.name} has {self._scheduler.waiting} items waiting, of at most "
-            f"{self.policy.max_queue_size} (max_queue_size)"
+            f"{self.name} has no room for a call of {request.size}: {self._scheduler.waiting} "
+            f"items wait, of at most {self.policy.max_queue_size} (max_queue_size)"
         )
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
@@ -233,8 +235,8 @@ class CallQueue(ABC):
     def cancel(self, request: Request, even_begun: bool = False) -> bool:
         """Remove the waiting items of a request from the queue, so that they are never computed.
 
-        Return False if the request has ended. Unless `even_begun`, also return False if any of its
-        items runs or has run.
+        Return False if the request has ended, or if the cancellation is postponed. Unless
+        `even_begun`, also return False if any of its items was handed out in a batch.
         """
         if self._postpone(self.cancel, request, even_begun):
             return False
@@ -297,8 +299,8 @@ class CallQueue(ABC):
             for request in ended:
                 request.error = QueueTimeout(
                     f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms "
-                    "(queue_timeout_ms), and nothing of it had begun to run; let calls wait for "
-                    "longer, or fewer of them (max_queue_size)"
+                    "(queue_timeout_ms), and none of its items had begun to run; raise "
+                    "queue_timeout_ms, or limit the waiting items by max_queue_size"
                 )
                 self.recorder.count("timed_out")
             futures = any(isinstance(request.waker, Future) for request in ended)
@@ -398,7 +400,10 @@ class CallQueue(ABC):
                     await wait(async_waker(current_loop()), seconds)
 
     def _pauses(self, loop: object) -> Iterator[float]:
-        """Yield pauses for `drain` to wait, each twice as long as the last (s)."""
+        """Yield the pauses of `drain` until all calls and workers have ended (s).
+
+        Each pause is twice as long as the last one, up to `POLL_INTERVAL`.
+        """
         seconds = FIRST_PAUSE
         while not self._drained():
             yield seconds
@@ -408,12 +413,13 @@ class CallQueue(ABC):
     def _abort_if_over(self, loop: object) -> None:
         """End every call if the event loop that was to run it has stopped."""
         if loop is not None and is_over(loop):
-            self.abort("the event loop that was to run it has stopped")
+            self.abort("the event loop that was to run this call has stopped")
 
     def abort(self, why: str, *, forked: bool = False) -> None:
-        """End every call with `BatcherClosed`, also in running batches, and replace all workers.
+        """End every call with `BatcherClosed`, also in running batches, and reset the queue.
 
-        `why` is the reason in the message. `forked`: called in the child of a fork.
+        The workers of the old state end. The next call starts a worker. `why` is the reason in the
+        message. `forked`: called in the child of a fork.
         """
         if forked:  # the child has no thread that could release the lock, or that waits
             self._renew_lock()

@@ -59,7 +59,7 @@ class EventLoopRuntime(Runtime):
         self._tasks.discard(task)
         failed = task.cancelled() or task.exception() is not None
         if failed and parker.scheduler is self._scheduler:
-            self.abort("the task that was to run it ended before it began")
+            self.abort("the task that was to run this call ended before it began")
 
     def _call_soon(self, act: Callable[[], object]) -> None:
         loop = current_loop()
@@ -72,17 +72,17 @@ class EventLoopRuntime(Runtime):
         task = None
         try:
             task = current_task()
-            run = enter_worker(self.pool, thread=False)
+            worker = enter_worker(self.pool, thread=False)
             while True:
                 parker.renew()
                 found = self._take(parker)
                 if isinstance(found, Batch):
-                    run.batch = found
+                    worker.batch = found
                     found.begun = True
                     try:
                         outcomes = await self.execution.run_async(found)
                     finally:
-                        run.batch = None
+                        worker.batch = None
                     self._finish(found, outcomes)
                     self._alarm = AWAKE  # the worker looks once these callers have run
                     del outcomes  # an error in the outcomes holds this frame
@@ -167,7 +167,7 @@ class EventLoops:
     def _settle_on(self, loop: object) -> EventLoopRuntime:
         for other, runtime in self._all():
             if is_gone(other):
-                runtime.abort("the event loop that was to run it was closed")
+                runtime.abort("the event loop that was to run this call was closed")
                 self._runtimes.pop(other, None)
         runtime = self._runtimes[loop] = self._make()
         if self._closed:

@@ -139,7 +139,7 @@ class Runtime(CallQueue):
         deadline = scheduler.next_deadline()
         if deadline == NEVER and self.workers_stay and scheduler.has_room:
             # callers who come back until then need not wake the worker
-            deadline = scheduler.return_time(now)
+            deadline = scheduler.linger_end(now)
         self._alarm = deadline
         done = deadline == NEVER and not scheduler.waiting
         if done and (not self.workers_stay or (self._closed and not self.exiting)):

@@ -22,7 +22,7 @@ from .._execution.execution import Prepared
 from .call_queue import AWAKE, CallQueue
 from .runtime import Runtime, alive
 from .timer_thread import daemon_thread
-from .waits import Run, enter_worker
+from .waits import WorkerContext, enter_worker
 from .wakers import POLL_INTERVAL, log_failure
 
 _Work = tuple["ThreadRuntime", Batch, Prepared]
@@ -91,16 +91,20 @@ class ThreadRuntime(Runtime):
             self._threads.difference_update(parker.threads)
 
     def run(
-        self, batch: Batch, prepared: Prepared | None, run: Run, parker: _Parker | None = None
+        self,
+        batch: Batch,
+        prepared: Prepared | None,
+        worker: WorkerContext,
+        parker: _Parker | None = None,
     ) -> Batch | float | None:
         """Call the function for `batch` in this thread, and answer its callers.
 
         With `parker`, return the next step of the worker (see `Runtime._take`).
         """
-        run.batch, run.runtime = batch, self
+        worker.batch, worker.runtime = batch, self
         batch.begun = True
         outcomes = self.execution.run(batch, prepared)
-        run.batch = run.runtime = None  # contexts live long, and must not keep results alive
+        worker.batch = worker.runtime = None  # contexts live long, and must not keep results alive
         found = self._finish(batch, outcomes, parker)
         del outcomes  # an error in the outcomes holds this frame
         return found
@@ -112,13 +116,13 @@ class ThreadRuntime(Runtime):
                 self._alarm = AWAKE
                 self._parked[-1].unpark(self)
 
-    def serve(self, parker: _Parker, run: Run) -> bool:
+    def serve(self, parker: _Parker, worker: WorkerContext) -> bool:
         """Run batches until none is ready. Return False if the worker must end."""
         found = self._take(parker)
         while True:
             if isinstance(found, Batch):
                 if parker.calls is None:
-                    found = self.run(found, None, run, parker)
+                    found = self.run(found, None, worker, parker)
                     continue
                 parker.calls.put((self, found, self.execution.prepare(found)))
             elif found is None:
@@ -179,11 +183,11 @@ class _Parker:
 def _work(parker: _Parker) -> None:
     """Serve a runtime until the worker must end. Target of a worker's thread."""
     try:
-        run = enter_worker(parker.pool, thread=True)
+        worker = enter_worker(parker.pool, thread=True)
         if parker.calls is not None and (runtime := parker.runtime()) is not None:
             runtime.execution.collator.enter_thread()
             del runtime
-        while (runtime := parker.park()) is not None and runtime.serve(parker, run):
+        while (runtime := parker.park()) is not None and runtime.serve(parker, worker):
             del runtime
     except BaseException as error:
         _fail(parker.runtime(), error)
@@ -194,13 +198,13 @@ def _work(parker: _Parker) -> None:
 def _call(parker: _Parker) -> None:
     """Call the function for each batch that a worker has prepared. Target of a thread."""
     try:
-        run = enter_worker(parker.pool, thread=True)
+        worker = enter_worker(parker.pool, thread=True)
         assert parker.calls is not None
         free_since = 0.0
         while (work := parker.calls.get()) is not None:
             runtime, batch, prepared = work
             batch.started = max(batch.started, free_since)  # the batch was formed ahead
-            runtime.run(batch, prepared, run)
+            runtime.run(batch, prepared, worker)
             free_since = time.perf_counter()
             runtime.wake_worker()
             del work, runtime, batch, prepared

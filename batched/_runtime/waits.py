@@ -2,10 +2,12 @@
 
 A run is one batch on its way through the function. Code of a run may call batched functions. Each
 wait for such a call is noted here while it lasts, and a wait that would complete a deadlock is
-refused. A run is deadlocked in two cases:
+refused. Runs are deadlocked if each of them waits, and only the end of one of them can end the
+wait. There are three waits of this kind:
 
-1. It waits for a call that is in the batch of a deadlocked run.
-2. It waits for a call that has not begun, and deadlocked runs occupy all workers of that function.
+1. for a call with items in the batch of a deadlocked run;
+2. for a call that has not begun, of a function whose workers are all occupied by deadlocked runs;
+3. for all calls of the function that a deadlocked run executes (`CallQueue.drain`).
 
 Code belongs to the run that its worker executes. Code that a run has started and that outlives the
 run counts as part of the worker's next run.
@@ -45,13 +47,13 @@ class Pool:
 
 
 @dataclass(eq=False)
-class Run:
-    """Present run of one worker.
+class WorkerContext:
+    """Pool and present run of one worker, as the code of the run sees them.
 
-    Each worker has one object for all its runs, as a variable of its context (`contextvars`), where
-    the code of the run finds it. Tasks that a run starts inherit the variable, and so do threads in
-    some builds of Python. With `callbacks` the object stands for the callbacks of futures and the
-    observers that the worker's thread calls between two runs.
+    The object is a variable of the worker's context (`contextvars`). Tasks that a run starts
+    inherit the variable, and so do threads in some builds of Python. With `callbacks` the object
+    stands for the callbacks of futures and the observers that the worker's thread calls between two
+    runs.
     """
 
     pool: Pool  # of the worker
@@ -84,7 +86,7 @@ class Run:
 class Wait:
     """Wait of a run for the end of `request`, a call of `pool`; None: of all calls of `pool`."""
 
-    run: Run
+    worker: WorkerContext  # of the waiting code
     batch: Batch | None  # of the run; kept, because the wait may outlive the run of this batch
     pool: Pool  # the workers that run the request
     request: Request | None
@@ -93,7 +95,7 @@ class Wait:
     def end(self) -> None:
         """Remove the wait from the waits of its pool."""
         with _lock:
-            self.run.pool.waits.discard(self)
+            self.worker.pool.waits.discard(self)
 
     def __enter__(self) -> None:
         pass
@@ -101,54 +103,58 @@ class Wait:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def is_blocked(self, blocked: set[Run]) -> bool:
-        """Return whether the wait cannot end unless a run of `blocked` ends."""
-        request, runs = self.request, [run for run in blocked if run.pool is self.pool]
-        if request is None or not runs:
-            return bool(runs)
+    def is_blocked(self, blocked: set[WorkerContext]) -> bool:
+        """Return whether the wait cannot end unless the run of a worker of `blocked` ends."""
+        request, workers = self.request, [each for each in blocked if each.pool is self.pool]
+        if request is None or not workers:
+            return bool(workers)
         if self.is_over():
             return False
-        if any(run.batch is not None and _items(request, run.batch) for run in runs):
+        if any(each.batch is not None and _items(request, each.batch) for each in workers):
             return True
-        return len(runs) >= self.pool.size and not self.pool.has_begun(request)
+        return len(workers) >= self.pool.size and not self.pool.has_begun(request)
 
 
-_run: ContextVar[Run | None] = ContextVar("run", default=None)
-current_run = _run.get
-"""Return the run that this code is, or was, part of; None for most callers."""
+_worker: ContextVar[WorkerContext | None] = ContextVar("worker", default=None)
+current_worker = _worker.get
+"""Return the worker whose run this code is, or was, part of; None for most callers."""
 
 
-def enter_worker(pool: Pool, *, thread: bool) -> Run:
-    """Note that this thread, or task, is a worker of `pool`. Return its `Run`, to be filled in."""
-    run = Run(pool, threading.current_thread() if thread else None)
-    _run.set(run)
-    return run
+def enter_worker(pool: Pool, *, thread: bool) -> WorkerContext:
+    """Note that this thread, or task, is a worker of `pool`. Return its context, without a run."""
+    worker = WorkerContext(pool, threading.current_thread() if thread else None)
+    _worker.set(worker)
+    return worker
 
 
 @contextmanager
 def between_runs() -> Iterator[None]:
-    """Run callbacks. Callbacks that a worker calls between two runs belong to no run."""
-    run = before = _run.get()
-    if run is not None and run.batch is None and not run.callbacks:
-        run = None if run.thread is None else Run(run.pool, run.thread, callbacks=True)
-    _run.set(run)
+    """Mark the code of the `with` block as callbacks, if a worker calls it between two runs.
+
+    Callbacks that the code of a run calls stay part of the run.
+    """
+    worker = before = _worker.get()
+    if worker is not None and worker.batch is None and not worker.callbacks:
+        thread = worker.thread
+        worker = None if thread is None else WorkerContext(worker.pool, thread, callbacks=True)
+    _worker.set(worker)
     try:
         yield
     finally:
-        _run.set(before)
+        _worker.set(before)
 
 
 def is_running() -> bool:
     """Return whether this code is part of a run that has not ended, or of a worker's callbacks."""
-    run = _run.get()
-    return run is not None and run.can_block_worker
+    worker = _worker.get()
+    return worker is not None and worker.can_block_worker
 
 
 # guards the waits of all pools; reentrant, because a signal handler or a finalizer may wait, too
 _lock = threading.RLock()
 
 
-def wait_for(pool: Pool, request: Request | None, is_over: Callable[[], bool]) -> Wait | None:
+def note_wait(pool: Pool, request: Request | None, is_over: Callable[[], bool]) -> Wait | None:
     """Note that this code is about to wait for `request` of `pool`. Return None outside any run.
 
     With `request` None the code waits for all calls. A task that a run has started must not wait
@@ -158,25 +164,25 @@ def wait_for(pool: Pool, request: Request | None, is_over: Callable[[], bool]) -
     Raises:
         RuntimeError: the code would wait for itself.
     """
-    run = _run.get()
-    if run is None or (run.callbacks and not run.can_block_worker):
+    worker = _worker.get()
+    if worker is None or (worker.callbacks and not worker.can_block_worker):
         return None  # a thread or task that a callback has started
-    if run.pool is pool and not pool.has_begun(request):
+    if worker.pool is pool and not pool.has_begun(request):
         raise RuntimeError(
-            f"{pool.name} is called from within its own batch, and would wait for "
-            f"itself; call {pool.name}.__wrapped__ (a task that a batch starts and does not wait "
-            "for may call it in an empty contextvars.Context)"
+            f"{pool.name} is called from within its own batch, and would wait for itself; call "
+            f"{pool.name}.__wrapped__ with a list (a task for which the batch does not wait may "
+            f"call {pool.name} in an empty contextvars.Context)"
         )
-    if not run.can_block_worker:
+    if not worker.can_block_worker:
         return None
-    wait = Wait(run, run.batch, pool, request, is_over)
+    wait = Wait(worker, worker.batch, pool, request, is_over)
     with _lock:
         if not _is_deadlocked(wait):
-            run.pool.waits.add(wait)
+            worker.pool.waits.add(wait)
             return wait
     raise RuntimeError(
-        f"{pool.name} is called from within a batch of {run.pool.name} for which its own batch "
-        f"waits, and would wait for itself; call {pool.name}.__wrapped__"
+        f"{pool.name} is called from within a batch of {worker.pool.name}, and would wait for "
+        f"itself, because its own batch waits for {worker.pool.name}; call {pool.name}.__wrapped__"
     )
 
 
@@ -191,11 +197,11 @@ def _is_deadlocked(wait: Wait) -> bool:
     while found:
         blocked |= found
         pools = {each.pool for each in found}
-        found = {each for pool in pools for each in pool.waits if each.batch is each.run.batch}
+        found = {each for pool in pools for each in pool.waits if each.batch is each.worker.batch}
         found -= blocked
     while wait in blocked:
-        runs = {each.run for each in blocked}
-        still = {each for each in blocked if each.is_blocked(runs)}
+        workers = {each.worker for each in blocked}
+        still = {each for each in blocked if each.is_blocked(workers)}
         if len(still) == len(blocked):
             return True
         blocked = still
@@ -211,7 +217,7 @@ def _after_fork() -> None:
     """Forget, in the child, the run of the parent process of which this code was part."""
     global _lock
     _lock = threading.RLock()
-    _run.set(None)
+    _worker.set(None)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

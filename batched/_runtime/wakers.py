@@ -183,7 +183,7 @@ class Future(concurrent.futures.Future[U]):
         if timeout is not None or call is None or self.done():
             return None
         request, runtime = call
-        return runtime.wait_for(request, is_over=self.done)
+        return runtime.note_wait(request, is_over=self.done)
 
     def renew_lock(self) -> None:
         """Replace the lock in a forked process, where the thread that held it does not exist."""
@@ -222,7 +222,7 @@ class Future(concurrent.futures.Future[U]):
         """End the call if its loop was closed."""
         call = self._call
         if call is not None and is_gone(self._loop):
-            call[1].abort("the event loop that was to run it was closed")
+            call[1].abort("the event loop that was to run this call was closed")
 
 
 class TrioWaker:

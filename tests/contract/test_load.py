@@ -60,7 +60,7 @@ async def test_a_full_queue_refuses_if_it_is_to(stage: NumberStage) -> None:
         for item in (stage.one(3), stage.many([3])):
             with pytest.raises(
                 batched.QueueFull,
-                match=r"has 2 items waiting, of at most 2 "
+                match=r"has no room for a call of 1: 2 items wait, of at most 2 "
                 r"\(max_queue_size\)",
             ):
                 await stage.call(item)
@@ -115,8 +115,8 @@ async def test_a_call_that_waits_too_long_ends_and_is_never_computed(stage: Numb
             assert isinstance(callers.answers[number], TimeoutError)
             assert str(callers.answers[number]) == (
                 f"{fn.__qualname__}: the call had waited for 20.0 ms (queue_timeout_ms), and "
-                "nothing of it had begun to run; let calls wait for longer, or fewer of them "
-                "(max_queue_size)"
+                "none of its items had begun to run; raise queue_timeout_ms, or limit the waiting "
+                "items by max_queue_size"
             )
         future = fn.submit(stage.one(5))
         await stage.until(future.done)

@@ -17,7 +17,7 @@ from batched._core.linger import (
     Eager,
     Hindsight,
     Window,
-    linger_rule,
+    flush_rule,
 )
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
@@ -25,19 +25,19 @@ from batched._core.scheduler import Batch, Request, Scheduler
 
 def test_each_rule_names_the_reason_for_which_a_batch_leaves() -> None:
     assert Eager().reason == "eager"
-    assert Eager().until(5.0, 0.0) == AT_ONCE
+    assert Eager().leaves_at(5.0, 0.0) == AT_ONCE
     assert Window(1.0).reason == "timeout"
     assert Hindsight(1.0, 4).reason == "settled"
     assert not Hindsight(1.0, 4).holds, "nothing has been learned yet"
 
 
 def test_each_setting_selects_its_rule() -> None:
-    assert isinstance(linger_rule(BatchPolicy()), Hindsight)
-    assert type(linger_rule(BatchPolicy(timeout_ms=0))) is Eager, "nobody is to be held"
-    assert type(linger_rule(BatchPolicy(flush="eager", timeout_ms=1000))) is Eager
-    window = linger_rule(BatchPolicy(flush="window", timeout_ms=250))
+    assert isinstance(flush_rule(BatchPolicy()), Hindsight)
+    assert type(flush_rule(BatchPolicy(timeout_ms=0))) is Eager, "nobody is to be held"
+    assert type(flush_rule(BatchPolicy(flush="eager", timeout_ms=1000))) is Eager
+    window = flush_rule(BatchPolicy(flush="window", timeout_ms=250))
     assert isinstance(window, Window)
-    assert window.until(10.0, 0.0) == 10.25
+    assert window.leaves_at(10.0, 0.0) == 10.25
 
 
 # ---------------------------------------------------------------- the gain in hindsight
@@ -72,8 +72,8 @@ def test_the_gains_are_those_of_the_formula() -> None:
         assert gain == pytest.approx(0.1 * expected)
     assert rule.reason == "settled"
     assert (
-        rule.until(0.0, 5.0)
-        == rule.until(5.0, 0.0)
+        rule.leaves_at(0.0, 5.0)
+        == rule.leaves_at(5.0, 0.0)
         == 5.0 + min(wait for wait in rule._waits if wait >= 0.0020)
     )
 
@@ -98,7 +98,7 @@ def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     rule.arrived(0, 1, 1.00005)
     rule.decide(0, 1, 2, 1.02)
     rule.evaluate()
-    assert rule.until(0.0, 5.0) == 5.0 + (tick or 80e-6)
+    assert rule.leaves_at(0.0, 5.0) == 5.0 + (tick or 80e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import batched
 from batched._runtime import runtime
-from batched._runtime.waits import current_run
+from batched._runtime.waits import current_worker
 
 
 class Holding:
@@ -24,10 +24,10 @@ class Holding:
         self.go = threading.Event()
 
     def __call__(self, items: list[str]) -> list[str]:
-        shift = current_run()
-        assert shift is not None
+        worker = current_worker()
+        assert worker is not None
         self.told += [
-            shift.answer_early(item, self.result) for item in items if item.startswith("early")
+            worker.answer_early(item, self.result) for item in items if item.startswith("early")
         ]
         assert self.go.wait(30)
         return [f"{item} at last" for item in items]
@@ -137,9 +137,9 @@ def test_on_a_loop_calls_are_answered_with_their_batch() -> None:
 
     @batched.aio.dynamically
     async def fn(items: list[str]) -> list[str]:
-        shift = current_run()
-        assert shift is not None
-        told.append(shift.answer_early(items[0], "soon"))
+        worker = current_worker()
+        assert worker is not None
+        told.append(worker.answer_early(items[0], "soon"))
         return items
 
     assert asyncio.run(fn.acall("early")) == "early"
