@@ -6,6 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from .settings import first_error
+
 
 class Unusable(Exception):
     """An answer without a result."""
@@ -83,8 +87,6 @@ def read_result(body: Mapping[str, Any], schema: Any) -> Any:
         )
     if schema is None:
         return content
-    from pydantic import ValidationError
-
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
@@ -93,10 +95,6 @@ def read_result(body: Mapping[str, Any], schema: Any) -> Any:
                 "its JSON was cut off at the most tokens that it may have (finish_reason 'length')",
                 again=False,
             ) from None
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
         raise Unusable(
-            f"its JSON does not fit {schema.__name__}: {where + ': ' if where else ''}"
-            f"{first['msg']}, in {content!r:.60}",
-            again=True,
+            f"its JSON does not fit {schema.__name__}: {first_error(error)}", again=True
         ) from None

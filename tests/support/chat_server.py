@@ -86,7 +86,7 @@ class ChatServer:
         self.most_in_flight = 0
         self.connections = 0
         self._gate: asyncio.Event | None = None  # answers wait for it
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.writers: set[asyncio.StreamWriter] = set()  # of open connections
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -116,7 +116,7 @@ class ChatServer:
             self._loop.call_soon_threadsafe(gate.set)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` is true; it is checked after each request and each answer."""
+        """Wait until `condition` is true; it is checked after each request, answer and end."""
         with self._changed:
             assert self._changed.wait_for(condition, BOUND), (
                 "the condition did not become true in time"
@@ -150,12 +150,12 @@ class ChatServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in list(self._writers):
+        for writer in list(self.writers):
             _reset(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._writers.add(writer)
+        self.writers.add(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
@@ -169,7 +169,9 @@ class ChatServer:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client, or this server, has left
         finally:
-            self._writers.discard(writer)
+            with self._changed:
+                self.writers.discard(writer)
+                self._changed.notify_all()
             writer.close()
 
     async def _answer(
