@@ -31,7 +31,7 @@ import openai
 from .._runtime.timer_thread import daemon_thread
 from .._services.errors import is_service_error, retry_after
 from ..errors import ChatError
-from .answers import Unusable, message_of, parse_body, read_result, read_tokens
+from .answers import Tokens, Unusable, message_of, read_answer, read_result
 from .limits import Limits, Outcome, Permit
 from .questions import Question
 from .settings import ChatSettings
@@ -285,13 +285,14 @@ class Session:
             return _Reply("time limit", error=error, why=why, again=True)
         reply = _Reply("rejection", request_id=raw.headers.get("x-request-id"))
         try:
-            body = parse_body(raw.http_response.content)
-            if (tokens := read_tokens(body)) is not None:
-                reply.tokens = sum(tokens)
-                self.counts.prompt_tokens += tokens.prompt
-                self.counts.completion_tokens += tokens.completion
-                self._usual_answer += WEIGHT * (tokens.completion - self._usual_answer)
-            reply.result = read_result(body, settings.schema)
+            answer = read_answer(raw.http_response.content)
+            if isinstance(tokens := answer.usage, Tokens):
+                prompt, completion = tokens.prompt_tokens, tokens.completion_tokens
+                reply.tokens = prompt + completion
+                self.counts.prompt_tokens += prompt
+                self.counts.completion_tokens += completion
+                self._usual_answer += WEIGHT * (completion - self._usual_answer)
+            reply.result = read_result(answer, settings.schema)
             reply.outcome = "answer"
         except Unusable as error:
             reply.error, reply.why, reply.again = error, str(error), error.again
