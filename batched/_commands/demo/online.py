@@ -10,8 +10,7 @@ import os
 import random
 import re
 import sysconfig
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -96,7 +95,6 @@ def demo(args: argparse.Namespace) -> int:
     note = f"batch_size={args.batch_size}; unbatched: one sentence at a time"
     draw(found, title, note).savefig(args.output, format="png", dpi=150)
     console.print(f"Picture: {args.output}")
-    console.print(f"Total time: {time.perf_counter() - args.began:.1f} s")
     return 0 if equal else 1
 
 
@@ -115,24 +113,19 @@ def choose_sentences(number: int) -> list[str]:
 
 
 def first_sentences() -> list[str]:
-    """Return the first sentences of docstrings of the standard library, without repetition.
+    """Return the sentences on the first lines of docstrings of the standard library.
 
-    They are shuffled, in the same order each time.
+    They are distinct, and shuffled in the same order each time.
     """
-    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    found = [each for path in modules for each in _sentences_of(ast.parse(path.read_bytes()))]
-    distinct = list(dict.fromkeys(found))
-    random.Random(0).shuffle(distinct)
-    return distinct
-
-
-def _sentences_of(module: ast.Module) -> Iterator[str]:
-    for node in ast.walk(module):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            paragraph = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-            sentence = re.match(r"[A-Z].*?[^\s.](?<!e\.g)(?<!i\.e)(?<!etc)[.!?](?=\s|$)", paragraph)
-            if sentence and "->" not in sentence[0]:  # that would be a signature
-                yield sentence[0]
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    lines = [
+        (ast.get_docstring(node) or "").partition("\n")[0]
+        for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, documented)
+    ]
+    distinct = dict.fromkeys(line for line in lines if re.fullmatch(r"[A-Z].*\.", line))
+    return random.Random(0).sample([*distinct], len(distinct))
 
 
 def load(model: str | None) -> Encode:
