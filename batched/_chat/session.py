@@ -11,7 +11,7 @@
    a pause of that call alone.
 5. All sessions of a process share one event loop, in a daemon thread. The state of a session is
    changed by that thread only.
-6. Connections are closed once a session has had no call for `IDLE`.
+6. Connections are closed once no request has run for `IDLE`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,6 @@ class Session:
         self.counts = Counts()
         self._loop = loop_of(os.getpid())
         self._http: Any = None  # its connections; None: there are none
-        self._calls = 0  # under way
         self._idle: asyncio.TimerHandle | None = None  # closes the connections
         self._waiting: deque[_Turn] = deque()
         self._timer: asyncio.TimerHandle | None = None  # admits waiting calls
@@ -133,23 +132,7 @@ class Session:
 
     def ask(self, question: Question) -> Any:
         """Return the result for `question`, and block the calling thread until then."""
-        return asyncio.run_coroutine_threadsafe(self._call(question), self._loop).result()
-
-    async def _call(self, question: Question) -> Any:
-        self._calls += 1
-        if self._idle is not None:
-            self._idle.cancel()
-        try:
-            return await self._ask(question)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._idle = self._loop.call_later(IDLE, self._disconnect)
-
-    def _disconnect(self) -> None:
-        if self._http is not None:
-            self._closing = self._loop.create_task(self._http.close())
-            self._http = None
+        return asyncio.run_coroutine_threadsafe(self._ask(question), self._loop).result()
 
     async def _ask(self, question: Question) -> Any:
         """Return the result for `question`, after as many requests as needed.
@@ -263,8 +246,17 @@ class Session:
             )
             if reply.is_fault:
                 self._last_fault = reply.why
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = self._loop.call_later(IDLE, self._disconnect)
             self._admit()
         return reply
+
+    def _disconnect(self) -> None:
+        """Close the connections, unless a request runs, whose end starts the timer anew."""
+        if self._http is not None and not self.limits.in_flight:
+            self._closing = self._loop.create_task(self._http.close())
+            self._http = None
 
     async def _send(self, question: Question) -> _Reply:
         """Send one request, and read its answer."""

@@ -300,7 +300,7 @@ def test_a_closed_client_refuses_calls_until_it_is_opened_again(
     assert server.connections == 1  # a pause ends no connection
 
 
-def test_a_client_without_calls_closes_its_connections(
+def test_a_client_without_requests_closes_its_connections(
     server: ChatServer, client_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "IDLE", 0.0)
