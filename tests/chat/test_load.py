@@ -18,8 +18,6 @@ from batched.chat import ChatClient
 from batched.errors import ChatError
 from chat_server import Asked, ChatServer, Reply, answer, refuse
 
-Make = Callable[..., ChatClient[Any]]
-
 pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(500)]
 
 PROMPTS = [f"prompt {number}" for number in range(5000)]
@@ -54,7 +52,7 @@ def ask_all(client: ChatClient[Any]) -> dict[str, Any]:
 
 
 def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
-    server: ChatServer, client_of: Make
+    server: ChatServer,
 ) -> None:
     bad = set(PROMPTS[::200])
     pauses: list[float] = []
@@ -78,7 +76,7 @@ def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
         return faults[int(chance * 1e6) % len(faults)]
 
     server.behave = behave
-    client = client_of(server, max_workers=30, timeout_s=3)
+    client = server.client(max_workers=30, timeout_s=3)
     found = ask_all(client)
     errors = {prompt: error for prompt, error in found.items() if isinstance(error, Exception)}
     assert set(errors) == bad
@@ -93,12 +91,10 @@ def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
     print(f"{client.usage}; {len(pauses)} pauses")
 
 
-def test_memory_does_not_grow_with_the_number_of_prompts(
-    server: ChatServer, client_of: Make
-) -> None:
+def test_memory_does_not_grow_with_the_number_of_prompts(server: ChatServer) -> None:
     faults = {7: refuse(500), 9: Reply(None), 11: refuse(429, retry_after_ms="10")}
     server.behave = lambda asked: faults.get(asked.number % 50) or answer(asked)
-    client = client_of(server, max_workers=30)
+    client = server.client(max_workers=30)
     used = []
     for _ in range(5):
         assert len([*client.map(PROMPTS[:1000], return_exceptions=True)]) == 1000
@@ -126,11 +122,11 @@ def limited() -> Callable[[Asked], Reply]:
 
 
 def test_an_outage_of_half_a_minute_costs_no_prompt_and_little_more_than_its_time(
-    server: ChatServer, client_of: Make
+    server: ChatServer,
 ) -> None:
     outage = 30
     server.behave = limited()
-    client = client_of(server, max_workers=30)
+    client = server.client(max_workers=30)
     start = time.perf_counter()
     with ThreadPoolExecutor(1) as runner:
         running = runner.submit(ask_all, client)

@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 
 from batched import cli
 
+Capture = pytest.CaptureFixture[str]
+
 FUNCTIONS = """
 import os, signal, sys, time
 from pathlib import Path
@@ -123,7 +125,7 @@ def lengths(folder: Path) -> list[int]:
     return [row["length"] for row in result(folder)]
 
 
-def refusal(capfd: pytest.CaptureFixture[str], *command: str) -> str:
+def refusal(capfd: Capture, *command: str) -> str:
     """Return the message of a command that ends with status 2."""
     capfd.readouterr()
     with pytest.raises(SystemExit) as refused:
@@ -164,7 +166,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_one_command_writes_the_result_and_the_same_command_computes_nothing_again(
-    folder: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, capfd: Capture
 ) -> None:
     assert cli.main(arguments()) == 0
     assert result(folder) == [
@@ -211,9 +213,7 @@ def test_a_pipeline_runs_and_resumes_from_a_step(folder: Path) -> None:
     assert len(computed(folder)) == 100
 
 
-def test_failed_rows_are_kept_in_the_result_if_asked(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_rows_are_kept_in_the_result_if_asked(folder: Path, capfd: Capture) -> None:
     write_rows(folder, ["one", "bad", "three"])
     assert cli.main(arguments("length", "--keep-failed", "--quiet")) == 0
     out, err = capfd.readouterr()
@@ -226,9 +226,7 @@ def test_failed_rows_are_kept_in_the_result_if_asked(
     ]
 
 
-def test_the_status_has_the_types_of_a_column_with_several(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_status_has_the_types_of_a_column_with_several(folder: Path, capfd: Capture) -> None:
     source = "def length(texts): return ['x' if text == 'text 7' else 1 for text in texts]"
     (folder / "functions.py").write_text(source)
     assert cli.main(arguments()) == 0
@@ -239,9 +237,7 @@ def test_the_status_has_the_types_of_a_column_with_several(
     assert "for example row '7', output: column 'length': " in out
 
 
-def test_committed_rows_are_exported_after_a_run_was_stopped(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_committed_rows_are_exported_after_a_run_was_stopped(folder: Path, capfd: Capture) -> None:
     write_rows(folder, ["one", "bad", "three"])
     assert cli.main(arguments("length", "--max-failed", "0", "--batch-size", "1")) == 1
     capfd.readouterr()
@@ -278,9 +274,7 @@ def test_a_status_with_a_closed_output_ends_quietly(folder: Path) -> None:
         assert process.stderr.read() == ""
 
 
-def test_a_bad_row_is_shown_and_once_edited_computed_alone(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_row_is_shown_and_once_edited_computed_alone(folder: Path, capfd: Capture) -> None:
     write_rows(folder, ["one", "bad", "three"])
     assert cli.main(arguments()) == 0
     out, err = capfd.readouterr()
@@ -320,7 +314,7 @@ def test_a_bad_row_is_shown_and_once_edited_computed_alone(
     [([], "command"), (["--resume-step=length"], "command, without --resume-step,")],
 )
 def test_a_run_with_too_many_failed_rows_says_how_to_go_on(
-    resume: list[str], same: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    resume: list[str], same: str, folder: Path, capfd: Capture
 ) -> None:
     write_rows(folder, ["one", "bad", "three"])
     assert cli.main(arguments("length", "--max-failed", "0", *resume)) == 1
@@ -356,7 +350,7 @@ REFUSED = [
     ("given", "sentence"), REFUSED, ids=[" ".join(each) for each, _ in REFUSED]
 )
 def test_a_command_that_cannot_run_is_refused_in_one_sentence(
-    given: list[str], sentence: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    given: list[str], sentence: str, folder: Path, capfd: Capture
 ) -> None:
     write_rows(folder, ["same", "same"])
     (folder / "foreign.csv").write_text("mine")
@@ -370,7 +364,7 @@ def test_a_command_that_cannot_run_is_refused_in_one_sentence(
 
 
 def test_another_version_of_a_function_is_refused_or_recomputes(
-    folder: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, capfd: Capture
 ) -> None:
     assert cli.main(arguments()) == 0
     (folder / "functions.py").write_text(FUNCTIONS.replace("len(text)", "2 * len(text)"))
@@ -382,7 +376,7 @@ def test_another_version_of_a_function_is_refused_or_recomputes(
 
 
 def test_commands_without_columns_or_without_a_run_are_refused(
-    folder: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, capfd: Capture
 ) -> None:
     err = refusal(capfd, "run", "functions:length", "in.csv", "out.parquet")
     assert "--input and --output are required" in err
@@ -392,7 +386,7 @@ def test_commands_without_columns_or_without_a_run_are_refused(
     assert not list(folder.glob("out*"))
 
 
-def test_progress_may_be_in_another_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_may_be_in_another_folder(folder: Path, capfd: Capture) -> None:
     (folder / "elsewhere").mkdir()
     write_rows(folder, ["one", "bad"])
     assert cli.main(arguments("length", "--progress", "elsewhere/run.db")) == 0
@@ -429,7 +423,7 @@ def test_an_interrupted_run_commits_its_rows_and_says_how_to_go_on(
 
 @pytest.mark.once
 def test_the_status_of_a_run_that_goes_on_and_of_one_that_was_killed(
-    folder: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, capfd: Capture
 ) -> None:
     write_rows(folder, ["bad", *[f"text {number}" for number in range(1, 100)]])
 

@@ -15,8 +15,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from pydantic import BaseModel
+
+from batched.chat import ChatClient
+
 BOUND: Final = 30.0
 """Seconds after which a wait counts as a hang."""
+
+
+class Person(BaseModel):
+    """A schema of answers."""
+
+    name: str
+    age: int
 
 
 @dataclass
@@ -85,6 +96,7 @@ class ChatServer:
         self.in_flight = 0
         self.most_in_flight = 0
         self.connections = 0
+        self._clients: list[ChatClient[Any]] = []
         self._gate: asyncio.Event | None = None  # answers wait for it
         self.writers: set[asyncio.StreamWriter] = set()  # of open connections
         self._loop = asyncio.new_event_loop()
@@ -98,6 +110,12 @@ class ChatServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
+
+    def client(self, **settings: Any) -> ChatClient[Any]:
+        """Return a client of this server, which is closed with it."""
+        known = {"name": "chat", "max_workers": 4}
+        self._clients.append(ChatClient(self.url, "a-model", **{**known, **settings}))
+        return self._clients[-1]
 
     def up(self) -> None:
         self._do(self._up())
@@ -124,6 +142,8 @@ class ChatServer:
 
     def close(self) -> None:
         self.release()
+        for client in self._clients:
+            client.shutdown(cancel_futures=True)
         self.down()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(BOUND)
