@@ -16,17 +16,19 @@ from .choice import choose
 from .row import Row
 from .stream import wake
 
+PAD = 0
+
 ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
 """Settings with which `generate` has one row for each prompt."""
 
 
-def decode(model: Any, rows: Sequence[Row], pad: int, on_end: Callable[[Row], None]) -> None:
+def decode(model: Any, rows: Sequence[Row], on_end: Callable[[Row], None]) -> None:
     """Add tokens to each row until all rows have ended, and call `on_end` with each ended row.
 
-    Shorter prompts are left-padded with `pad`; the attention mask hides the padding.
+    Shorter prompts are left-padded. The attention mask hides the padding, so any token serves.
     """
     width = max([row.size for row in rows])
-    ids = torch.full((len(rows), width), pad)
+    ids = torch.full((len(rows), width), PAD)
     mask = torch.zeros_like(ids)
     for place, row in enumerate(rows):
         ids[place, width - row.size :] = torch.tensor(row.prompt.ids)
@@ -36,7 +38,7 @@ def decode(model: Any, rows: Sequence[Row], pad: int, on_end: Callable[[Row], No
         attention_mask=mask.to(model.device),
         custom_generate=partial(_loop, rows=list(rows), on_end=on_end),
         max_new_tokens=max([row.prompt.limit for row in rows]),
-        pad_token_id=pad,
+        pad_token_id=PAD,
         **ONE_TEXT,
     )
 
@@ -74,9 +76,11 @@ def _loop(
         live = [place for place, row in enumerate(rows) if not row.ended]
         if not live:
             return ids
-        if len(live) < len(rows) and _can_shrink(inputs.get("past_key_values")):
-            rows = [rows[place] for place in live]
-            ids, inputs = _select(torch.tensor(live, device=ids.device), ids, inputs)
+        cache = _cache_in(inputs)
+        if len(live) < len(rows) and _can_shrink(cache):
+            rows, kept = [rows[place] for place in live], torch.tensor(live, device=ids.device)
+            cache.batch_select_indices(kept)
+            ids, inputs = _select(kept, ids, inputs)
 
 
 def _apply_criteria(row: Row, ids: torch.Tensor, logits: torch.Tensor) -> None:
@@ -84,6 +88,11 @@ def _apply_criteria(row: Row, ids: torch.Tensor, logits: torch.Tensor) -> None:
     for criterion in row.prompt.criteria:
         if bool(torch.as_tensor(criterion(ids[:, ids.shape[1] - row.size :], logits)).all()):
             row.finish_reason, row.ended = "stop", True
+
+
+def _cache_in(inputs: dict[str, Any]) -> Any:
+    """Return the KV cache, or None. Versions of transformers have different names for it."""
+    return next((each for each in inputs.values() if hasattr(each, "batch_select_indices")), None)
 
 
 def _can_shrink(cache: Any) -> bool:
@@ -102,9 +111,8 @@ def _can_shrink(cache: Any) -> bool:
 def _select(
     live: torch.Tensor, ids: torch.Tensor, inputs: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Keep the live rows of the ids, the cache and all other inputs."""
+    """Keep the live rows of the ids, and of all other inputs that are tensors."""
     count = ids.shape[0]
-    inputs["past_key_values"].batch_select_indices(live)
     for name, value in inputs.items():
         # rows are the axis before the last: some models have several planes of positions
         if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[-2] == count:
