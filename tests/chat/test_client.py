@@ -22,20 +22,7 @@ from batched._chat.questions import Question
 from batched._services.prompts import Prompt
 from batched.chat import ChatClient
 from batched.errors import BatcherClosed
-from chat_server import Asked, ChatServer, Person, Reply
-
-
-def record_requests(server: ChatServer) -> list[Asked]:
-    """Return a list to which the server adds each request from now on."""
-    requests: list[Asked] = []
-    behave = server.behave
-
-    def record(asked: Asked) -> Reply:
-        requests.append(asked)
-        return behave(asked)
-
-    server.behave = record
-    return requests
+from chat_server import ChatServer, Person, Reply
 
 
 def threads_of(name: str) -> list[threading.Thread]:
@@ -89,11 +76,10 @@ def test_max_workers_is_the_number_of_requests_at_once(server: ChatServer) -> No
 
 
 def test_parameters_of_a_call_override_parameters_of_the_client(server: ChatServer) -> None:
-    requests = record_requests(server)
     client = server.client(temperature=0.5, seed=1, system="be brief")
     client("one", temperature=0, extra_body={"top_k": 3})
     client([{"role": "developer", "content": "be kind"}, {"role": "user", "content": "two"}])
-    first, second = (request.body for request in requests)
+    first, second = (request.body for request in server.requests)
     sent = [first[name] for name in ("model", "temperature", "seed", "top_k")]
     assert sent == ["a-model", 0, 1, 3]
     assert [message["role"] for message in first["messages"]] == ["system", "user"]
@@ -103,21 +89,19 @@ def test_parameters_of_a_call_override_parameters_of_the_client(server: ChatServ
 def test_the_key_is_a_setting_or_comes_from_the_environment(
     server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = record_requests(server)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server.client()("one")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
     server.client()("one")
     server.client(api_key="sk-own")("one")
-    keys = [request.headers["authorization"] for request in requests]
+    keys = [request.headers["authorization"] for request in server.requests]
     assert keys == ["Bearer none", "Bearer sk-environment", "Bearer sk-own"]
 
 
 def test_results_with_a_schema_are_its_instances(server: ChatServer) -> None:
     server.behave = lambda asked: Reply('{"name": "Ann", "age": 7}')
-    requests = record_requests(server)
     assert server.client(schema=Person)("who?") == Person(name="Ann", age=7)
-    wanted = requests[0].body["response_format"]
+    wanted = server.requests[0].body["response_format"]
     assert wanted["type"] == "json_schema"
     assert wanted["json_schema"]["name"] == "Person"
     assert wanted["json_schema"]["schema"]["required"] == ["name", "age"]
@@ -150,7 +134,7 @@ def test_a_wrong_call_gets_one_sentence_and_is_not_sent(
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert client("one") == "re: one"
-    assert len(server.moments) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -228,10 +212,9 @@ def test_usage_counts_requests_tokens_and_their_price(server: ChatServer) -> Non
 
 def test_with_options_returns_another_client(server: ChatServer) -> None:
     client = server.client(temperature=0.5, api_key="sk-secret")
-    requests = record_requests(server)
     with client.with_options(temperature=1.0, max_workers=2, name="other") as other:
         assert other("one") == "re: one"
-    assert requests[0].body["temperature"] == 1.0
+    assert server.requests[0].body["temperature"] == 1.0
     assert (other.options["max_workers"], client.options["max_workers"]) == (2, 4)
     assert "api_key" not in client.options
     assert client.with_options(**client.options).meaning == client.meaning

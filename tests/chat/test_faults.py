@@ -61,7 +61,7 @@ def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
         server.client(attempts=2)("one")
     assert why in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert len(server.moments) == (2 if again else 1)
+    assert len(server.requests) == (2 if again else 1)
     if reply.end == "whole":
         assert raised.value.request_id == f"req_{1 if again else 0}"
         assert f"[request {raised.value.request_id}]" in str(raised.value)
@@ -83,7 +83,7 @@ def test_json_that_does_not_fit_its_schema_is_an_error(
     with pytest.raises(ChatError) as raised:
         server.client(attempts=2, schema=Person)("one")
     assert why in str(raised.value)
-    assert len(server.moments) == (2 if again else 1)
+    assert len(server.requests) == (2 if again else 1)
 
 
 def test_an_unusable_answer_is_requested_again(server: ChatServer) -> None:
@@ -107,7 +107,7 @@ def test_an_error_of_the_request_is_raised_at_once(server: ChatServer, status: i
     assert raised.value.status_code == status
     assert not raised.value.is_service
     assert client("good") == "re: good"
-    assert len(server.moments) == 2
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_fault_of_the_service_is_retried_up_to_the_number_of_attempts(
         client("one")
     assert raised.value.is_service
     assert client("two") == "re: two"
-    assert len(server.moments) == 6
+    assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize("named", [SOON, {}], ids=["with a time", "without a time"])
@@ -141,7 +141,7 @@ def test_a_refusal_for_lack_of_credit_is_raised_at_once(server: ChatServer) -> N
     with pytest.raises(ChatError, match="no credit") as raised:
         server.client()("one")
     assert raised.value.is_service
-    assert len(server.moments) == 1
+    assert len(server.requests) == 1
 
 
 def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) -> None:
@@ -152,7 +152,7 @@ def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) 
             client("one")
         assert raised.value.is_service
         assert "(max_wait_s=60); the service answered 429: not now" in str(raised.value)
-    assert len(server.moments) == 1
+    assert len(server.requests) == 1
     assert client.usage.paused_s > 3000
 
 
@@ -265,5 +265,5 @@ def test_budgets_hold_with_wrong_estimates(
     server.behave = lambda asked: Reply("yes", usage={"prompt_tokens": 20, "completion_tokens": 30})
     client = server.client(max_workers=16, max_tokens=40, **budget)
     client([f"prompt {number:60}" for number in range(most + 1)])
-    assert len(server.moments) == most + 1
+    assert len(server.requests) == most + 1
     assert most_within(0.5, server.moments) <= most

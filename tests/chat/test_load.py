@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_the_number_of_prompts(server: ChatServer) -> 
     used = []
     for _ in range(5):
         assert len([*client.map(PROMPTS[:1000], return_exceptions=True)]) == 1000
-        server.moments.clear()
+        server.requests.clear()
         gc.collect()
         used.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
     print(f"{(used[-1] - used[0]) / 1e6:.1f} MB more")

@@ -104,7 +104,7 @@ def test_another_parameter_is_another_step_and_another_address_is_the_same(
     with chat_server() as other:
         moved = other.client(temperature=0, max_workers=2, api_key="another")
         assert run(moved, rows_of(4), dest).skipped == 3
-        assert len(other.moments) == 1
+        assert len(other.requests) == 1
 
 
 def test_instances_of_a_schema_become_columns(server: ChatServer, tmp_path: Path) -> None:

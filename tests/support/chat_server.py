@@ -89,7 +89,7 @@ class ChatServer:
 
     def __init__(self, behave: Behave = answer) -> None:
         self.behave = behave
-        self.moments: list[float] = []  # at which requests were read (s)
+        self.requests: list[Asked] = []
         self.seen: Counter[str] = Counter()  # prompts
         self.answered: Counter[str] = Counter()  # prompts with an answer of status 200
         self.statuses: Counter[int] = Counter()
@@ -106,6 +106,11 @@ class ChatServer:
         self._thread = threading.Thread(target=self._run, name="chat server")
         self._thread.start()
         self.up()
+
+    @property
+    def moments(self) -> list[float]:
+        """Moments at which requests were read (s)."""
+        return [asked.moment for asked in self.requests]
 
     @property
     def url(self) -> str:
@@ -202,7 +207,7 @@ class ChatServer:
         writer: asyncio.StreamWriter,
     ) -> bool:
         prompt = str(body["messages"][-1]["content"])
-        asked = Asked(len(self.moments), time.perf_counter(), body, headers, self.seen[prompt])
+        asked = Asked(len(self.requests), time.perf_counter(), body, headers, self.seen[prompt])
         self._count(asked, prompt)
         try:
             reply = self.behave(asked)
@@ -222,7 +227,7 @@ class ChatServer:
 
     def _count(self, asked: Asked, prompt: str) -> None:
         with self._changed:
-            self.moments.append(asked.moment)
+            self.requests.append(asked)
             self.seen[prompt] += 1
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
