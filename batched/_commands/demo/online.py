@@ -110,12 +110,11 @@ def first_sentences() -> list[str]:
 
     They are distinct, and shuffled in the same order each time.
     """
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     lines = [
         (ast.get_docstring(node) or "").partition("\n")[0]
         for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, documented)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     distinct = dict.fromkeys(line for line in lines if re.fullmatch(r"[A-Z].*\.", line))
     return random.Random(0).sample([*distinct], len(distinct))
