@@ -24,10 +24,8 @@ PROMPTS = [f"prompt {number}" for number in range(5000)]
 ANSWERS = {prompt: f"re: {prompt}" for prompt in PROMPTS}
 RATE = 100
 """Requests per second that a limited service answers."""
-PAUSE = 0.3
+PAUSE = 0.6
 """Pause that refusals name (s)."""
-ON_THE_WAY = 0.1
-"""Time after a refusal in which requests may come that were sent before (s)."""
 
 
 def ask_all(client: ChatClient[Any]) -> dict[str, Any]:
@@ -86,8 +84,8 @@ def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
     assert {**ANSWERS, **errors} == found
     assert server.most_in_flight <= 30
     for start in pauses:
-        early = [each for each in server.moments if start + ON_THE_WAY < each < start + PAUSE]
-        assert not early
+        early = [each for each in server.moments if start < each < start + PAUSE]
+        assert len(early) <= 2 * 30  # on their way, or sent before the refusal was read
     print(f"{client.usage}; {len(pauses)} pauses")
 
 
