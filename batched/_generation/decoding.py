@@ -17,6 +17,7 @@ from .row import Row
 from .stream import wake
 
 PAD = 0
+"""Token of the padding. The attention mask hides the padding, so any token serves."""
 
 ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
 """Settings with which `generate` has one row for each prompt."""
@@ -25,7 +26,7 @@ ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
 def decode(model: Any, rows: Sequence[Row], on_end: Callable[[Row], None]) -> None:
     """Add tokens to each row until all rows have ended, and call `on_end` with each ended row.
 
-    Shorter prompts are left-padded. The attention mask hides the padding, so any token serves.
+    Shorter prompts are left-padded with `PAD`.
     """
     width = max([row.size for row in rows])
     ids = torch.full((len(rows), width), PAD)
