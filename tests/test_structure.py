@@ -42,6 +42,10 @@ LAYERS = [
 
 WITH_EXTRAS = {
     "batched.beam": "apache_beam",
+    "batched._chat.answers": "openai",
+    "batched._chat.questions": "openai",
+    "batched._chat.session": "openai",
+    "batched._chat.settings": "openai",
     "batched._commands.bench": "rich",
     "batched._commands.demo": "matplotlib",
     "batched._commands.display": "rich",

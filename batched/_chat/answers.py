@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from .settings import first_error
 
 
 class Unusable(Exception):
@@ -15,30 +18,50 @@ class Unusable(Exception):
         self.again = again  # whether another request may have a result
 
 
-class Tokens(NamedTuple):
+class Message(BaseModel):
+    """Message of the model."""
+
+    content: Any = None
+    refusal: Any = None
+
+
+class Choice(BaseModel):
+    """One of the messages that a service offers; a request asks for one."""
+
+    message: Message | None = None
+    finish_reason: Any = None
+
+
+class Tokens(BaseModel):
     """Tokens that a request took, as the service counts them."""
 
-    prompt: int
-    completion: int
+    prompt_tokens: int
+    completion_tokens: int = 0
 
 
-def parse_body(content: bytes) -> Mapping[str, Any]:
-    """Return the object in the body of an answer.
+class Answer(BaseModel):
+    """Body of an answer, of which any part may be missing."""
+
+    error: Any = None
+    choices: list[Choice] | None = None
+    usage: Tokens | Any = None
+
+
+def read_answer(content: bytes) -> Answer:
+    """Return the answer with this body.
 
     Raises:
-        Unusable: there is none.
+        Unusable: the body is of another kind, or is the description of an error.
     """
     try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
+        answer = Answer.model_validate_json(content)
+    except ValidationError as error:
         raise Unusable(
-            f"its answer is no JSON, or was cut off: {content[:60]!r}", again=True
+            f"its answer is no chat completion, or was cut off: {first_error(error)}", again=True
         ) from None
-    if not isinstance(body, dict):
-        raise Unusable(f"its answer is no JSON object: {content[:60]!r}", again=True)
-    if body.get("error"):
-        raise Unusable(f"it answered with an error: {message_of(body['error'])}", again=True)
-    return body
+    if answer.error:
+        raise Unusable(f"it answered with an error: {message_of(answer.error)}", again=True)
+    return answer
 
 
 def message_of(error: Any) -> str:
@@ -47,34 +70,20 @@ def message_of(error: Any) -> str:
     return f"{message or error}"[:500]
 
 
-def read_tokens(body: Mapping[str, Any]) -> Tokens | None:
-    """Return the tokens that the request took, None if the service does not count them."""
-    usage = body.get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt, int):
-        return None
-    return Tokens(prompt, completion if isinstance(completion, int) else 0)
-
-
-def read_result(body: Mapping[str, Any], schema: Any) -> Any:
+def read_result(answer: Answer, schema: Any) -> Any:
     """Return the text in an answer or, with the pydantic class `schema`, an instance of it.
 
     Raises:
         Unusable: there is none.
     """
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Unusable("its answer has no choices", again=True)
-    reason, message = choices[0].get("finish_reason"), choices[0].get("message")
-    if not isinstance(message, dict):
+    if not answer.choices or answer.choices[0].message is None:
         raise Unusable("its answer has no message", again=True)
+    reason, message = answer.choices[0].finish_reason, answer.choices[0].message
     if reason == "content_filter":
         raise Unusable("its filter held the answer back (content_filter)", again=False)
-    if message.get("refusal"):
-        raise Unusable(f"the model refused: {message['refusal']}"[:500], again=False)
-    content = message.get("content")
+    if message.refusal:
+        raise Unusable(f"the model refused: {message.refusal}"[:500], again=False)
+    content = message.content
     was_cut = reason == "length"
     if not isinstance(content, str) or not content.strip():
         raise Unusable(
@@ -83,8 +92,6 @@ def read_result(body: Mapping[str, Any], schema: Any) -> Any:
         )
     if schema is None:
         return content
-    from pydantic import ValidationError
-
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
@@ -93,10 +100,6 @@ def read_result(body: Mapping[str, Any], schema: Any) -> Any:
                 "its JSON was cut off at the most tokens that it may have (finish_reason 'length')",
                 again=False,
             ) from None
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
         raise Unusable(
-            f"its JSON does not fit {schema.__name__}: {where + ': ' if where else ''}"
-            f"{first['msg']}, in {content!r:.60}",
-            again=True,
+            f"its JSON does not fit {schema.__name__}: {first_error(error)}", again=True
         ) from None

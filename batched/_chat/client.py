@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, overload
@@ -15,14 +15,13 @@ from .._function.batched import Batched
 from .._function.function import BatchFunction
 from .._function.settings import Options
 from .._services.prompts import Prompt
-from .endpoint import Endpoint
-from .questions import ChatPreparation, Question
-from .settings import ChatSettings
 
 if TYPE_CHECKING:
     from typing import Self
 
     from typing_extensions import TypeVar
+
+    from .questions import Question
 
     U = TypeVar("U", default=str)
 else:
@@ -112,20 +111,34 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
         prices: tuple[float, float] | None = None,
         **parameters: Any,
     ) -> None:
-        self._settings = settings = ChatSettings(
-            base_url,
-            model,
-            schema,
-            max_workers,
-            api_key,
-            system,
-            timeout_s,
-            attempts,
-            max_wait_s,
-            requests_per_minute,
-            tokens_per_minute,
-            prices,
-        )
+        try:  # not before the first client
+            from pydantic import ValidationError
+
+            from .questions import ChatPreparation
+            from .session import Session
+            from .settings import ChatSettings, first_error
+        except ImportError as error:
+            raise ImportError(
+                'ChatClient needs the openai client: pip install "batched-dynamically[chat]"'
+            ) from error
+        try:
+            settings = ChatSettings(
+                base_url=base_url,
+                model=model,
+                schema=schema,  # type: ignore[arg-type]  # pydantic checks its base class
+                max_workers=max_workers,
+                api_key=api_key,
+                system=system,
+                timeout_s=timeout_s,
+                attempts=attempts,
+                max_wait_s=max_wait_s,
+                requests_per_minute=requests_per_minute,
+                tokens_per_minute=tokens_per_minute,
+                prices=prices,
+            )
+        except ValidationError as error:
+            raise ValueError(first_error(error)) from None
+        self._settings = settings
         self._arguments = vars(settings) | parameters
         of_function: dict[str, Any] = {
             name: parameters.pop(name) for name in OF_FUNCTION if name in parameters
@@ -135,15 +148,19 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
         one_by_one = {"batch_size": 1, "flush": "eager", "max_concurrent_batches": max_workers}
         options = Options().updated(one_by_one | of_function)
         preparation = ChatPreparation(name, settings, parameters, {*vars(settings), *OF_FUNCTION})
-        # a local server accepts any key, and the official client requires one
-        key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
-        self._endpoint = endpoint = Endpoint(name, replace(settings, api_key=key))
+        sessions: dict[int, Session] = {}  # by process
+
+        def session() -> Session:
+            """Return the session in this process: a child of a fork has a session of its own."""
+            process = os.getpid()
+            return sessions.get(process) or sessions.setdefault(process, Session(name, settings))
 
         def ask(prompts: list[Question]) -> list[Any]:
-            return [endpoint.ask(prompt) for prompt in prompts]
+            return [session().ask(prompt) for prompt in prompts]
 
         ask.__name__ = ask.__qualname__ = name
         ask.__doc__ = ChatClient.__doc__
+        self._session = session
         super().__init__(BatchFunction(ask, "static", False, options, preparation=preparation))
 
     if TYPE_CHECKING:
@@ -164,7 +181,8 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
     @property
     def usage(self) -> ChatUsage:
         """Frozen snapshot of the requests since the client was made, and of its limits now."""
-        counts, limits, prices = self._endpoint.counts, self._endpoint.limits, self._settings.prices
+        session, prices = self._session(), self._settings.prices
+        counts, limits = session.counts, session.limits
         cost = None
         if prices is not None:
             cost = prices[0] * counts.prompt_tokens + prices[1] * counts.completion_tokens
@@ -202,28 +220,12 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
     def with_options(self, **changes: Any) -> Self:
         """Return the same client with other settings or parameters.
 
-        The new client has a queue, an event loop and limits of its own.
+        The new client has a queue and limits of its own.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
         """
         return type(self)(**self._arguments | changes)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        super().shutdown(wait, cancel_futures=cancel_futures)
-        self._endpoint.close(wait=wait)
-
-    async def aclose(self, *, cancel_futures: bool = False) -> None:
-        await super().aclose(cancel_futures=cancel_futures)
-        self._endpoint.close(wait=False)
-
-    def __enter__(self) -> Self:
-        self._endpoint.open()
-        return super().__enter__()
-
-    async def __aenter__(self) -> Self:
-        self._endpoint.open()
-        return await super().__aenter__()
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
         return functools.partial(type(self), **self._arguments), ()

@@ -7,6 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import openai
+from openai.resources.chat.completions import AsyncCompletions
+
 from .._core.checks import suggest
 from .._services.prompts import PromptPreparation, check_chat, is_id
 from .settings import ChatSettings
@@ -52,8 +55,6 @@ class ChatPreparation(PromptPreparation):
         known: Collection[str],
     ) -> None:
         """Check `parameters`, which hold for all questions; `known` are settings of the client."""
-        from openai.resources.chat.completions import AsyncCompletions
-
         self._name = name  # of the client, for messages
         self._system = settings.system
         self._known = {*inspect.signature(AsyncCompletions.create).parameters} - {"self"}
@@ -114,8 +115,6 @@ class ChatPreparation(PromptPreparation):
 
 def _response_format(schema: Any) -> dict[str, Any]:
     """Return the description of a pydantic class by which a service is asked for JSON."""
-    import openai
-
     # the schema as OpenAI wants it: all fields required, no additional properties
     function = openai.pydantic_function_tool(schema)["function"]
     return {

@@ -1,4 +1,4 @@
-"""Session: an event loop in a thread of its own that sends the requests of one client.
+"""Session: the requests of one client in one process.
 
 1. Calls get permits in the order of their arrival, as `Limits` allow. One timer is set: for the
    next moment at which a call may get a permit, or must fail.
@@ -9,23 +9,29 @@
    arrival of the call or from the first fault, whichever is later.
 4. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
    a pause of that call alone.
+5. All sessions of a process share one event loop, in a daemon thread. The state of a session is
+   changed by that thread only.
+6. Connections are closed once no request has run for `IDLE`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import random
-import threading
 from collections import deque
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 from typing import Any, Final
 
+import openai
+
 from .._runtime.timer_thread import daemon_thread
 from .._services.errors import is_service_error, retry_after
 from ..errors import ChatError
-from .answers import Unusable, message_of, parse_body, read_result, read_tokens
+from .answers import Tokens, Unusable, message_of, read_answer, read_result
 from .limits import Limits, Outcome, Permit
 from .questions import Question
 from .settings import ChatSettings
@@ -46,6 +52,8 @@ USUAL_ANSWER: Final = 256
 """Expected length of an answer before the first one (tokens)."""
 WEIGHT: Final = 0.05
 """Weight of a new answer in the expected length."""
+IDLE: Final = 5.0
+"""Time after which an unused client closes its connections (s). httpx would not use them again."""
 
 
 @dataclass
@@ -93,53 +101,47 @@ class _Reply:
         return self.outcome in ("refusal", "failure", "time limit")
 
 
-class Session:
-    """An event loop and its thread, from the first call to `stop`."""
+@functools.cache
+def loop_of(_: int) -> asyncio.AbstractEventLoop:
+    """Return the event loop of all clients in a process, by its id, and start its thread."""
+    loop = asyncio.new_event_loop()
+    daemon_thread("loop-of-chats", loop.run_forever).start()
+    return loop
 
-    def __init__(self, name: str, settings: ChatSettings, limits: Limits, counts: Counts) -> None:
-        """Start the thread."""
+
+class Session:
+    """Requests of one client in one process, and their limits."""
+
+    def __init__(self, name: str, settings: ChatSettings) -> None:
         self._name = name  # of the client, for messages
         self._settings = settings
-        self._limits = limits
-        self._counts = counts
-        self._http = _http_client(settings)
+        self.limits = Limits(
+            settings.max_workers,
+            settings.requests_per_minute,
+            settings.tokens_per_minute,
+            random=random.random,
+        )
+        self.counts = Counts()
+        self._loop = loop_of(os.getpid())
+        self._http: Any = None  # its connections; None: there are none
+        self._idle: asyncio.TimerHandle | None = None  # closes the connections
         self._waiting: deque[_Turn] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # admits waiting calls
         self._last_fault = ""  # of the service
         self._usual_answer = float(USUAL_ANSWER)  # tokens
-        self._stopped = asyncio.Event()
-        self.loop = asyncio.new_event_loop()
-        self._thread = daemon_thread(f"{name}-loop", self._run)
-        self._thread.start()
 
-    def stop(self) -> None:
-        """End the loop, its thread and the connections. Any thread or finalizer may call this."""
-        try:
-            self.loop.call_soon_threadsafe(self._stopped.set)
-        except RuntimeError:  # the loop is closed
-            pass
+    def ask(self, question: Question) -> Any:
+        """Return the result for `question`, and block the calling thread until then."""
+        return asyncio.run_coroutine_threadsafe(self._ask(question), self._loop).result()
 
-    def join(self) -> None:
-        """Wait until the thread has ended, unless this is that thread."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        async with self._http:
-            await self._stopped.wait()
-
-    async def ask(self, question: Question) -> Any:
+    async def _ask(self, question: Question) -> Any:
         """Return the result for `question`, after as many requests as needed.
 
         Raises:
             ChatError: there is no result.
             Exception: the question cannot be sent.
         """
-        settings, limits = self._settings, self._limits
+        settings, limits = self._settings, self.limits
         attempts = requests = 0
         since: float | None = None  # moment of the first refusal (s)
         while True:
@@ -170,7 +172,7 @@ class Session:
             if not is_free:
                 longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 60))
                 await asyncio.sleep(longest * (1 + random.random()) / 2)
-            self._counts.retries += 1
+            self.counts.retries += 1
 
     def _error(self, reply: _Reply, requests: int) -> ChatError:
         tried = f" ({requests} requests)" if requests > 1 else ""
@@ -188,14 +190,14 @@ class Session:
         Raises:
             ChatError: the service answers no request, and `max_wait_s` is too short for its end.
         """
-        turn = _Turn(self.loop.create_future(), tokens, since)
+        turn = _Turn(self._loop.create_future(), tokens, since)
         self._waiting.append(turn)
         self._admit()
         return await turn.permit
 
     def _admit(self) -> None:
         """Give permits to the calls whose turn has come, and set the timer for the next call."""
-        limits, waiting = self._limits, self._waiting
+        limits, waiting = self.limits, self._waiting
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -206,14 +208,14 @@ class Session:
         if limits.silent_since is not None:
             when = min(when, self._give_up(now, limits.silent_since))
         if waiting and when < inf:
-            self._timer = self.loop.call_later(max(0.0, when - now), self._admit)
+            self._timer = self._loop.call_later(max(0.0, when - now), self._admit)
 
     def _give_up(self, now: float, silent_since: float) -> float:
         """Fail the calls that have waited too long for a silent service.
 
         Return the moment at which the next call will have waited too long.
         """
-        first, held = inf, self._limits.held_until
+        first, held = inf, self.limits.held_until
         most = self._settings.max_wait_s
         for turn in list(self._waiting):
             deadline = max(turn.since, silent_since) + most
@@ -235,21 +237,32 @@ class Session:
     async def _request(self, question: Question, permit: Permit) -> _Reply:
         """Send one request, and tell the limits how it ended."""
         reply = _Reply("nothing")
-        self._counts.requests += 1
+        self.counts.requests += 1
         try:
             reply = await self._send(question)
         finally:
-            self._limits.end(
+            self.limits.end(
                 permit, perf_counter(), reply.outcome, asked=reply.pause, tokens=reply.tokens
             )
             if reply.is_fault:
                 self._last_fault = reply.why
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = self._loop.call_later(IDLE, self._disconnect)
             self._admit()
         return reply
+
+    def _disconnect(self) -> None:
+        """Close the connections, unless a request runs, whose end starts the timer anew."""
+        if self._http is not None and not self.limits.in_flight:
+            self._closing = self._loop.create_task(self._http.close())
+            self._http = None
 
     async def _send(self, question: Question) -> _Reply:
         """Send one request, and read its answer."""
         settings = self._settings
+        if self._http is None:
+            self._http = _http_client(settings)
         # a limit for the whole answer, even if it arrives byte by byte
         limit = asyncio.timeout(settings.timeout_s)
         try:
@@ -264,13 +277,14 @@ class Session:
             return _Reply("time limit", error=error, why=why, again=True)
         reply = _Reply("rejection", request_id=raw.headers.get("x-request-id"))
         try:
-            body = parse_body(raw.http_response.content)
-            if (tokens := read_tokens(body)) is not None:
-                reply.tokens = sum(tokens)
-                self._counts.prompt_tokens += tokens.prompt
-                self._counts.completion_tokens += tokens.completion
-                self._usual_answer += WEIGHT * (tokens.completion - self._usual_answer)
-            reply.result = read_result(body, settings.schema)
+            answer = read_answer(raw.http_response.content)
+            if isinstance(tokens := answer.usage, Tokens):
+                prompt, completion = tokens.prompt_tokens, tokens.completion_tokens
+                reply.tokens = prompt + completion
+                self.counts.prompt_tokens += prompt
+                self.counts.completion_tokens += completion
+                self._usual_answer += WEIGHT * (completion - self._usual_answer)
+            reply.result = read_result(answer, settings.schema)
             reply.outcome = "answer"
         except Unusable as error:
             reply.error, reply.why, reply.again = error, str(error), error.again
@@ -305,15 +319,14 @@ def _failure(error: Exception) -> _Reply:
 
 def _http_client(settings: ChatSettings) -> Any:
     """Return the official client, without retries and time limits of its own."""
-    import openai
-
     count = settings.max_workers
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
         max_connections=count, max_keepalive_connections=count
     )
     return openai.AsyncOpenAI(
         base_url=settings.base_url,
-        api_key=settings.api_key,
+        # a local server accepts any key, and the official client requires one
+        api_key=settings.api_key or os.environ.get("OPENAI_API_KEY") or "none",
         max_retries=0,
         timeout=None,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=None),

@@ -11,7 +11,6 @@ import json
 import os
 import pkgutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -46,9 +45,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "batched") -> int:
             missing; with 0, after `--help`.
     """
     parser = _parser(prog)
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
-    args.given, args.program, args.began = given, prog, time.perf_counter()
+    args = parser.parse_args(argv)
+    args.program = prog
     if args.command is None:
         parser.print_help()
         return 0
@@ -82,11 +80,8 @@ def _parser(prog: str) -> _Parser:
     parser.add_argument("--version", action="version", version=f"batched {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
 
-    def add(
-        name: str, run: str, extra: str, about: str, more: str = "", **settings: Any
-    ) -> _Parser:
-        description = f"{about}{more}."
-        command = commands.add_parser(name, help=about, description=description, **settings)
+    def add(name: str, run: str, extra: str, about: str, more: str = "") -> _Parser:
+        command = commands.add_parser(name, help=about, description=f"{about}{more}.")
         command.set_defaults(parser=command, run=run, extra=extra)
         return command
 
@@ -109,27 +104,17 @@ def _parser(prog: str) -> _Parser:
             "; takes about 20 seconds",
         )
     )
-    # a parser of its own: the command that goes on leaves its option out
-    resume = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    resume.add_argument(
-        "--resume-step",
-        type=_int_or_text,
-        metavar="STEP",
-        help="compute that step and all after it anew",
+    _add_run_options(
+        add(
+            "run",
+            ".run:run",
+            "offline",
+            "Run a batch function over a CSV, JSON Lines or Parquet file; started again, it goes "
+            "on where it was",
+            ". Name a Pipeline for further settings. Exit status: 0 done, 1 stopped because too "
+            "much failed, 2 wrong arguments or input, 130 interrupted (Ctrl-C), 143 terminated",
+        )
     )
-    run = add(
-        "run",
-        ".run:run",
-        "offline",
-        "Run a batch function over a CSV, JSON Lines or Parquet file; started again, it goes on "
-        "where it was",
-        ". Name a Pipeline for further settings. Exit status: 0 done, 1 stopped because too much "
-        "failed, 2 wrong arguments or input, 130 interrupted (Ctrl-C), 143 terminated",
-        parents=[resume],
-        allow_abbrev=False,
-    )
-    run.set_defaults(resume=resume)
-    _add_run_options(run)
     status = add(
         "status",
         ".run:status",
@@ -269,6 +254,12 @@ def _add_run_options(parser: _Parser) -> None:
         choices=["ray"],
         help="where the function computes (on this machine); the cluster is the one around, or the "
         "one of RAY_ADDRESS",
+    )
+    parser.add_argument(
+        "--resume-step",
+        type=_int_or_text,
+        metavar="STEP",
+        help="compute that step and all after it anew",
     )
     parser.add_argument(
         "--keep", type=_names, metavar="A,B", help="columns of the source in the result (all)"

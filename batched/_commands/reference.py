@@ -23,8 +23,7 @@ def import_attribute(reference: str) -> Any:
     """
     if ":" not in reference:
         raise argument_error(f"name the function as module:function, got {reference!r}")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, os.getcwd())
     try:
         return pkgutil.resolve_name(reference)
     except (Exception, SystemExit) as error:  # the user's module may raise anything

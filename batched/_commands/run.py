@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import orjson
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import BatchedError, RunLocked, RunStopped
 from ..offline import Auto, Pipeline, Ray, Report, Step, export
@@ -24,7 +23,7 @@ from ..offline.report import ENDS, dead_letters
 from ..offline.results.export import progress_path
 from ..offline.uris import without_credentials
 from ..offline.watch.watcher import read_status
-from .display import count
+from .display import count, new_table
 from .reference import argument_error, describe, import_attribute
 
 FAILED: Final = 1
@@ -114,20 +113,13 @@ def _pipeline(args: argparse.Namespace) -> Pipeline:
 
 
 def _way_on(args: argparse.Namespace) -> str:
-    """Return a sentence with the command that goes on, if this process has committed a row.
-
-    The command computes no step anew, and has no secret of a URI.
-    """
+    """Return a sentence about the rows that this process has committed, if there are any."""
     known = read_status(progress_path(args.dest, args.progress))
     rows = known["steps"][-1]["ok"] if known and known["pid"] == os.getpid() else 0
     if not rows:
         return ""
-    _, command = args.resume.parse_known_args(args.given)
-    shown = without_credentials(args.dest)
-    if shown != args.dest and "?" in args.dest:  # without its query the command must not run
-        shown += "?..."
-    command = [shown if each == args.dest else each for each in command]
-    return f"{count(rows, 'row')} committed. To go on:\n  {args.program} {shlex.join(command)}"
+    command = "the same command" + ", without --resume-step," * (args.resume_step is not None)
+    return f"{count(rows, 'row')} committed; {command} goes on where it was"
 
 
 def _print_report(report: Report, args: argparse.Namespace) -> None:
@@ -218,9 +210,7 @@ def _print_status(args: argparse.Namespace, path: Path) -> None:
 
 def _print_steps(counts: Mapping[str, Any], steps: Mapping[str, Any], is_running: bool) -> None:
     """Print a table of the rows of each step, and of its speed."""
-    table = Table("step", box=None, pad_edge=False, header_style="")
-    for head in (*COUNTS, "rows/s", "time left"):
-        table.add_column(head, justify="right")
+    table = new_table("", "step", *COUNTS, "rows/s", "time left")
     for name, number in counts.items():
         pace = steps.get(name, {})
         rate, left = pace.get("rows_per_s"), pace.get("seconds_left") if is_running else None

@@ -285,9 +285,6 @@ class _Writer:
         self.decoder = TextDecoder(tokenizer)
         self._model = model
         self._details = details
-        # the attention mask hides the padding, so any token serves
-        pads = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-        self._pad = next((pad for pad in pads if pad is not None), 0)
 
     def generate(self, prompts: list[PreparedPrompt]) -> list[Any]:
         """Generate the texts, and answer the call of each row as soon as the row has ended."""
@@ -301,7 +298,7 @@ class _Writer:
                 row.prompt.cancelled = True
 
         rows = [Row(prompt, self.decoder) for prompt in prompts]
-        decode(self._model, rows, self._pad, answer)
+        decode(self._model, rows, answer)
         return [self._result(row) for row in rows]
 
     def _result(self, row: Row) -> Any:

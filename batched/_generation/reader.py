@@ -179,8 +179,8 @@ class PromptReader(PromptPreparation):
                 f"{self._name}: stop_strings must be a string or several, none of them empty, got "
                 f"{stops!r}"
             )
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise TypeError(f"{self._name}: seed must be an integer, got {seed!r}")
+        if seed is not None:
+            check_whole(f"{self._name}: seed", seed, 0)
         given["eos_token_id"] = given["eos_token_id"] or self._tokenizer.eos_token_id
         if given.get("temperature") == 0:
             del given["temperature"]

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pydantic
 import pytest
 
 from batched._chat import limits
-from batched.chat import ChatClient
 from batched.errors import ChatError
-from chat_server import Asked, Behave, ChatServer, Reply, answer, most_within, refuse
+from chat_server import Asked, Behave, ChatServer, Person, Reply, answer, most_within, refuse
 
-Make = Callable[..., ChatClient[Any]]
+pytestmark = pytest.mark.usefixtures("quick")
+
 SOON: dict[str, str] = {"retry_after_ms": "20"}
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
 
 
 def first(count: int, *replies: Reply) -> Behave:
@@ -44,13 +37,13 @@ def message(**content: Any) -> Reply:
     ("reply", "why", "again"),
     [
         (Reply("x", end="half"), "no answer came: Connection error. (RemoteProtocolError", True),
-        (Reply(body=b"<html>busy</html>"), "its answer is no JSON, or was cut off: b'<html", True),
-        (Reply(body=b"\xff\xfe"), "its answer is no JSON", True),
-        (Reply(body=b"[" * 100_000), "its answer is no JSON", True),
-        (Reply(body=[1]), "its answer is no JSON object: b'[1]'", True),
+        (Reply(body=b"<html>busy</html>"), "completion, or was cut off: Invalid JSON: exp", True),
+        (Reply(body=b"\xff\xfe"), "its answer is no chat completion", True),
+        (Reply(body=b"[" * 100_000), "its answer is no chat completion", True),
+        (Reply(body=[1]), "its answer is no chat completion", True),
         (Reply(body={"error": {"message": "overloaded"}}), "with an error: overloaded", True),
         (Reply(body={"error": "overloaded"}), "with an error: overloaded", True),
-        (Reply(body={"choices": None}), "its answer has no choices", True),
+        (Reply(body={"choices": None}), "its answer has no message", True),
         (Reply(body={"choices": [{"message": None}]}), "its answer has no message", True),
         (Reply(None), "its answer has no text (content is None, finish_reason 'stop')", True),
         (Reply(" \n"), "its answer has no text", True),
@@ -61,14 +54,14 @@ def message(**content: Any) -> Reply:
     ],
 )
 def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
-    server: ChatServer, client_of: Make, quick: None, reply: Reply, why: str, again: bool
+    server: ChatServer, reply: Reply, why: str, again: bool
 ) -> None:
     server.behave = first(2, reply)
     with pytest.raises(ChatError) as raised:
-        client_of(server, attempts=2)("one")
+        server.client(attempts=2)("one")
     assert why in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert len(server.moments) == (2 if again else 1)
+    assert len(server.requests) == (2 if again else 1)
     if reply.end == "whole":
         assert raised.value.request_id == f"req_{1 if again else 0}"
         assert f"[request {raised.value.request_id}]" in str(raised.value)
@@ -84,20 +77,18 @@ def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
     ],
 )
 def test_json_that_does_not_fit_its_schema_is_an_error(
-    server: ChatServer, client_of: Make, quick: None, text: str, reason: str, why: str, again: bool
+    server: ChatServer, text: str, reason: str, why: str, again: bool
 ) -> None:
     server.behave = first(2, Reply(text, reason=reason))
     with pytest.raises(ChatError) as raised:
-        client_of(server, attempts=2, schema=Person)("one")
+        server.client(attempts=2, schema=Person)("one")
     assert why in str(raised.value)
-    assert len(server.moments) == (2 if again else 1)
+    assert len(server.requests) == (2 if again else 1)
 
 
-def test_an_unusable_answer_is_requested_again(
-    server: ChatServer, client_of: Make, quick: None
-) -> None:
+def test_an_unusable_answer_is_requested_again(server: ChatServer) -> None:
     server.behave = first(3, Reply(None), Reply(body=b"{"), Reply(body={}))
-    client = client_of(server, attempts=4)
+    client = server.client(attempts=4)
     assert client("one") == "re: one"
     assert (client.usage.requests, client.usage.retries) == (4, 3)
     assert client.usage.completion_tokens == 10  # of the last answer and an unusable one
@@ -107,18 +98,16 @@ def test_an_unusable_answer_is_requested_again(
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
-def test_an_error_of_the_request_is_raised_at_once(
-    server: ChatServer, client_of: Make, status: int
-) -> None:
+def test_an_error_of_the_request_is_raised_at_once(server: ChatServer, status: int) -> None:
     server.behave = lambda asked: refuse(status) if asked.prompt == "bad" else answer(asked)
-    client = client_of(server)
+    client = server.client()
     with pytest.raises(ChatError) as raised:
         client("bad")
     assert str(raised.value) == f"chat: the service answered {status}: not now [request req_0]"
     assert raised.value.status_code == status
     assert not raised.value.is_service
     assert client("good") == "re: good"
-    assert len(server.moments) == 2
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -127,57 +116,51 @@ def test_an_error_of_the_request_is_raised_at_once(
     ids=lambda reply: f"{reply.status} {reply.end}",
 )
 def test_a_fault_of_the_service_is_retried_up_to_the_number_of_attempts(
-    server: ChatServer, client_of: Make, quick: None, reply: Reply
+    server: ChatServer, reply: Reply
 ) -> None:
     server.behave = first(5, reply)
-    client = client_of(server, attempts=3)
+    client = server.client(attempts=3)
     with pytest.raises(ChatError, match=r"\(3 requests\)") as raised:
         client("one")
     assert raised.value.is_service
     assert client("two") == "re: two"
-    assert len(server.moments) == 6
+    assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize("named", [SOON, {}], ids=["with a time", "without a time"])
-def test_a_refusal_costs_no_attempt(
-    server: ChatServer, client_of: Make, quick: None, named: dict[str, str]
-) -> None:
+def test_a_refusal_costs_no_attempt(server: ChatServer, named: dict[str, str]) -> None:
     server.behave = first(4, refuse(429, **named), refuse(503, **named))
-    client = client_of(server, attempts=1)
+    client = server.client(attempts=1)
     assert client("one") == "re: one"
     assert client.usage.retries == 4
 
 
-def test_a_refusal_for_lack_of_credit_is_raised_at_once(
-    server: ChatServer, client_of: Make
-) -> None:
+def test_a_refusal_for_lack_of_credit_is_raised_at_once(server: ChatServer) -> None:
     spent = {"error": {"message": "no credit", "code": "insufficient_quota"}}
     server.behave = lambda asked: Reply(status=429, body=spent)
     with pytest.raises(ChatError, match="no credit") as raised:
-        client_of(server)("one")
+        server.client()("one")
     assert raised.value.is_service
-    assert len(server.moments) == 1
+    assert len(server.requests) == 1
 
 
-def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(
-    server: ChatServer, client_of: Make
-) -> None:
+def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) -> None:
     server.behave = lambda asked: refuse(429, retry_after="3600")
-    client = client_of(server, max_wait_s=60)
+    client = server.client(max_wait_s=60)
     for _ in range(2):
         with pytest.raises(ChatError, match=r"the service asks to wait for 3\d\d\d s") as raised:
             client("one")
         assert raised.value.is_service
         assert "(max_wait_s=60); the service answered 429: not now" in str(raised.value)
-    assert len(server.moments) == 1
+    assert len(server.requests) == 1
     assert client.usage.paused_s > 3000
 
 
 def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
-    server: ChatServer, client_of: Make
+    server: ChatServer,
 ) -> None:
     server.behave = lambda asked: refuse(429, **SOON) if asked.prompt == "large" else answer(asked)
-    client = client_of(server, max_wait_s=0.3)
+    client = server.client(max_wait_s=0.3)
     with ThreadPoolExecutor(1) as callers:
         failed = callers.submit(client, "large")
         while not failed.done():
@@ -187,11 +170,9 @@ def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
 
 
 @pytest.mark.parametrize("end", ["hang", "trickle"])
-def test_the_time_limit_applies_to_the_whole_answer(
-    server: ChatServer, client_of: Make, quick: None, end: Any
-) -> None:
+def test_the_time_limit_applies_to_the_whole_answer(server: ChatServer, end: Any) -> None:
     server.behave = first(1, Reply("x", end=end))
-    client = client_of(server, timeout_s=1, attempts=1)
+    client = server.client(timeout_s=1, attempts=1)
     with pytest.raises(ChatError, match=r"no whole answer came within 1 s \(timeout_s\)") as raised:
         client("one")
     assert raised.value.is_service
@@ -201,8 +182,8 @@ def test_the_time_limit_applies_to_the_whole_answer(
 # ---------------------------------------------------------------- all callers together
 
 
-def test_a_pause_for_one_call_is_a_pause_for_all_calls(server: ChatServer, client_of: Make) -> None:
-    client = client_of(server, max_workers=8)
+def test_a_pause_for_one_call_is_a_pause_for_all_calls(server: ChatServer) -> None:
+    client = server.client(max_workers=8)
     pause = 0.5
     refused: list[float] = []
 
@@ -220,22 +201,20 @@ def test_a_pause_for_one_call_is_a_pause_for_all_calls(server: ChatServer, clien
     assert len([moment for moment in server.moments if start < moment < start + pause]) <= 2 * 8
 
 
-def test_refusals_lower_the_number_of_requests_at_once(server: ChatServer, client_of: Make) -> None:
+def test_refusals_lower_the_number_of_requests_at_once(server: ChatServer) -> None:
     def behave(asked: Asked) -> Reply:
         few = server.in_flight <= 3
         return Reply("yes", after=0.01) if few else refuse(429, retry_after_ms="10")
 
     server.behave = behave
-    client = client_of(server, max_workers=16)
+    client = server.client(max_workers=16)
     assert client([f"prompt {number}" for number in range(90)]) == ["yes"] * 90
     assert server.statuses[429] < 90
     assert client.usage.limit <= 12
 
 
-def test_an_outage_opens_the_breaker_and_costs_no_call(
-    server: ChatServer, client_of: Make, quick: None
-) -> None:
-    client = client_of(server, max_workers=8)
+def test_an_outage_opens_the_breaker_and_costs_no_call(server: ChatServer) -> None:
+    client = server.client(max_workers=8)
     assert client("before") == "re: before"
     server.down()
     prompts = [f"prompt {number}" for number in range(40)]
@@ -249,27 +228,23 @@ def test_an_outage_opens_the_breaker_and_costs_no_call(
 
 
 def test_a_prompt_that_breaks_the_service_fails_although_the_breaker_is_open(
-    server: ChatServer, client_of: Make, quick: None
+    server: ChatServer,
 ) -> None:
     server.behave = lambda asked: refuse(500)
     count = limits.MOST_FAILURES + 3
     with pytest.raises(ChatError, match=rf"the service answered 500.*\({count} requests\)"):
-        client_of(server, attempts=count)("one")
+        server.client(attempts=count)("one")
 
 
-def test_a_lone_caller_waits_for_the_end_of_an_outage(
-    server: ChatServer, client_of: Make, quick: None
-) -> None:
+def test_a_lone_caller_waits_for_the_end_of_an_outage(server: ChatServer) -> None:
     server.behave = first(3 * limits.MOST_FAILURES, refuse(502), Reply(end="reset"))
-    client = client_of(server, attempts=limits.MOST_FAILURES)
+    client = server.client(attempts=limits.MOST_FAILURES)
     assert client("one") == "re: one"
     assert client.usage.retries == 3 * limits.MOST_FAILURES
 
 
-def test_calls_wait_for_max_wait_s_in_an_outage(
-    server: ChatServer, client_of: Make, quick: None
-) -> None:
-    client = client_of(server, max_workers=8, max_wait_s=0.5)
+def test_calls_wait_for_max_wait_s_in_an_outage(server: ChatServer) -> None:
+    client = server.client(max_workers=8, max_wait_s=0.5)
     server.down()
     answers = [client.submit(f"prompt {number}") for number in range(12)]
     errors = [future.exception(20) for future in answers]
@@ -284,15 +259,11 @@ def test_calls_wait_for_max_wait_s_in_an_outage(
     ("budget", "most"), [({"requests_per_minute": 30}, 30), ({"tokens_per_minute": 1000}, 20)]
 )
 def test_budgets_hold_with_wrong_estimates(
-    server: ChatServer,
-    client_of: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    budget: dict[str, int],
-    most: int,
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch, budget: dict[str, int], most: int
 ) -> None:
     monkeypatch.setattr(limits, "WINDOW", 2.0)  # 0.5 s, and 1.5 s for delays on the way
     server.behave = lambda asked: Reply("yes", usage={"prompt_tokens": 20, "completion_tokens": 30})
-    client = client_of(server, max_workers=16, max_tokens=40, **budget)
+    client = server.client(max_workers=16, max_tokens=40, **budget)
     client([f"prompt {number:60}" for number in range(most + 1)])
-    assert len(server.moments) == most + 1
+    assert len(server.requests) == most + 1
     assert most_within(0.5, server.moments) <= most

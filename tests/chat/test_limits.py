@@ -179,21 +179,6 @@ def test_a_probe_that_was_not_sent_leaves_the_breaker_as_it_was() -> None:
     assert limits.ready_at(due, 0) == due
 
 
-def test_an_outage_of_half_a_minute_costs_few_requests_and_ends_soon_after() -> None:
-    limits = Limits(30, random=random.Random(1).random)
-    down, back = 100.0, 130.0
-    for permit in send(limits, 30, down):
-        limits.end(permit, down, "failure")
-    probes, now = 0, limits.open_until
-    while now is not None:
-        assert limits.ready_at(now, 0) == now
-        probes += 1
-        send_one(limits, now, "answer" if now >= back else "failure")
-        last, now = now, limits.open_until
-    assert probes <= 10
-    assert last <= back + MOST_PAUSE
-
-
 def test_the_silence_of_a_service_begins_with_its_first_fault_and_ends_with_an_answer() -> None:
     limits = limits_of()
     assert limits.silent_since is None

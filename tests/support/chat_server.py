@@ -15,8 +15,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from pydantic import BaseModel
+
+from batched.chat import ChatClient
+
 BOUND: Final = 30.0
 """Seconds after which a wait counts as a hang."""
+
+
+class Person(BaseModel):
+    """A schema of answers."""
+
+    name: str
+    age: int
 
 
 @dataclass
@@ -78,15 +89,16 @@ class ChatServer:
 
     def __init__(self, behave: Behave = answer) -> None:
         self.behave = behave
-        self.moments: list[float] = []  # at which requests were read (s)
+        self.requests: list[Asked] = []
         self.seen: Counter[str] = Counter()  # prompts
         self.answered: Counter[str] = Counter()  # prompts with an answer of status 200
         self.statuses: Counter[int] = Counter()
         self.in_flight = 0
         self.most_in_flight = 0
         self.connections = 0
+        self._clients: list[ChatClient[Any]] = []
         self._gate: asyncio.Event | None = None  # answers wait for it
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.writers: set[asyncio.StreamWriter] = set()  # of open connections
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -96,8 +108,19 @@ class ChatServer:
         self.up()
 
     @property
+    def moments(self) -> list[float]:
+        """Moments at which requests were read (s)."""
+        return [asked.moment for asked in self.requests]
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
+
+    def client(self, **settings: Any) -> ChatClient[Any]:
+        """Return a client of this server, which is closed with it."""
+        known = {"name": "chat", "max_workers": 4}
+        self._clients.append(ChatClient(self.url, "a-model", **{**known, **settings}))
+        return self._clients[-1]
 
     def up(self) -> None:
         self._do(self._up())
@@ -116,7 +139,7 @@ class ChatServer:
             self._loop.call_soon_threadsafe(gate.set)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` is true; it is checked after each request and each answer."""
+        """Wait until `condition` is true; it is checked after each request, answer and end."""
         with self._changed:
             assert self._changed.wait_for(condition, BOUND), (
                 "the condition did not become true in time"
@@ -124,6 +147,8 @@ class ChatServer:
 
     def close(self) -> None:
         self.release()
+        for client in self._clients:
+            client.shutdown(cancel_futures=True)
         self.down()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(BOUND)
@@ -150,12 +175,12 @@ class ChatServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in list(self._writers):
+        for writer in list(self.writers):
             _reset(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._writers.add(writer)
+        self.writers.add(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
@@ -169,7 +194,9 @@ class ChatServer:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client, or this server, has left
         finally:
-            self._writers.discard(writer)
+            with self._changed:
+                self.writers.discard(writer)
+                self._changed.notify_all()
             writer.close()
 
     async def _answer(
@@ -180,7 +207,7 @@ class ChatServer:
         writer: asyncio.StreamWriter,
     ) -> bool:
         prompt = str(body["messages"][-1]["content"])
-        asked = Asked(len(self.moments), time.perf_counter(), body, headers, self.seen[prompt])
+        asked = Asked(len(self.requests), time.perf_counter(), body, headers, self.seen[prompt])
         self._count(asked, prompt)
         try:
             reply = self.behave(asked)
@@ -200,7 +227,7 @@ class ChatServer:
 
     def _count(self, asked: Asked, prompt: str) -> None:
         with self._changed:
-            self.moments.append(asked.moment)
+            self.requests.append(asked)
             self.seen[prompt] += 1
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)

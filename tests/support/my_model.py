@@ -9,26 +9,9 @@ def embed(texts: list[str]) -> list[list[float]]:
     return [[float(len(text)), 1.0] for text in texts]
 
 
-def clean(texts: list[str]) -> list[str]:
-    return [text.strip() for text in texts]
-
-
-async def ask(texts: list[str]) -> list[str]:
-    return [f"{text}?" for text in texts]
-
-
 class Captioner:
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, texts: list[str]) -> list[dict[str, Any]]:
         return [{"caption": f"{self.name}: {text}", "score": 0.5} for text in texts]
-
-
-class Translator:
-    def __init__(self, language: str) -> None:
-        self.language = language
-
-    def __call__(self, rows: list[dict[str, str]]) -> list[str]:
-        assert {row["lang"] for row in rows} == {self.language}
-        return [f"{self.language}: {row['text']}" for row in rows]

@@ -113,6 +113,21 @@ def told(report: offline.Report) -> dict[str, Any]:
     }
 
 
+def _pipeline(log: str, first: Any, version: int = 1, **settings: Any) -> offline.Pipeline:
+    """Both steps; `settings` are of the first one."""
+    of_first: dict[str, Any] = {"args": (log,), "name": "shout", "version": 1, **settings}
+    return offline.Pipeline(
+        offline.Step(first, input=["id", "text"], output="loud", **of_first),
+        offline.Step(
+            measure,
+            args=(log, version),
+            input=["id", "loud"],
+            output=["size", "share"],
+            version=version,
+        ),
+    )
+
+
 def two_steps(
     source: Any,
     dest: str,
@@ -132,23 +147,7 @@ def two_steps(
     _calls_left[0] = kill_at_call
     if once:
         source = (json.loads(line) for line in Path(source).read_text().splitlines())
-    pipeline = offline.Pipeline(
-        offline.Step(
-            shout,
-            args=(log,),
-            input=["id", "text"],
-            output="loud",
-            where=is_kept,
-            version=1,
-        ),
-        offline.Step(
-            measure,
-            args=(log, version),
-            input=["id", "loud"],
-            output=["size", "share"],
-            version=version,
-        ),
-    )
+    pipeline = _pipeline(log, shout, version, where=is_kept)
     report = pipeline.run(
         source,
         dest,
@@ -288,24 +287,8 @@ def to_be_killed(count: int, dest: str, log: str, *, place: str, seed: int) -> M
         )
         engine = offline.Ray(num_cpus=0.25)
     started = time.perf_counter() - began
-    pipeline = offline.Pipeline(
-        offline.Step(
-            shout_awaited if place == "coroutine" else shout_slowly,
-            args=(log,),
-            name="shout",
-            input=["id", "text"],
-            output="loud",
-            version=1,
-            processes=place == "processes",
-        ),
-        offline.Step(
-            measure,
-            args=(log, 1),
-            input=["id", "loud"],
-            output=["size", "share"],
-            version=1,
-        ),
-    )
+    first = shout_awaited if place == "coroutine" else shout_slowly
+    pipeline = _pipeline(log, first, processes=place == "processes")
     report = pipeline.run(
         [{"id": key, "text": _text(key)} for key in range(count)],
         dest,

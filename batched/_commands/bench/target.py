@@ -86,7 +86,8 @@ def load_target(reference: str, sample: Path) -> Target:
     """Return the function `module:function`, and the items of a JSON Lines file.
 
     Raises:
-        argparse.ArgumentError: the function or the file does not exist or cannot be used.
+        argparse.ArgumentError: the function does not exist, or it or the file cannot be used.
+        OSError: the file cannot be read.
     """
     values = _read_json_lines(sample)
     found = import_attribute(reference)
@@ -111,19 +112,14 @@ def load_target(reference: str, sample: Path) -> Target:
 
 def _read_json_lines(sample: Path) -> dict[int, Any]:
     """Return the values of a JSON Lines file by number of the line."""
-    try:
-        lines = sample.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise argument_error(f"cannot read {sample}: {describe(error)}") from error
     values = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(sample.read_bytes().split(b"\n"), 1):
         if line.strip():
             try:
                 values[number] = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise argument_error(
-                    f"{sample}, line {number}: not JSON: {error.msg} at column {error.colno}"
-                ) from error
+            except ValueError as error:  # or no text at all
+                why = getattr(error, "msg", error)
+                raise argument_error(f"{sample}, line {number}: not JSON: {why}") from error
     if not values:
         raise argument_error(
             f"{sample} is empty; it must have one JSON value per line, each an item"

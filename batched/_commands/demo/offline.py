@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -51,31 +50,24 @@ def offline_demo(args: argparse.Namespace) -> int:
     texts = choose_sentences(args.sentences)
     with console.status("Embedding the sentences directly, to compare with"):
         direct = load(args.model)(texts)
-    model = args.model
-    if model is not None and Path(model).exists():
-        model = str(Path(model).absolute())
-    arguments = shlex.quote(json.dumps([model, "computed"]))
-    command = (
-        f"run {__name__}:Embedder sentences.csv vectors.parquet --input text --output vector "
-        f"--key id --batch-size {args.batch_size} --args {arguments}"
-    )
-    path = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     with tempfile.TemporaryDirectory(prefix="batched-demo-") as name:
-        folder = Path(name)
+        source, result, log = [Path(name, file) for file in ("in.csv", "out.parquet", "computed")]
+        with open(source, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
+        log.touch()
+        arguments = shlex.quote(json.dumps([args.model, str(log)]))
+        command = (
+            f"run {__name__}:Embedder {source} {result} --input text --output vector --key id "
+            f"--batch-size {args.batch_size} --args {arguments}"
+        )
 
         def start(command: str) -> subprocess.Popen[bytes]:
             console.print(f"\n$ python -m batched {command}", style="bold")
-            argv = [sys.executable, "-m", "batched", *shlex.split(command)]
-            return subprocess.Popen(argv, cwd=folder, env=environment)
+            return subprocess.Popen([sys.executable, "-m", "batched", *shlex.split(command)])
 
         def computed() -> list[str]:
-            path = folder / "computed"
-            return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            return log.read_text(encoding="utf-8").splitlines()
 
-        with open(folder / "sentences.csv", "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
-        console.print(f"sentences.csv has {len(texts):,} sentences", style="bold")
         killed = start(command)
         while killed.poll() is None and 3 * len(computed()) < len(texts):
             time.sleep(POLL_INTERVAL)
@@ -85,25 +77,24 @@ def offline_demo(args: argparse.Namespace) -> int:
             console.show_cursor()
             console.print()
         first = computed()
-        keys = pyarrow.parquet.read_table(export(folder / "vectors.parquet"))["id"].to_pylist()
+        keys = pyarrow.parquet.read_table(export(result))["id"].to_pylist()
         committed = {texts[int(key)] for key in keys}
         console.print(
             f"Killed (SIGKILL): {len(committed):,} rows committed, "
             f"{len(set(first) - committed):,} computed but not yet committed"
         )
-        if start("status vectors.parquet").wait() or start(command).wait():
+        if start(f"status {result}").wait() or start(command).wait():
             return 1
         second = computed()[len(first) :]
-        twice = len(committed & set(second))
-        console.print(
-            f"\nComputed in the first run {len(first):,}, in the second {len(second):,}\n"
-            f"Of the {len(committed):,} committed rows, {twice:,} were computed again"
-        )
-        table = pyarrow.parquet.read_table(folder / "vectors.parquet")
+        table = pyarrow.parquet.read_table(result)
+    twice = len(committed & set(second))
+    console.print(
+        f"\nComputed in the first run {len(first):,}, in the second {len(second):,}\n"
+        f"Of the {len(committed):,} committed rows, {twice:,} were computed again"
+    )
     whole = table["text"].to_pylist() == texts
     order = "in the order of the CSV" if whole else "WRONG"
     console.print(f"Result: {table.num_rows:,} rows, {order}")
-    if not whole or twice:
-        return 1
     vectors = np.array(table["vector"].to_pylist(), np.float32)
-    return 0 if compare(console, "Vectors of the result and of `encode`", vectors, direct) else 1
+    equal = whole and compare(console, "Vectors of the result and of `encode`", vectors, direct)
+    return 0 if equal and not twice else 1

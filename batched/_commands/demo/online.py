@@ -10,21 +10,19 @@ import os
 import random
 import re
 import sysconfig
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
 from ... import aio, dynamically
-from ..display import cores, format_ratio, load_table, new_console, progress_bars
+from ..display import cores, load_table, new_console, progress_bars
 from ..load import Calls, make_calls
 from ..reference import argument_error, describe
 
@@ -51,13 +49,6 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-
-MODES = {"unbatched": "#a3adb8", "batched": "#1f6feb"}
-"""Ways of answering, and their colours in the picture."""
-GREY = "#57606a"
-"""Colour of explanations in the picture."""
-BAR = 0.4
-"""Width of a bar, where groups of two bars are 1 apart."""
 
 
 class Measured(NamedTuple):
@@ -93,10 +84,10 @@ def demo(args: argparse.Namespace) -> int:
     )
     alone, batched = (np.concatenate([pair[mode].vectors for pair in found]) for mode in range(2))
     equal = compare(console, "Vectors with and without batching", alone, batched)
-    note = f"batch_size={args.batch_size}; unbatched: one sentence at a time"
-    draw(found, title, note).savefig(args.output, format="png", dpi=150)
+    draw([each for pair in found for each in pair], title).savefig(
+        args.output, format="png", dpi=150
+    )
     console.print(f"Picture: {args.output}")
-    console.print(f"Total time: {time.perf_counter() - args.began:.1f} s")
     return 0 if equal else 1
 
 
@@ -115,24 +106,18 @@ def choose_sentences(number: int) -> list[str]:
 
 
 def first_sentences() -> list[str]:
-    """Return the first sentences of docstrings of the standard library, without repetition.
+    """Return the sentences on the first lines of docstrings of the standard library.
 
-    They are shuffled, in the same order each time.
+    They are distinct, and shuffled in the same order each time.
     """
-    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    found = [each for path in modules for each in _sentences_of(ast.parse(path.read_bytes()))]
-    distinct = list(dict.fromkeys(found))
-    random.Random(0).shuffle(distinct)
-    return distinct
-
-
-def _sentences_of(module: ast.Module) -> Iterator[str]:
-    for node in ast.walk(module):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            paragraph = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-            sentence = re.match(r"[A-Z].*?[^\s.](?<!e\.g)(?<!i\.e)(?<!etc)[.!?](?=\s|$)", paragraph)
-            if sentence and "->" not in sentence[0]:  # that would be a signature
-                yield sentence[0]
+    lines = [
+        (ast.get_docstring(node) or "").partition("\n")[0]
+        for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    distinct = dict.fromkeys(line for line in lines if re.fullmatch(r"[A-Z].*\.", line))
+    return random.Random(0).sample([*distinct], len(distinct))
 
 
 def load(model: str | None) -> Encode:
@@ -216,36 +201,19 @@ def compare(console: Console, vectors: str, ours: Vector, theirs: Vector) -> boo
     return equal
 
 
-def draw(found: Sequence[Sequence[Measured]], title: str, note: str) -> Figure:
-    """Return a figure of the throughput and the latencies, without and with batching."""
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=14, fontweight="bold")
-    figure.supxlabel(note, x=0.01, horizontalalignment="left", color=GREY, fontsize=9)
-    rates, latencies = figure.subplots(1, 2, width_ratios=(2, 3))
-    gains, percentiles = {}, {}
-    for pair in found:
-        kind, _, _ = pair[0].label.partition(" ")
-        alone, batched = (each.calls.rate for each in pair)
-        gains[f"{kind}, {format_ratio(batched / alone)}"] = [alone, batched]
-        for percent in (50, 99):
-            times = [each.calls.percentile(percent) * 1e3 for each in pair]
-            percentiles[f"{kind}, p{percent}"] = times
-    _draw_bars(rates, "Sentences a second (more is better)", gains)
-    _draw_bars(latencies, "Latency of a call in ms (less is better)", percentiles)
+def draw(found: Sequence[Measured], title: str) -> Figure:
+    """Return a figure of the throughput and the median latency of each way of answering."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure.suptitle(title)
+    panels = {
+        "Sentences a second (more is better)": [each.calls.rate for each in found],
+        "Median latency in ms (less is better)": [
+            each.calls.percentile(50) * 1e3 for each in found
+        ],
+    }
+    for axes, (name, values) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        axes.set_title(name)
+        axes.bar_label(axes.barh([each.label for each in found], values), fmt="{:,.0f}")
+        axes.margins(x=0.2)
+        axes.invert_yaxis()  # the first one on top
     return figure
-
-
-def _draw_bars(axes: Axes, title: str, groups: Mapping[str, Sequence[float]]) -> None:
-    """Draw groups of two bars, without and with batching."""
-    for number, (mode, colour) in enumerate(MODES.items()):
-        places = [group + (number - 0.5) * BAR for group in range(len(groups))]
-        heights = [pair[number] for pair in groups.values()]
-        bars = axes.bar(places, heights, 0.95 * BAR, color=colour, label=mode)
-        axes.bar_label(bars, fmt="{:,.0f}", padding=3)
-    axes.set_xticks(range(len(groups)), list(groups))
-    axes.margins(y=0.25)
-    axes.yaxis.set_visible(False)
-    axes.legend(frameon=False)
-    axes.set_title(title, loc="left", fontsize=11, color=GREY)
-    axes.tick_params(length=0)
-    axes.spines[["top", "left", "right"]].set_visible(False)
