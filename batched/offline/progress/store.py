@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..types.values import Kind
-from .chunks import decode_kinds, decode_values, encode_chunks
+from .chunks import decode_values, encode_chunks
 from .commit import Commit, Committed, Key, Letter, Status
 from .database import Database, insert, marks, windows
 from .order import SourceOrder, keys_in_source
@@ -179,13 +180,13 @@ class Progress(Database):
         """Return the size before compression of each chunk (bytes)."""
         return dict(self._query("select id, bytes from chunks"))
 
-    def kinds(self, step: int) -> list[tuple[Kind, ...] | None]:
+    def kinds(self, step: int) -> list[list[Kind] | None]:
         """Return the kinds of the columns in the chunks of a step.
 
         None stands for a chunk with values of no common kind.
         """
         stored = self._query("select distinct kind from chunks where step = ?", step)
-        return [kinds and decode_kinds(kinds) for (kinds,) in stored]
+        return [kinds and ast.literal_eval(kinds) for (kinds,) in stored]
 
     # --- the source
 

@@ -48,7 +48,7 @@ from pyarrow import types
 from .arrow import to_python
 
 Kind = str | tuple[Any, ...]
-"""Type of a value, hashable, as JSON but for tuples: a key of `_FLAT`; or `("list", item)`,
+"""Type of a value, hashable, made of literals: a key of `_FLAT`; or `("list", item)`,
 `("struct", ((name, kind), ...))`, `("array", dtype, shape)`, `("array", dtype, None)` for vectors
 of any length, `("decimal", digits before the point, digits after it)`.
 """

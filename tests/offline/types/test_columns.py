@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, UserDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -275,11 +274,6 @@ def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
     assert (list(misfits), column.null_count) == ([1], 1)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"out": column}), sink)
-
-
-def test_kinds_are_plain_json() -> None:
-    kind = read({"a": [np.zeros((2, 2))], "b": np.zeros(2)})[1]
-    assert json.loads(json.dumps(kind))[0] == "struct"
 
 
 def test_a_declared_type_is_known_by_its_value() -> None:
