@@ -12,13 +12,12 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from batched.offline.types import columns as _columns  # noqa: E402
 from batched.offline.types.arrow import to_python  # noqa: E402
-from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit, without_empty  # noqa: E402
+from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit  # noqa: E402
 from batched.offline.types.packing import unpack  # noqa: E402
 from batched.offline.types.values import arrow_type, read  # noqa: E402
 from canonical_values import ALL_VALUES, form_of, same  # noqa: E402
@@ -185,18 +184,6 @@ def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     assert len(misfits) < len(values)
 
 
-def test_the_kind_that_most_rows_fit_is_that_of_the_column() -> None:
-    groups: list[list[Any]] = [[1, 2], ["a", "b", "c"], [0.5, None], [2.5]]
-    kinds = kinds_of(groups)
-    assert not kinds.agree
-    assert kinds.final() == "float"  # 4 numbers, 3 strings
-    values = [value for group in groups for value in group]
-    column, misfits = fit(values, kinds.final())
-    assert column.to_pylist() == [1, 2, None, None, None, 0.5, None, 2.5]
-    assert misfits[2] == "the column holds float, and this row's value is str 'a'"
-    assert list(misfits) == [2, 3, 4]
-
-
 def test_one_odd_row_leaves_vectors_of_one_length() -> None:
     kinds = kinds_of([[np.zeros(3, "f4")] * 9, ["error"]])
     assert arrow_type(kinds.final()) == pa.list_(pa.float32(), 3)
@@ -263,17 +250,6 @@ def test_a_column_without_rows_has_its_declared_type() -> None:
 def test_columns_without_rows_have_no_kind() -> None:
     assert Kinds().agree
     assert arrow_type(Kinds().final()) == pa.null()
-
-
-def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
-    assert kinds_of([[{}]]).final() == ("struct", ())
-    assert without_empty("float") == "float"
-    kind = without_empty(kinds_of([[{}, {"a": {}, "b": [{}]}]]).final())
-    assert kind == ("struct", (("a", "null"), ("b", ("list", "null"))))
-    column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)
-    assert (list(misfits), column.null_count) == ([1], 1)
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"out": column}), sink)
 
 
 def test_a_declared_type_is_known_by_its_value() -> None:
