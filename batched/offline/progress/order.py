@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -79,14 +78,17 @@ class SourceOrder:
         return known
 
     def end(self, rows: int) -> None:
-        """Note that the source has so many rows, all of which were noted."""
+        """Note that the source has so many rows, all of which were noted.
+
+        Drop failed rows that the source no longer has: their dead letters are of no use.
+        """
         self.write()
-        with self._database.use() as conn:
-            (last,) = conn.execute("select max(row) from source").fetchone()
-        if last is not None and last >= rows:
-            with self._database.transaction() as conn:
-                conn.execute("delete from source where row >= ?", (rows,))
-                _note_removal(conn)
+        with self._database.transaction() as conn:
+            conn.execute("delete from source where row >= ?", (rows,))
+            conn.execute(
+                "delete from rows where status = 'failed' and "
+                "not exists (select 1 from source where source.key = rows.key)"
+            )
 
     def write(self) -> None:
         """Write the notes, if they differ from the table."""
@@ -103,19 +105,4 @@ class SourceOrder:
         with self._database.transaction() as conn:
             if standing:
                 conn.execute(f"delete {inside}", bounds)
-                _note_removal(conn)
             insert(conn, "source", rows, "replace")  # a key may have moved here from a later row
-
-
-def keys_in_source(conn: sqlite3.Connection) -> str:
-    """Return the condition that a row's key is in the source, which costs a look-up of each row.
-
-    The condition is true as long as no key was ever taken out.
-    """
-    if conn.execute("select 1 from run where name = 'keys_removed'").fetchone():
-        return "exists (select 1 from source where source.key = rows.key)"
-    return "true"
-
-
-def _note_removal(conn: sqlite3.Connection) -> None:
-    conn.execute("insert or replace into run values ('keys_removed', 'true')")
