@@ -108,10 +108,10 @@ def arrow_type(kind: Kind | pa.DataType) -> Any:
     return pa.list_(number, *shape) if len(shape) == 1 else pa.fixed_shape_tensor(number, shape)
 
 
-def describe_kind(kind: Kind) -> str:
-    """Return the kind in words, for messages and for status."""
+def describe_kind(kind: Kind | pa.DataType) -> str:
+    """Return the kind, or the declared type, in words, for messages and for status."""
     # Arrow calls numbers of 32 bits floats.
-    words: dict[Kind, str] = {"int53": "int", "int64": "int", "float": "float"}
+    words: dict[Any, str] = {"int53": "int", "int64": "int", "float": "float"}
     return words.get(kind) or str(arrow_type(kind))
 
 

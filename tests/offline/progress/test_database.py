@@ -225,13 +225,3 @@ def test_a_full_disk_keeps_what_is_committed_and_the_run_goes_on_once_there_is_r
     with closing(Progress(path)) as progress:
         progress.commit([done(names("b"))])
         assert progress.counts() == {0: {"ok": 4000, "failed": 0, "filtered": 0}}
-
-
-def test_a_file_that_cannot_be_written_is_named(path: Path) -> None:
-    with closing(Progress(path)) as progress:
-        query(progress, "pragma query_only = 1")
-        with pytest.raises(OSError, match="cannot be written") as failed:
-            progress.commit([done(["a"])])
-        assert (failed.value.errno, failed.value.filename) == (errno.EROFS, str(path))
-        query(progress, "pragma query_only = 0")
-        progress.commit([done(["a"])])

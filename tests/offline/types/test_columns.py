@@ -17,7 +17,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from batched.offline.types import columns as _columns  # noqa: E402
 from batched.offline.types.arrow import to_python  # noqa: E402
-from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit  # noqa: E402
+from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit, without_empty  # noqa: E402
 from batched.offline.types.packing import unpack  # noqa: E402
 from batched.offline.types.values import arrow_type, read  # noqa: E402
 from canonical_values import ALL_VALUES, form_of, same  # noqa: E402
@@ -252,8 +252,8 @@ def test_columns_without_rows_have_no_kind() -> None:
     assert arrow_type(Kinds().final()) == pa.null()
 
 
-def test_a_declared_type_is_known_by_its_value() -> None:
-    values = [np.ones(2, "f4")]
-    for _ in range(2):
-        array, misfits = fit(values, pa.list_(pa.float32()))
-        assert (array.to_pylist(), misfits) == ([[1.0, 1.0]], {})
+def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
+    kind = without_empty(kinds_of([[{}, {"a": {}, "b": [{}]}]]).final())
+    assert kind == ("struct", (("a", "null"), ("b", ("list", "null"))))
+    column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)
+    assert (list(misfits), column.null_count) == ([1], 1)
