@@ -28,7 +28,7 @@ SLOTS: Final = 2**24
 
 
 class SourceOrder:
-    """The table `source`, and the notes that are to be written to it."""
+    """The table `source`, and the notes of one run that are to be written to it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -44,9 +44,6 @@ class SourceOrder:
         Callers note all keys, in order, and then call `end`. The second row of a key is noted
         without a key, as is a row that has none.
         """
-        if not first:
-            self._notes, self._first, self._numbered = [], 0, True
-            self._seen = np.zeros(SLOTS, bool)
         twice: list[int] = []
         if self._numbered and keys != list(range(first, first + len(keys))):
             self._numbered = False

@@ -38,7 +38,8 @@ def progress(path: Path) -> Iterator[Progress]:
 
 
 def note(progress: Progress, keys: Sequence[Key | None], size: int = WINDOW) -> list[int]:
-    """Note a source, and return the rows of keys that stand twice."""
+    """Note the source of another run, and return the rows of keys that stand twice."""
+    progress.order = _order.SourceOrder(progress)
     twice: list[int] = []
     for first in range(0, len(keys), size):
         places = progress.order.note(first, keys[first : first + size])

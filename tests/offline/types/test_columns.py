@@ -255,5 +255,6 @@ def test_columns_without_rows_have_no_kind() -> None:
 def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
     kind = without_empty(kinds_of([[{}, {"a": {}, "b": [{}]}]]).final())
     assert kind == ("struct", (("a", "null"), ("b", ("list", "null"))))
+    assert without_empty("float") == "float"
     column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)
     assert (list(misfits), column.null_count) == ([1], 1)
