@@ -31,7 +31,7 @@ _OPENERS: Final = 16
 """Files that are opened at once, for a filesystem that answers slowly."""
 
 
-def _scan(name: str, files: Files | None, dataset: Any, rows: int | None = None) -> ArrowSource:
+def _scan(name: str, files: Files | None, dataset: Any) -> ArrowSource:
     """Open a dataset that its own scanner reads, in the order of its files."""
     read = partial(
         dataset.to_batches,
@@ -40,7 +40,7 @@ def _scan(name: str, files: Files | None, dataset: Any, rows: int | None = None)
         fragment_readahead=1,
         use_threads=False,
     )
-    return ArrowSource(name, dataset.schema, read, rows=rows, files=files)
+    return ArrowSource(name, dataset.schema, read, files=files)
 
 
 def _read_parquet(dataset: Any, schema: Any, columns: list[str]) -> Iterator[Any]:
@@ -93,13 +93,15 @@ def open_tables(files: Files) -> ArrowSource:
     if is_parquet:
         read = partial(_read_parquet, factory.finish(folders), schema)
         return ArrowSource(files.name, schema, read, rows=sum(rows), files=files)
-    return _scan(files.name, files, factory.finish(schema), sum(rows))
+    return _scan(files.name, files, factory.finish(schema))
 
 
 def _read_footer(fragment: Any) -> tuple[Any, int]:
-    """Return schema and number of rows of a file."""
+    """Return schema and number of rows of a file; 0 rows of IPC, of which no footer knows it."""
+    is_parquet = isinstance(fragment, ds.ParquetFileFragment)
     with refusing(partial(repr, fragment.path)):
-        return fragment.physical_schema.remove_metadata(), fragment.count_rows()
+        schema = fragment.physical_schema.remove_metadata()
+        return schema, fragment.count_rows() if is_parquet else 0
 
 
 def open_dataset(dataset: Any, name: str) -> ArrowSource:
