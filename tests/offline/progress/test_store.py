@@ -82,13 +82,6 @@ def test_what_is_committed_is_there_after_reopening(path: Path) -> None:
     progress.close()
 
 
-def test_batches_of_one_step_share_a_chunk(progress: Progress) -> None:
-    progress.commit([done([f"{n}"], step=n % 2) for n in range(10)])
-    assert query(progress, "select count(*) from chunks") == [(2,)]
-    places = query(progress, "select step, group_concat(place) from rows group by step")
-    assert places == [(0, "0,1,2,3,4"), (1, "0,1,2,3,4")]
-
-
 def test_values_of_different_kinds_share_a_chunk_and_stay_as_they_are(progress: Progress) -> None:
     values = [1, 0.5, "x", None, [1], {"a": 1}, True]
     progress.commit([results([place], [each]) for place, each in enumerate(values)])
