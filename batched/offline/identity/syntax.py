@@ -123,7 +123,6 @@ class Uses(NamedTuple):
     """Variables of a closure and attributes (`.name`) that are rebound or changed in place."""
 
 
-@functools.lru_cache(maxsize=4096)
 def scan(code: CodeType) -> Uses:
     """Return the names that the function with this code uses and changes."""
     parts = [*_walk(code)]

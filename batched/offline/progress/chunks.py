@@ -5,10 +5,8 @@ A value decodes to its canonical form, in any chunk.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
@@ -16,15 +14,15 @@ import pyarrow as pa
 
 from ..types.columns import MAX_BYTES, Values
 from ..types.packing import unpack
-from ..types.values import Kind, Unfit, common_kind
+from ..types.values import Unfit, common_kind
 
 SAMPLE_BYTES: Final = 64 * 2**10
 WORTHWHILE: Final = 0.8
 """Share of its size to which a sample must shrink. Embeddings shrink to 0.9, slowly."""
 
 Stored = tuple[str | None, int, bytes]
-"""Kinds of the columns (JSON; None if values of a column have no common kind), size before
-compression (bytes), data."""
+"""Kinds of the columns (`repr` of a list; None if values of a column have no common kind), size
+before compression (bytes), data."""
 
 
 def encode_chunks(values: Sequence[Values]) -> Iterator[tuple[int, Stored]]:
@@ -32,7 +30,7 @@ def encode_chunks(values: Sequence[Values]) -> Iterator[tuple[int, Stored]]:
     columns = zip(*[each.kinds for each in values], strict=True)
     kinds = None
     with suppress(Unfit):
-        kinds = json.dumps([common_kind(chain.from_iterable(column)) for column in columns])
+        kinds = repr([common_kind(chain.from_iterable(column)) for column in columns])
     rows, size = 0, 0
     parts: list[bytes] = []
     for count, part in chain.from_iterable([each.packed for each in values]):
@@ -48,17 +46,6 @@ def encode_chunks(values: Sequence[Values]) -> Iterator[tuple[int, Stored]]:
 def decode_values(size: int, data: bytes) -> list[Any]:
     """Return the columns of a chunk: lists of values, or arrays with a row for each value."""
     return unpack(data if len(data) == size else pa.decompress(data, size, "zstd", asbytes=True))
-
-
-@lru_cache(256)
-def decode_kinds(kinds: str) -> tuple[Kind, ...]:
-    """Return the kinds of columns from their JSON."""
-    stored: tuple[Kind, ...] = _as_tuples(json.loads(kinds))
-    return stored
-
-
-def _as_tuples(stored: Any) -> Any:
-    return tuple(map(_as_tuples, stored)) if isinstance(stored, list) else stored
 
 
 def _compress(raw: bytes) -> bytes:

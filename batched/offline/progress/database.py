@@ -28,7 +28,7 @@ from ...errors import RunLocked, RunMismatch
 
 APPLICATION: Final = 0x62617463
 """Mark of a progress file in its header: "batc"."""
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """Version of its tables."""
 LOCK_S: Final = 0.2
 """Time for which the lock is waited for: of runs that open a new file together, one is to win."""
@@ -46,13 +46,6 @@ _SETTINGS: Final = (
     "cache_size = -8192",  # KiB
     "wal_autocheckpoint = 4096",  # pages of 4 KiB
 )
-_OS_ERRORS: Final = {
-    sqlite3.SQLITE_FULL: (
-        errno.ENOSPC,
-        "no room; committed rows stay, and the same run goes on once there is some",
-    ),
-    sqlite3.SQLITE_READONLY: (errno.EROFS, "cannot be written"),
-}
 
 
 class Database:
@@ -134,7 +127,12 @@ class Database:
             except sqlite3.DatabaseError as error:
                 if not _code(error):  # misuse, not the file
                     raise
-                number, reason = _OS_ERRORS.get(_code(error), (errno.EIO, "SQLite failed"))
+                number, reason = errno.EIO, "SQLite failed"
+                if _code(error) == sqlite3.SQLITE_FULL:
+                    number = errno.ENOSPC
+                    reason = (
+                        "no room; committed rows stay, and the same run goes on once there is some"
+                    )
                 raise OSError(number, f"{reason} ({error})", str(self.path)) from error
 
     @contextmanager

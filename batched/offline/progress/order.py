@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -29,7 +28,7 @@ SLOTS: Final = 2**24
 
 
 class SourceOrder:
-    """The table `source`, and the notes that are to be written to it."""
+    """The table `source`, and the notes of one run that are to be written to it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,9 +44,6 @@ class SourceOrder:
         Callers note all keys, in order, and then call `end`. The second row of a key is noted
         without a key, as is a row that has none.
         """
-        if not first:
-            self._notes, self._first, self._numbered = [], 0, True
-            self._seen = np.zeros(SLOTS, bool)
         twice: list[int] = []
         if self._numbered and keys != list(range(first, first + len(keys))):
             self._numbered = False
@@ -79,14 +75,17 @@ class SourceOrder:
         return known
 
     def end(self, rows: int) -> None:
-        """Note that the source has so many rows, all of which were noted."""
+        """Note that the source has so many rows, all of which were noted.
+
+        Drop failed rows that the source no longer has: their dead letters are of no use.
+        """
         self.write()
-        with self._database.use() as conn:
-            (last,) = conn.execute("select max(row) from source").fetchone()
-        if last is not None and last >= rows:
-            with self._database.transaction() as conn:
-                conn.execute("delete from source where row >= ?", (rows,))
-                _note_removal(conn)
+        with self._database.transaction() as conn:
+            conn.execute("delete from source where row >= ?", (rows,))
+            conn.execute(
+                "delete from rows where status = 'failed' and "
+                "not exists (select 1 from source where source.key = rows.key)"
+            )
 
     def write(self) -> None:
         """Write the notes, if they differ from the table."""
@@ -103,19 +102,4 @@ class SourceOrder:
         with self._database.transaction() as conn:
             if standing:
                 conn.execute(f"delete {inside}", bounds)
-                _note_removal(conn)
             insert(conn, "source", rows, "replace")  # a key may have moved here from a later row
-
-
-def keys_in_source(conn: sqlite3.Connection) -> str:
-    """Return the condition that a row's key is in the source, which costs a look-up of each row.
-
-    The condition is true as long as no key was ever taken out.
-    """
-    if conn.execute("select 1 from run where name = 'keys_removed'").fetchone():
-        return "exists (select 1 from source where source.key = rows.key)"
-    return "true"
-
-
-def _note_removal(conn: sqlite3.Connection) -> None:
-    conn.execute("insert or replace into run values ('keys_removed', 'true')")

@@ -5,7 +5,7 @@
    trace in the file.
 2. Keys are strings or 64-bit integers. Their columns have no type, so that 1 and "1" differ.
 3. Rows whose keys the source no longer has are kept, because the keys may come back. They are in no
-   count and in no result.
+   result. Failed rows among them are dropped at the end of the source.
 4. Chunks without rows are dropped by `drop_steps`, and by `close` if rows were replaced. The file
    uses that room again. A chunk with one row left stays whole.
 5. The file has no types of columns. The type of a column of the result is decided from the kinds of
@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..types.values import Kind
-from .chunks import decode_kinds, decode_values, encode_chunks
+from .chunks import decode_values, encode_chunks
 from .commit import Commit, Committed, Key, Letter, Status
 from .database import Database, insert, marks, windows
-from .order import SourceOrder, keys_in_source
+from .order import SourceOrder
 
 PAGE: Final = 1000
 """Dead letters that one query reads."""
@@ -48,7 +49,7 @@ _LETTERS: Final = "select row, key, null, 0, error from letters where phase = "
 _DEAD: Final = (
     f"{_LETTERS} 'source' union all "
     "select null, key, step, attempts, error from rows indexed by failed "
-    f"where status = 'failed' and {{}} union all {_LETTERS} 'output' limit {PAGE} offset ?"
+    f"where status = 'failed' union all {_LETTERS} 'output' limit {PAGE} offset ?"
 )
 
 
@@ -155,14 +156,12 @@ class Progress(Database):
             conn.execute("delete from chunks where step >= ?", (step,))
 
     def counts(self) -> dict[int, dict[Status, int]]:
-        """Return the number of rows of the present source by step and status."""
-        with self.use() as conn:
-            # only failed rows have an error, and only ok rows have a chunk; to group by `status`
-            # takes twice the time
-            counts = conn.execute(
-                "select step, count(*), count(error), count(chunk) from rows "
-                f"where {keys_in_source(conn)} group by step"
-            ).fetchall()
+        """Return the number of rows by step and status."""
+        # only failed rows have an error, and only ok rows have a chunk; to group by `status` takes
+        # twice the time
+        counts = self._query(
+            "select step, count(*), count(error), count(chunk) from rows group by step"
+        )
         return {
             step: {"ok": ok, "failed": failed, "filtered": rows - ok - failed}
             for step, rows, failed, ok in counts
@@ -179,13 +178,13 @@ class Progress(Database):
         """Return the size before compression of each chunk (bytes)."""
         return dict(self._query("select id, bytes from chunks"))
 
-    def kinds(self, step: int) -> list[tuple[Kind, ...] | None]:
+    def kinds(self, step: int) -> list[list[Kind] | None]:
         """Return the kinds of the columns in the chunks of a step.
 
         None stands for a chunk with values of no common kind.
         """
         stored = self._query("select distinct kind from chunks where step = ?", step)
-        return [kinds and decode_kinds(kinds) for (kinds,) in stored]
+        return [kinds and ast.literal_eval(kinds) for (kinds,) in stored]
 
     # --- the source
 
@@ -240,12 +239,11 @@ class Progress(Database):
     def dead_letters(self, first: int = 0) -> list[dict[str, Any]]:
         """Return up to `PAGE` dead letters from number `first` on; an empty list after the last.
 
-        Rows that could not be read come first, by row. Rows of the present source that failed in a
-        step follow, by step and key, and then rows that the result cannot hold. A letter has the
-        keys row, key, step, attempts, phase, error and traceback.
+        Rows that could not be read come first, by row. Rows that failed in a step follow, by step
+        and key, and then rows that the result cannot hold. A letter has the keys row, key, step,
+        attempts, phase, error and traceback.
         """
-        with self.use() as conn:
-            page = conn.execute(_DEAD.format(keys_in_source(conn)), (first,)).fetchall()
+        page = self._query(_DEAD, first)
         names = "row", "key", "step", "attempts"
         return [{**dict(zip(names, row, strict=False)), **json.loads(row[4])} for row in page]
 

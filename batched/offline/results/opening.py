@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ...errors import ResultError
 from ..uris import is_remote, without_credentials
 from .local import Result, Stamp
+from .upload import RemoteResult
 
 
 def open_result(
@@ -25,11 +26,8 @@ def open_result(
     written next to the file `progress` first.
     """
     given = os.fspath(dest)
-    result: Result
     if is_remote(given):
-        from .upload import RemoteResult  # loads the clients of object stores
-
-        result = RemoteResult(given, os.fspath(progress))
+        result: Result = RemoteResult(given, os.fspath(progress))
     else:
         result = Result(given, os.path.realpath(given))
     result.overwrite, result.known = overwrite, list(known)

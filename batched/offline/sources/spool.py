@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -22,8 +21,8 @@ _BATCH_ROWS: Final = 1 << 16
 class _Spool:
     """Pieces of an iterator, written to a file as they are read for the first time.
 
-    Several readers may go over it at once; the first that comes to the end of the file reads on. An
-    error of the iterator is the error of every later reader, too: the rest is unknown.
+    A reader that comes to the end of the file reads on. An error of the iterator is the error of
+    every later reader, too: the rest is unknown.
     """
 
     def __init__(
@@ -38,17 +37,14 @@ class _Spool:
         """Offset and length of each piece (bytes)."""
         self._end: BaseException | None = None
         """`StopIteration` once all is read, or the error that ended the reading."""
-        self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[bytes]:
         for number in count():
-            with self._lock:
-                if number == len(self._places) and not self._read_on():
-                    return
-                offset, length = self._places[number]
-                self._file.seek(offset)
-                piece = self._file.read(length)
-            yield piece
+            if number == len(self._places) and not self._read_on():
+                return
+            offset, length = self._places[number]
+            self._file.seek(offset)
+            yield self._file.read(length)
 
     def _read_on(self) -> bool:
         if self._end is None:

@@ -43,10 +43,10 @@ def _scan(name: str, files: Files | None, dataset: Any) -> ArrowSource:
     return ArrowSource(name, dataset.schema, read, files=files)
 
 
-def _read_parquet(fragments: list[Any], schema: Any, columns: list[str]) -> Iterator[Any]:
-    """Read fragments, each a Parquet file."""
+def _read_parquet(dataset: Any, schema: Any, columns: list[str]) -> Iterator[Any]:
+    """Read the Parquet files of a dataset."""
     fields = [schema.field(name) for name in columns]
-    for fragment in fragments:
+    for fragment in dataset.get_fragments():
         folders = ds.get_partition_keys(fragment.partition_expression)
         with refusing(partial(repr, fragment.path)), fragment.open() as file:
             reader = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
@@ -80,7 +80,8 @@ def open_tables(files: Files) -> ArrowSource:
     )
     with refusing(lambda: files.name):
         *_, folders = factory.inspect_schemas()  # of one file, and of the names of folders
-        fragments = list(factory.finish(folders).get_fragments())
+        # of a dataset that is dropped: its fragments keep the footers
+        fragments = factory.finish(folders).get_fragments()
         with ThreadPoolExecutor(_OPENERS) as pool:
             schemas, rows = zip(*pool.map(_read_footer, fragments), strict=True)
     files.check_columns([schema.names for schema in schemas])
@@ -89,19 +90,18 @@ def open_tables(files: Files) -> ArrowSource:
         with refusing(partial(repr, path)):
             schema = pa.unify_schemas([schema, each])  # null to any type, no more
     schema = pa.schema([*schema, *[each for each in folders if each.name not in schema.names]])
-    if not is_parquet:
-        return _scan(files.name, files, factory.finish(schema))
-    read = partial(_read_parquet, fragments, schema)
-    return ArrowSource(files.name, schema, read, rows=sum(rows), files=files)
+    if is_parquet:
+        read = partial(_read_parquet, factory.finish(folders), schema)
+        return ArrowSource(files.name, schema, read, rows=sum(rows), files=files)
+    return _scan(files.name, files, factory.finish(schema))
 
 
 def _read_footer(fragment: Any) -> tuple[Any, int]:
     """Return schema and number of rows of a file; 0 rows of IPC, of which no footer knows it."""
-    with refusing(partial(repr, fragment.path)), fragment.open() as file:
-        if not isinstance(fragment, ds.ParquetFileFragment):
-            return fragment.physical_schema.remove_metadata(), 0
-        reader = pq.ParquetFile(file)
-        return reader.schema_arrow.remove_metadata(), reader.metadata.num_rows
+    is_parquet = isinstance(fragment, ds.ParquetFileFragment)
+    with refusing(partial(repr, fragment.path)):
+        schema = fragment.physical_schema.remove_metadata()
+        return schema, fragment.count_rows() if is_parquet else 0
 
 
 def open_dataset(dataset: Any, name: str) -> ArrowSource:

@@ -85,7 +85,6 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-@functools.lru_cache(maxsize=256)
 def without_views(kind: Any) -> Any:
     """Return the type with plain text for views of text, which polars hands out.
 

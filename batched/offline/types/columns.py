@@ -207,25 +207,25 @@ def fit(column: Any, kind: Kind | pa.DataType) -> tuple[Any, dict[int, str]]:
     The column is a list of canonical values, or an array with a row for each. Values that do not
     fit are null; the dict has the reason for each by its place.
     """
-    final = arrow_type(kind)
     misfits: dict[int, str] = {}
     try:
-        return _convert(column, kind, final), misfits
+        return _convert(column, kind), misfits
     except Exception:
         column = list(column)
     for place, value in enumerate(column):
         try:
-            _convert([value], kind, final)
+            _convert([value], kind)
         except Exception:
             column[place] = None
-            words = kind if isinstance(kind, pa.DataType) else describe_kind(kind)
-            misfits[place] = f"the column holds {words}, and this row's value is {show(value)}"
-    return to_array(column, final), misfits
+            misfits[place] = (
+                f"the column holds {describe_kind(kind)}, and this row's value is {show(value)}"
+            )
+    return to_array(column, arrow_type(kind)), misfits
 
 
-def _convert(values: Sequence[Any], kind: Any, final: Any) -> Any:
+def _convert(values: Sequence[Any], kind: Any) -> Any:
     # Arrow itself would take 1.5 as an integer, and drop unknown fields.
     is_open = not isinstance(kind, pa.DataType)
     if is_open and any(unify(kind, each) != kind for each in read_column(values)[1]):
         raise Unfit
-    return to_array(values, final)
+    return to_array(values, arrow_type(kind))

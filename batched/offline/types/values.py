@@ -48,7 +48,7 @@ from pyarrow import types
 from .arrow import to_python
 
 Kind = str | tuple[Any, ...]
-"""Type of a value, hashable, as JSON but for tuples: a key of `_FLAT`; or `("list", item)`,
+"""Type of a value, hashable, made of literals: a key of `_FLAT`; or `("list", item)`,
 `("struct", ((name, kind), ...))`, `("array", dtype, shape)`, `("array", dtype, None)` for vectors
 of any length, `("decimal", digits before the point, digits after it)`.
 """
@@ -108,10 +108,10 @@ def arrow_type(kind: Kind | pa.DataType) -> Any:
     return pa.list_(number, *shape) if len(shape) == 1 else pa.fixed_shape_tensor(number, shape)
 
 
-def describe_kind(kind: Kind) -> str:
-    """Return the kind in words, for messages and for status."""
+def describe_kind(kind: Kind | pa.DataType) -> str:
+    """Return the kind, or the declared type, in words, for messages and for status."""
     # Arrow calls numbers of 32 bits floats.
-    words: dict[Kind, str] = {"int53": "int", "int64": "int", "float": "float"}
+    words: dict[Any, str] = {"int53": "int", "int64": "int", "float": "float"}
     return words.get(kind) or str(arrow_type(kind))
 
 

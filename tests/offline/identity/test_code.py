@@ -18,7 +18,6 @@ pytest.importorskip("pyarrow")
 
 import numpy as np
 
-from batched import offline
 from batched.offline.identity.code import difference, fingerprint
 from steps_of_users import Load, load, step
 
@@ -142,19 +141,6 @@ def test_a_warning_names_the_parts_that_are_not_looked_into(
     caplog.clear()
     fingerprint(step(args=(view,), version=1))
     assert caplog.messages == []
-
-
-def test_each_run_warns_once_of_parts_that_are_not_looked_into(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def same(items: list[int], views: list[memoryview]) -> list[int]:
-        return items
-
-    settings: dict[str, Any] = {"input": "n", "output": "m", "args": ([memoryview(b"a")],)}
-    for _ in range(2):
-        caplog.clear()
-        offline.run(same, [{"n": 1}], tmp_path / "out.jsonl", watch=False, **settings)
-        assert ["not noticed" in message for message in caplog.messages] == [True]
 
 
 def test_the_fingerprint_is_plain_json_and_keeps_no_argument() -> None:

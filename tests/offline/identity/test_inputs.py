@@ -113,19 +113,6 @@ def test_columns_count_by_place_and_do_not_run_into_each_other() -> None:
     assert len({hash_of(*row) for row in rows}) == len(rows)
 
 
-def test_hashes_are_signed_integers_of_64_bits() -> None:
-    hashes = [hash_of(number) for number in range(200)]
-    assert all(-(2**63) <= number < 2**63 for number in hashes)
-    assert any(number < 0 for number in hashes)
-    assert any(number > 0 for number in hashes)
-
-
-def test_each_row_has_its_own_hash() -> None:
-    window = Window(0, 3, {"a": pa.array(["x", None, "x"]), "b": [1, 1, 1]})
-    first, second, third = hash_inputs(window, ["a", "b"])
-    assert first == third != second
-
-
 def test_hashes_are_the_same_in_every_process_and_with_every_python() -> None:
     values = ["text", [0.5, None], {"a": [1, b"b"]}]
     assert hash_inputs(Window(0, 3, {"x": values}), ["x"]) == PINNED

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batched.offline.progress import chunks as _chunks
@@ -38,7 +38,8 @@ def progress(path: Path) -> Iterator[Progress]:
 
 
 def note(progress: Progress, keys: Sequence[Key | None], size: int = WINDOW) -> list[int]:
-    """Note a source, and return the rows of keys that stand twice."""
+    """Note the source of another run, and return the rows of keys that stand twice."""
+    progress.order = _order.SourceOrder(progress)
     twice: list[int] = []
     for first in range(0, len(keys), size):
         places = progress.order.note(first, keys[first : first + size])
@@ -79,13 +80,6 @@ def test_what_is_committed_is_there_after_reopening(path: Path) -> None:
         ("a", 1): value("a", 1),
     }
     progress.close()
-
-
-def test_batches_of_one_step_share_a_chunk(progress: Progress) -> None:
-    progress.commit([done([f"{n}"], step=n % 2) for n in range(10)])
-    assert query(progress, "select count(*) from chunks") == [(2,)]
-    places = query(progress, "select step, group_concat(place) from rows group by step")
-    assert places == [(0, "0,1,2,3,4"), (1, "0,1,2,3,4")]
 
 
 def test_values_of_different_kinds_share_a_chunk_and_stay_as_they_are(progress: Progress) -> None:
@@ -248,34 +242,29 @@ def test_a_chunk_stays_as_long_as_one_of_its_rows_does(path: Path) -> None:
 # --- the order of the source
 
 
-@pytest.mark.parametrize("size", [1, 3, WINDOW])
-def test_the_source_is_noted_in_order(progress: Progress, size: int) -> None:
-    note(progress, ["b", 1, "a", "1"], size)
-    assert source(progress) == ["b", 1, "a", "1"]
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        pytest.param(["a", "b", "x", "c", "d", "e"], id="inserted"),
-        pytest.param(["a", "c", "d", "e"], id="removed"),
-        pytest.param(["a", "b", "c"], id="cut"),
-        pytest.param(["a", "b", "c", "d", "e", "f"], id="longer"),
-        pytest.param(["e", "d", "c", "b", "a"], id="reversed"),
-        pytest.param(["b", "a", "c", "d", "e"], id="swapped"),
-        pytest.param(["a", "b", "x", "d", "e"], id="renamed"),
-        pytest.param([], id="empty"),
-    ],
+@settings(max_examples=100, deadline=None)
+@example(runs=[list("abcde"), list("edcba"), list("abxde"), list("abc"), []], size=1)
+@example(runs=[[0, 1, 2, 1, 4]] * 2, size=2)
+@example(runs=[["b", "a", None, "c", "a", None]] * 2, size=2)
+@given(
+    runs=st.lists(st.lists(st.integers(0, 30) | st.sampled_from("abc12") | st.none()), max_size=4),
+    size=st.integers(1, 7),
 )
-@pytest.mark.parametrize("notes", [1, 2, 100])
-def test_a_source_that_changed_is_noted_anew(
-    progress: Progress, now: list[Key], notes: int, monkeypatch: pytest.MonkeyPatch
+def test_any_source_is_noted_in_order_with_each_key_once_whatever_the_file_had_before(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[list[Key | None]], size: int
 ) -> None:
-    """A key that has moved is no key that stands twice."""
-    monkeypatch.setattr(_order, "NOTES", notes)
-    note(progress, ["a", "b", "c", "d", "e"])
-    note(progress, now)
-    assert source(progress) == now
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_order, "NOTES", 5)
+        patch.setattr(_order, "SLOTS", 8)
+        progress = Progress(tmp_path_factory.mktemp("progress") / "file")
+        for keys in runs:
+            twice = [row for row, key in enumerate(keys) if key is not None and key in keys[:row]]
+            assert note(progress, keys, size) == twice
+            assert source(progress) == [
+                None if row in twice else key for row, key in enumerate(keys)
+            ]
+            assert progress.source_rows == len(keys)
+        progress.close()
 
 
 def test_a_source_that_did_not_change_is_not_written(progress: Progress) -> None:
@@ -284,50 +273,6 @@ def test_a_source_that_did_not_change_is_not_written(progress: Progress) -> None
     before = changes(progress)
     note(progress, keys)
     assert changes(progress) == before
-
-
-@pytest.mark.parametrize("size", [1, 2, 100])
-@pytest.mark.parametrize(
-    "keys",
-    [
-        pytest.param(["a", "b", "b", "c", "a"], id="growing at first"),
-        pytest.param(["b", "a", "c", "a", "d"], id="unordered"),
-        pytest.param([0, 1, 2, 1, 4], id="row numbers at first"),
-        pytest.param([1, 2, 3, 2, "2", 4], id="numbers and text"),
-        pytest.param([None, "a", None, "a"], id="rows without a key"),
-    ],
-)
-def test_a_key_that_stands_twice_is_found_in_its_window(
-    progress: Progress, keys: list[Key | None], size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_order, "NOTES", 2)
-    twice = [row for row, key in enumerate(keys) if key is not None and key in keys[:row]]
-    for _ in range(2):  # in a file that has them, too
-        assert note(progress, keys, size) == twice
-        first = {row: key for row, key in enumerate(keys) if row not in twice and key is not None}
-        assert progress.keys_of_rows(0, len(keys)) == first
-        assert progress.source_rows == len(keys)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    runs=st.lists(st.lists(st.integers(0, 30) | st.sampled_from("abc") | st.none()), max_size=4),
-    size=st.integers(1, 7),
-)
-def test_any_sources_are_noted_with_each_key_once(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[list[Key | None]], size: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_order, "NOTES", 5)
-        patch.setattr(_order, "SLOTS", 8)
-        progress = Progress(tmp_path_factory.mktemp("progress") / "file")
-        for keys in runs:
-            twice = note(progress, keys, size)
-            present = [key for row, key in enumerate(keys) if row not in twice and key is not None]
-            assert list(progress.keys_of_rows(0, 100).values()) == present
-            assert list(map(repr, present)) == list(map(repr, dict.fromkeys(present)))
-            assert all(keys[row] in keys[:row] for row in twice)
-        progress.close()
 
 
 # --- counts and dead letters
@@ -345,27 +290,16 @@ def test_rows_are_counted_by_step_and_status(progress: Progress) -> None:
     assert progress.committed([5])[5, 1] == Committed("filtered", None, None, 7, 1, None)
 
 
-def test_rows_that_left_the_source_count_for_nothing_until_they_are_back(
+def test_dead_letters_of_rows_that_left_the_source_go_and_results_wait_for_them(
     progress: Progress,
 ) -> None:
-    note(progress, ["a", "b", "c", "d"])
-    progress.commit([done(["a", "b"]), failed(["c", "d"])])
-    for now, ok, dead in ((["a", "c"], 1, ["c"]), (["a", "x", "b"], 2, []), (["d"], 0, ["d"])):
-        note(progress, list(now))
-        assert progress.counts().get(0, {}).get("ok", 0) == ok
-        assert [letter["key"] for letter in progress.dead_letters()] == dead
-    note(progress, ["a", "b", "c", "d"])
-    assert progress.counts() == {0: {"ok": 2, "failed": 2, "filtered": 0}}
-
-
-def test_rows_whose_keys_are_still_to_be_noted_count(path: Path) -> None:
-    """A killed run had not written all of its notes."""
-    progress = Progress(path)
-    progress.order.note(0, ["a", "b"])
-    progress.commit([done(["a"]), failed(["b"])])
-    assert progress.counts() == {0: {"ok": 1, "failed": 1, "filtered": 0}}
-    assert [letter["key"] for letter in progress.dead_letters()] == ["b"]
-    progress.close()
+    progress.commit([done(["a", "b"]), failed(["c", "d"]), failed(["a"], step=1)])
+    progress.order.note(0, ["b", "c"])
+    assert len(progress.dead_letters()) == 3  # the source may have more rows
+    progress.order.end(2)
+    assert [letter["key"] for letter in progress.dead_letters()] == ["c"]
+    assert set(outputs(progress, ["a", "b", "c", "d"])) == {("a", 0), ("b", 0)}
+    assert progress.counts() == {0: {"ok": 2, "failed": 1, "filtered": 0}}
 
 
 def said(phase: str) -> str:
@@ -408,17 +342,6 @@ def test_dead_letters_come_in_pages_while_commits_go_on(progress: Progress) -> N
         found += [letter["key"] for letter in page]
         progress.commit([done([f"between {len(found)}"])])
     assert found == keys
-
-
-def test_queries_use_their_indexes(progress: Progress) -> None:
-    dead = "select step, key from rows indexed by failed where status = 'failed'"
-    for statement, index in (
-        (dead, "SCAN rows USING INDEX failed"),
-        ("select key, row from source where key in (1, 2) and +row < 5", "source_key (key=?)"),
-        ("select status from rows where key in (1, 2)", "PRIMARY KEY (key=?)"),
-    ):
-        (plan,) = query(progress, f"explain query plan {statement}")
-        assert index in plan[3]
 
 
 def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:

@@ -7,8 +7,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,11 +19,12 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
+from result_files import fill, publish  # noqa: E402
 
 from batched import offline  # noqa: E402
 from batched.errors import ResultError  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
-from batched.offline.results.local import Result, Stamp  # noqa: E402
+from batched.offline.results.local import Stamp  # noqa: E402
 from batched.offline.results.opening import open_result  # noqa: E402
 
 pytestmark = pytest.mark.once
@@ -32,45 +32,8 @@ pytestmark = pytest.mark.once
 DESTINATIONS = ["r.parquet", "r.jsonl", "r.csv", "r/"]
 
 
-def rows_of(dest: str, columns: Mapping[str, Any]) -> Any:
-    """Rows as the writer of the destination takes them."""
-    return pa.table(columns) if dest.endswith((".parquet", "/")) else columns
-
-
-class Writer:
-    """Rows on their way to a result."""
-
-    def __init__(self, result: Result, columns: Any) -> None:
-        self.result = result
-        self._rows = result.create(columns)
-        self.write: Callable[[Any], None] = self._rows.write
-        self.close = self._rows.close
-
-    def publish(self, note: Callable[[Sequence[Stamp]], object] = len) -> Stamp:
-        return self.result.publish(note)[-1]
-
-    def abort(self) -> None:
-        with suppress(OSError):
-            self.close()
-        self.result.abort()
-
-
-def writer_of(dest: str, **settings: Any) -> Writer:
-    result = open_result(dest, **settings)
-    return Writer(result, SCHEMA if result.is_typed else SCHEMA.names)
-
-
-def publish(writer: Writer) -> Stamp:
-    writer.close()
-    return writer.publish()
-
-
 def write(dest: str, columns: Mapping[str, Any], **settings: Any) -> Stamp:
-    result = open_result(dest, **settings)
-    rows = rows_of(dest, columns)
-    writer = Writer(result, rows.schema if result.is_typed else list(columns))
-    writer.write(rows)
-    return publish(writer)
+    return publish(open_result(dest, **settings), columns)
 
 
 def content(dest: str) -> dict[str, bytes]:
@@ -98,11 +61,9 @@ def test_the_result_appears_when_it_is_whole(dest: str, tmp_path: Path) -> None:
     def note(stamps: Sequence[Stamp]) -> None:
         seen.append((stamps, Path(dest).exists()))
 
-    writer = writer_of(dest)
-    writer.write(rows_of(dest, ROWS))
-    writer.close()
+    result = fill(open_result(dest), ROWS)
     assert not Path(dest).exists()
-    stamp = writer.publish(note)
+    (stamp,) = result.publish(note)
     assert seen == [([stamp], False)]
     assert os.listdir(tmp_path) == [Path(dest).name]
     assert open_result(dest, known=[stamp]).find()[0] == stamp
@@ -120,18 +81,13 @@ def test_leftovers_of_a_killed_run_are_removed(dest: str, tmp_path: Path) -> Non
     assert b"half" not in b"".join(content(dest).values())
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_an_aborted_result_leaves_nothing(closed: bool, dest: str, tmp_path: Path) -> None:
-    writer = writer_of(dest)
-    writer.write(rows_of(dest, ROWS))
-    if closed:
-        writer.close()
-    writer.abort()
+def test_an_aborted_result_leaves_nothing(dest: str, tmp_path: Path) -> None:
+    fill(open_result(dest), ROWS).abort()
     assert not os.listdir(tmp_path)
 
 
 def test_a_result_of_no_rows_has_its_columns(dest: str) -> None:
-    publish(writer_of(dest))
+    write(dest, dict(zip(SCHEMA.names, SCHEMA.empty_table().columns, strict=True)))
     if dest.endswith(".jsonl"):
         assert Path(dest).read_bytes() == b""
     elif dest.endswith(".csv"):
@@ -176,14 +132,13 @@ def test_an_earlier_result_that_was_changed_is_foreign(dest: str) -> None:
 
 
 def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str) -> None:
-    writer = writer_of(dest)
-    writer.close()
+    result = fill(open_result(dest), ROWS)
     write(dest.rstrip("/") + "2" + Path(dest).suffix + "/" * dest.endswith("/"), ROWS)
     os.rename(dest.rstrip("/") + "2" + Path(dest).suffix, dest.rstrip("/"))
     before = content(dest)
     with pytest.raises(ResultError, match="is there already"):
-        writer.publish()
-    writer.abort()
+        result.publish(len)
+    result.abort()
     assert content(dest) == before
 
 
@@ -196,11 +151,9 @@ def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
         known = stamps
         raise KeyboardInterrupt
 
-    writer = writer_of(dest, known=known)
-    writer.write(rows_of(dest, OTHER))
-    writer.close()
+    result = fill(open_result(dest, known=known), OTHER)
     with pytest.raises(KeyboardInterrupt):
-        writer.publish(die)
+        result.publish(die)
     assert content(dest) == before
     open_result(dest, known=known)
     write(dest, OTHER, known=known)
@@ -227,15 +180,13 @@ def test_a_folder_that_was_not_replaced_to_the_end_is_repaired_by_the_next_run(
         nonlocal known
         known = stamps
 
-    writer = writer_of(dest, known=known)
-    writer.write(rows_of(dest, OTHER))
-    writer.close()
+    result = fill(open_result(dest, known=known), OTHER)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="broken"):
         patch.setattr(Path, "rename", fail)
-        writer.publish(note)
+        result.publish(note)
     assert content(dest if number == 1 else f"{tmp_path}/r.replaced") == before
     if not killed:
-        writer.abort()
+        result.abort()
     write(dest, OTHER, known=known)
     assert pq.read_table(dest).to_pydict() == OTHER
     assert os.listdir(tmp_path) == ["r"]
@@ -309,7 +260,7 @@ def test_the_destination_stays_where_it_was_named(
     monkeypatch.chdir(tmp_path)
     result = open_result("r.csv")
     monkeypatch.chdir("elsewhere")
-    publish(Writer(result, ["a"]))
+    publish(result, {"a": []})
     assert (tmp_path / "r.csv").exists()
     assert result.path == str(tmp_path / "r.csv")
 
@@ -370,10 +321,11 @@ def test_row_groups_and_parts_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 
     def groups_of(dest: str) -> list[list[int]]:
         result = open_result(dest, overwrite=True)
-        writer = Writer(result, table.schema)
+        rows: Any = result.create(table.schema)
         for first in range(0, 500, 16):
-            writer.write(table.slice(first, 16))
-        stamp = publish(writer)
+            rows.write(table.slice(first, 16))
+        rows.close()
+        stamp = result.publish(len)[-1]
         folder = Path(dest) if dest.endswith("/") else tmp_path
         files = [pq.ParquetFile(folder / name).metadata for name in stamp]
         return [[file.row_group(n).num_rows for n in range(file.num_row_groups)] for file in files]
@@ -462,11 +414,13 @@ def test_no_row_of_a_csv_is_an_empty_line(tmp_path: Path) -> None:
 
 def test_dictionaries_of_any_size_become_plain_columns(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))])
-    writer = Writer(open_result(tmp_path / "r.parquet"), schema)
+    result = open_result(tmp_path / "r.parquet")
+    rows: Any = result.create(schema)
     for first in (0, 100, 200):
         texts = [str(first + n) for n in range(100)]
-        writer.write(pa.table({"a": pa.array(texts).dictionary_encode()}).cast(schema))
-    publish(writer)
+        rows.write(pa.table({"a": pa.array(texts).dictionary_encode()}).cast(schema))
+    rows.close()
+    result.publish(len)
     table = pq.read_table(tmp_path / "r.parquet")
     assert table.column("a").to_pylist() == [str(n) for n in range(300)]
     assert table.schema.types == [pa.string()]

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from batched.errors import SourceError  # noqa: E402
 from batched.offline.failures import letter_text  # noqa: E402
 from batched.offline.progress.commit import Commit, Key, Letter  # noqa: E402
+from batched.offline.progress.order import SourceOrder  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.results import committed as _committed  # noqa: E402
 from batched.offline.results import merge as _merge  # noqa: E402
@@ -57,7 +58,8 @@ class Case:
             self.progress.commit([Commit(step, [(key, 0, 1) for key in some], read)])
 
     def note(self, keys: Sequence[Key | None]) -> None:
-        """Note the keys of the source."""
+        """Note the keys of the source of another run."""
+        self.progress.order = SourceOrder(self.progress)
         self.progress.order.note(0, keys)
         self.progress.order.end(len(keys))
 

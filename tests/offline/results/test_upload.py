@@ -19,6 +19,7 @@ pytest.importorskip("moto")
 
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from pyarrow import fs  # noqa: E402
+from result_files import fill, publish  # noqa: E402
 
 from batched import cli, offline  # noqa: E402
 from batched.errors import ResultError, RunStopped  # noqa: E402
@@ -103,19 +104,6 @@ def opened(tmp_path: Path) -> Open:
     return partial(open_result, progress=tmp_path / "progress")
 
 
-def fill(result: Result) -> Result:
-    """Write all rows next to the progress file."""
-    table = pa.table(COLUMNS)
-    rows: Any = result.create(table.schema if result.is_typed else list(COLUMNS))
-    rows.write(table if result.is_typed else COLUMNS)
-    rows.close()
-    return result
-
-
-def write(result: Result) -> Stamp:
-    return fill(result).publish(len)[-1]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_goes_on_and_its_result_is_that_of_a_disk(
     kind: str, bucket: Bucket, tmp_path: Path
@@ -160,20 +148,20 @@ def test_a_run_that_was_stopped_goes_on_and_its_result_is_that_of_a_disk(
 def test_nothing_appears_before_it_is_whole_and_the_local_copy_is_removed(
     kind: str, bucket: Bucket, opened: Open, tmp_path: Path
 ) -> None:
-    result = fill(opened(bucket.uri(kind)))
+    result = fill(opened(bucket.uri(kind)), COLUMNS)
     assert not bucket.content()
     assert not bucket.uploads()
     assert os.listdir(tmp_path) == ["progress.result.writing"]
     result.abort()
     assert not os.listdir(tmp_path)
-    write(opened(bucket.uri(kind)))
+    publish(opened(bucket.uri(kind)), COLUMNS)
     assert bucket.content()
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_foreign_objects_stay(kind: str, bucket: Bucket, opened: Open) -> None:
-    known = write(opened(bucket.uri(kind)))
+    known = publish(opened(bucket.uri(kind)), COLUMNS)
     before = bucket.content()
     assert opened(bucket.uri(kind), known=[known]).find()[0] == known
     with pytest.raises(ResultError, match=r"is there already, .* overwrite=True"):
@@ -182,7 +170,7 @@ def test_foreign_objects_stay(kind: str, bucket: Bucket, opened: Open) -> None:
     bucket.put(name, before[name] + b"changed")
     with pytest.raises(ResultError, match="left it as it is"):
         opened(bucket.uri(kind), known=[known])
-    write(opened(bucket.uri(kind), overwrite=True))
+    publish(opened(bucket.uri(kind), overwrite=True), COLUMNS)
     assert bucket.content() == before
 
 
@@ -251,7 +239,7 @@ def test_a_run_killed_while_it_replaces_a_folder_knows_its_parts(
 
 def test_a_run_killed_after_its_upload_knows_the_object(bucket: Bucket, opened: Open) -> None:
     noted: list[Stamp] = []
-    fill(opened(bucket.uri("r.csv"))).publish(noted.extend)
+    fill(opened(bucket.uri("r.csv")), COLUMNS).publish(noted.extend)
     again = opened(bucket.uri("r.csv"), known=noted)  # the stamp of the end was never kept
     assert again.find()[0] not in noted
     again.known = []

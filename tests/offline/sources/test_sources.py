@@ -25,7 +25,6 @@ import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402  # after the skip
 from batched.offline.sources import base as _window  # noqa: E402  # after the skip
-from batched.offline.sources.keys import keys_of  # noqa: E402  # after the skip
 from opened_sources import Open, opened, rows_of  # noqa: E402  # after the skip
 
 __all__ = ["opened"]
@@ -441,13 +440,6 @@ def test_a_value_that_python_has_no_equal_for_is_a_fault(
     assert window.faults[1].startswith("row 1 (counted from 0): the value in column 'x', of type")
     assert window.values("y") == [1, 2]
     assert window.columns["x"].equals(table["x"].combine_chunks())  # and kept as it is
-
-
-def test_a_key_that_is_refused_is_named_with_its_line(tmp_path: Path, opened: Open) -> None:
-    (tmp_path / "a.jsonl").write_text('{"id": 1}\n\n{"id": null}\n')
-    (window,) = opened(tmp_path / "a.jsonl").windows(["id"])
-    assert keys_of(window, "id") == [1, None]
-    assert "a.jsonl', line 3, row 1 (counted from 0): the key None in column" in window.faults[1]
 
 
 def test_the_spool_keeps_the_types_of_values(opened: Open) -> None:

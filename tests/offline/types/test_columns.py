@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, UserDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +12,6 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -186,18 +184,6 @@ def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     assert len(misfits) < len(values)
 
 
-def test_the_kind_that_most_rows_fit_is_that_of_the_column() -> None:
-    groups: list[list[Any]] = [[1, 2], ["a", "b", "c"], [0.5, None], [2.5]]
-    kinds = kinds_of(groups)
-    assert not kinds.agree
-    assert kinds.final() == "float"  # 4 numbers, 3 strings
-    values = [value for group in groups for value in group]
-    column, misfits = fit(values, kinds.final())
-    assert column.to_pylist() == [1, 2, None, None, None, 0.5, None, 2.5]
-    assert misfits[2] == "the column holds float, and this row's value is str 'a'"
-    assert list(misfits) == [2, 3, 4]
-
-
 def test_one_odd_row_leaves_vectors_of_one_length() -> None:
     kinds = kinds_of([[np.zeros(3, "f4")] * 9, ["error"]])
     assert arrow_type(kinds.final()) == pa.list_(pa.float32(), 3)
@@ -267,23 +253,8 @@ def test_columns_without_rows_have_no_kind() -> None:
 
 
 def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
-    assert kinds_of([[{}]]).final() == ("struct", ())
-    assert without_empty("float") == "float"
     kind = without_empty(kinds_of([[{}, {"a": {}, "b": [{}]}]]).final())
     assert kind == ("struct", (("a", "null"), ("b", ("list", "null"))))
+    assert without_empty("float") == "float"
     column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)
     assert (list(misfits), column.null_count) == ([1], 1)
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"out": column}), sink)
-
-
-def test_kinds_are_plain_json() -> None:
-    kind = read({"a": [np.zeros((2, 2))], "b": np.zeros(2)})[1]
-    assert json.loads(json.dumps(kind))[0] == "struct"
-
-
-def test_a_declared_type_is_known_by_its_value() -> None:
-    values = [np.ones(2, "f4")]
-    for _ in range(2):
-        array, misfits = fit(values, pa.list_(pa.float32()))
-        assert (array.to_pylist(), misfits) == ([[1.0, 1.0]], {})
