@@ -63,8 +63,6 @@ class Outcome:
     """For each slice the number of calls that included the slice."""
     seconds: float = 0.0
     """Time from the first call to the end of the last one (s)."""
-    timed_out: bool = False
-    """Whether the whole batch took longer than `timeout_s`, and all its parts succeeded."""
     fatal: BaseException | None = None
     """Error of the last worker, which could not be built."""
 
@@ -84,7 +82,7 @@ class Worker(ABC):
         self.ready = False  # the function is built
         self.failed: BaseException | None = None  # reason why the function cannot be built
         self.keys = deque[Hashable](maxlen=step.models)  # routing keys of its instances
-        self.warned = False  # a wrong number of results has been logged
+        self.warned: set[str] = set()  # warnings that have been logged
 
     def make_ready(self) -> None:
         """Build the function, if it is not built; again after errors of a service.
@@ -162,14 +160,21 @@ class BatchRun:
         slices, results, tried = execution.run(self._batch)
         if self._stopped is not None:
             raise self._stopped
-        return Outcome(
-            self._batch,
-            slices,
-            results,
-            [*tried],
-            perf_counter() - self._start,
-            timed_out=self._timed_out and not has_error(results),
-        )
+        batch = self._batch
+        if self._timed_out and not has_error(results):
+            batch.too_big = [*batch.too_big, (batch.size, batch.longest)]
+            self._warn(
+                "step %r: %d rows took longer than timeout_s, and their parts did not; smaller "
+                "batches are formed from now on",
+                self._step.name,
+                batch.size,
+            )
+        return Outcome(batch, slices, results, [*tried], perf_counter() - self._start)
+
+    def _warn(self, message: str, *values: object) -> None:
+        if message not in self._worker.warned:
+            self._worker.warned.add(message)
+            _logger.warning(message, *values)
 
     def _stop(self, error: BaseException) -> None:
         self._over = self._stopped = error
@@ -214,9 +219,8 @@ class BatchRun:
         self._failures += 1
         if self._calls == 1:
             self._timed_out = isinstance(error, TimeLimitExceeded)
-        if isinstance(error, BatchSizeMismatch) and not self._worker.warned:
-            self._worker.warned = True
-            _logger.warning("%s; it is called with fewer items, down to one", error)
+        if isinstance(error, BatchSizeMismatch):
+            self._warn("%s; it is called with fewer items, down to one", error)
         if self._thorough or step.call_retry.is_due(error):
             return self._thorough
         # no call has succeeded

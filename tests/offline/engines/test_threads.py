@@ -91,7 +91,7 @@ def test_a_batch_comes_back_with_a_result_for_each_slice(kind: Any) -> None:
     done = outcome(kind(double), [1, 2, 3])
     assert results(done) == [2, 4, 6]
     assert done.tried == [1, 1, 1]
-    assert (done.timed_out, done.fatal) == (False, None)
+    assert done.fatal is None
     assert done.seconds > 0
 
 
@@ -247,7 +247,6 @@ def test_memory_errors_split_and_are_noted_for_the_scheduler(kind: Any) -> None:
     assert done.batch is not None
     assert list(done.batch.too_big) == [(16, 0), (8, 0)]
     assert not done.batch.fitted
-    assert not done.timed_out
 
 
 def test_memory_that_ran_out_is_free_for_the_next_attempt(kind: Any) -> None:
@@ -295,10 +294,13 @@ def test_a_coroutine_that_takes_too_long_costs_its_row_only() -> None:
     assert type(found[5]) is TimeLimitExceeded
     assert str(found[5]) == "hanging took longer than timeout_s=0.02, and was ended"
     assert found[:5] + found[6:] == [0, 1, 2, 3, 4, 6, 7]
-    assert not done.timed_out
+    assert done.batch is not None
+    assert not done.batch.too_big
 
 
-def test_a_full_batch_that_takes_too_long_and_whose_halves_do_not_is_marked() -> None:
+def test_a_time_limit_that_only_full_batches_exceed_makes_batches_smaller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def slow(items: list[int]) -> list[int]:
         if len(items) > 4:
             await asyncio.Event().wait()
@@ -306,7 +308,10 @@ def test_a_full_batch_that_takes_too_long_and_whose_halves_do_not_is_marked() ->
 
     done = outcome(slow, list(range(8)), timeout_s=0.02)
     assert results(done) == list(range(8))
-    assert done.timed_out
+    assert done.batch is not None
+    assert list(done.batch.too_big) == [(8, 0)]
+    (message,) = caplog.messages
+    assert message.startswith("step 'slow': 8 rows took longer than timeout_s, and their parts did")
 
 
 def test_a_timeout_of_the_coroutine_itself_is_the_services() -> None:
