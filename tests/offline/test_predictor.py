@@ -63,13 +63,6 @@ def test_rows_come_back_in_order_and_a_bad_one_costs_itself() -> None:
     assert len(fn.calls) == 13 + 1
 
 
-def test_good_rows_among_many_bad_ones_are_found() -> None:
-    # the batch fails, and both its halves
-    fn = Counted(bad=[n for n in range(64) if n % 8 != 3])
-    results = outcomes(predictor(fn, batch_size=64), range(64))
-    assert results == [2 * n if n % 8 == 3 else BAD for n in range(64)]
-
-
 def test_what_memory_allows_is_remembered_from_call_to_call() -> None:
     fn = Counted(most=16)
     ready = predictor(fn, batch_size=64)

@@ -173,12 +173,6 @@ def test_a_function_that_fails_for_all_rows_is_given_up_after_three_calls(kind: 
     assert len(done.results) == 64
 
 
-def test_a_row_that_succeeds_keeps_the_narrowing_going(kind: Any) -> None:
-    fn = Counted(set(range(8)) - {5})
-    done = outcome(kind(fn), list(range(8)), thorough=True)
-    assert [row for row, each in enumerate(results(done)) if each == 10] == [5]
-
-
 def test_a_thorough_batch_is_narrowed_to_the_end(kind: Any) -> None:
     fn = Counted(set(range(16)))
     outcome(kind(fn), list(range(16)), thorough=True)
