@@ -17,30 +17,10 @@ import batched  # noqa: E402  # after the skip
 from batched import offline  # noqa: E402  # after the skip
 from batched.errors import RunStopped, SourceError  # noqa: E402  # after the skip
 from batched.offline.predictor import Predictor  # noqa: E402  # after the skip
+from offline_steps import Counted  # noqa: E402  # after the skip
 from stage import python  # noqa: E402  # after the skip
 
 AT_ONCE = offline.Retry(wait_initial=0, wait_jitter=0)
-
-
-class Counted:
-    """Batch function that doubles numbers, notes its calls, and fails for the rows in `bad`."""
-
-    def __init__(self, bad: Sequence[int] = (), most: int = 1000) -> None:
-        self.bad = set(bad)
-        self.most = most  # rows that memory has room for
-        self.calls: list[list[int]] = []
-
-    def __call__(self, items: list[int]) -> list[int]:
-        self.calls.append(items)
-        if len(items) > self.most:
-            raise MemoryError
-        if self.bad.intersection(items):
-            raise ValueError("bad row")
-        return [2 * item for item in items]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(items) for items in self.calls]
 
 
 def outcomes(predictor: Predictor, numbers: Sequence[int]) -> list[Any]:

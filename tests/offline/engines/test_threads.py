@@ -28,6 +28,7 @@ from batched.offline.engines.threads import CallerEngine
 from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
+    Counted,
     batch_of,
     close,
     double,
@@ -49,25 +50,6 @@ def _nothing_is_left() -> Iterator[None]:
     note_threads()
     yield
     assert not leftovers()
-
-
-class Counted:
-    """A batch function that notes its calls, and fails for some rows."""
-
-    def __init__(self, bad: set[int], error: Exception | None = None) -> None:
-        self.bad = bad
-        self.error = error or ValueError("bad row")
-        self.calls: list[list[int]] = []
-
-    def __call__(self, items: list[int]) -> list[int]:
-        self.calls.append(items)
-        if self.bad.intersection(items):
-            raise self.error
-        return [2 * item for item in items]
-
-    @property
-    def sizes(self) -> list[int]:
-        return list(map(len, self.calls))
 
 
 def asynchronous(func: Any) -> Any:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from batched import offline
 from batched.errors import RemoteError, ResultError, RunMismatch, RunStopped, SourceError
+from batched.offline.progress.store import Progress
 from batched.offline.watch.watcher import read_status
 
 
@@ -472,19 +472,6 @@ def test_a_window_of_nothing_but_broken_lines_costs_these_lines(good: int, tmp_p
         run(Lengths(), source, dest)
 
 
-@pytest.mark.parametrize(
-    "kind", [uuid.UUID, PurePosixPath, np.int64], ids=lambda kind: kind.__name__
-)
-def test_keys_are_compared_by_their_plain_form(kind: Any, tmp_path: Path) -> None:
-    texts = [f"{number:032}" for number in range(20)]
-    rows = [{"id": kind(text), "text": text} for text in texts]
-    dest = tmp_path / "out.jsonl"
-    for ok, skipped in ((20, 0), (0, 20)):
-        report = run(Lengths(), rows, dest, keep=["text"])
-        assert (report.ok, report.skipped) == (ok, skipped)
-    assert [json.loads(line)["text"] for line in dest.read_text().splitlines()] == texts
-
-
 def test_committed_results_leave_memory_while_the_run_goes_on(tmp_path: Path) -> None:
     class Text(str):
         """A text that weak references can watch."""
@@ -573,15 +560,6 @@ def test_a_result_that_is_whole_is_not_written_again(tmp_path: Path) -> None:
     assert read(dest)[4] == {"id": 4, "text": "text 4", "title": "t", "length": 6}
 
 
-def test_the_source_is_not_overwritten(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text(json.dumps({"id": 1, "text": "one"}) + "\n")
-    for dest in (source, tmp_path / "." / "in.jsonl"):
-        with pytest.raises(ResultError, match=r"in\.jsonl"):
-            run(Lengths(), source, dest, overwrite=True)
-    assert json.loads(source.read_text())["text"] == "one"
-
-
 def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -> None:
     rows, dest = rows_of(20), tmp_path / "out.parquet"
     first = offline.Step(Upper(), input="text", output="upper", name="first", version=1)
@@ -665,6 +643,17 @@ def test_an_error_of_the_source_ends_the_run_and_costs_no_result(tmp_path: Path)
     with pytest.raises(SourceError, match="OSError: the network is gone"):
         run(Lengths(), source(4096), dest)
     assert run(Lengths(), source(5000), dest).ok + 4096 >= 5000
+
+
+def test_an_error_of_the_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "commit", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(Lengths(), rows_of(100), tmp_path / "out.parquet")
+    assert run(Lengths(), rows_of(100), tmp_path / "out.parquet").ok == 100
 
 
 def test_code_for_single_rows_that_always_fails_ends_the_run_before_the_source_does(
