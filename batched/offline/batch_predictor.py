@@ -26,7 +26,7 @@ from .sources.errors import missing_column
 from .step import Step
 from .types.arrow import to_python
 from .types.columns import Columns, Kinds, fit
-from .types.values import Kind, arrow_type, is_tensor, of_tensor
+from .types.values import Kind, arrow_type
 
 STATUS: Final = "_status"
 """Column that holds `OK` or `FAILED`."""
@@ -39,8 +39,6 @@ Reasons = dict[int, str]
 
 OK: Final = "ok"
 FAILED: Final = "failed"
-
-_NUMBERS: Final = (bool, int, float, np.bool_, np.number)
 
 
 class BatchPredictor:
@@ -103,7 +101,7 @@ class BatchPredictor:
             else:
                 good[place] = result
         is_table = isinstance(batch, pa.Table)
-        columns, reasons = (self._in_arrow if is_table else self._in_numpy)(good, size)
+        columns, reasons = self._read(good, size, is_table=is_table)
         for place, reason in reasons.items():
             del good[place]
             errors[place] = reason
@@ -112,41 +110,29 @@ class BatchPredictor:
             columns[name] = pa.array(texts, pa.string()) if is_table else np.array(texts, "O")
         return _extended(batch, columns)
 
-    def _in_arrow(self, results: Mapping[int, Any], size: int) -> tuple[dict[str, Any], Reasons]:
-        """Return arrays of the results by place, and the reasons why results do not fit."""
+    def _read(
+        self, results: Mapping[int, Any], size: int, *, is_table: bool
+    ) -> tuple[dict[str, Any], Reasons]:
+        """Return columns of the results by place, and the reasons why results do not fit."""
         read = self._columns.read(list(results.values()))
         places = list(results)
         reasons = {places[at]: why for at, why in read.misfits.items()}
-        at = {places[row]: number for number, row in enumerate(read.places)}
-        taken = pa.array([at.get(place) for place in range(size)], pa.int64())
+        rows = [places[at] for at in read.places]
         columns: dict[str, Any] = {}
         for name, values, kinds in zip(self._columns.names, read.columns, read.kinds, strict=True):
+            if not is_table:
+                columns[name] = self._in_numpy(name, dict(zip(rows, values, strict=True)), size)
+                continue
             self._kinds[name].add(kinds)
             final = self._columns.declared.get(name) or _open_lists(self._kinds[name].final())
             array, misfits = fit(values, final)
-            columns[name] = array.take(taken)
-            reasons.update({places[read.places[row]]: why for row, why in misfits.items()})
+            at = {place: number for number, place in enumerate(rows)}
+            columns[name] = array.take(pa.array([at.get(n) for n in range(size)], pa.int64()))
+            reasons.update({rows[number]: why for number, why in misfits.items()})
         return columns, reasons
 
-    def _in_numpy(self, results: Mapping[int, Any], size: int) -> tuple[dict[str, Any], Reasons]:
-        """Return arrays of the results by place, and the reasons why results do not fit."""
-        names = self._columns.names
-        rows: dict[int, list[Any]] = {}
-        reasons: Reasons = {}
-        for place, result in results.items():
-            try:
-                rows[place] = [result] if len(names) == 1 else self._columns.row(result)
-            except Exception as error:
-                reasons[place] = str(error)
-        columns = {
-            name: self._joined(name, {place: row[number] for place, row in rows.items()}, size)
-            for number, name in enumerate(names)
-        }
-        return columns, reasons
-
-    def _joined(self, name: str, results: Mapping[int, Any], size: int) -> Any:
-        """Return an array of the results by place, with NaN, zero, `[]` or None elsewhere."""
-        values = {place: _plain(value) for place, value in results.items()}
+    def _in_numpy(self, name: str, values: Mapping[int, Any], size: int) -> Any:
+        """Return an array of the values by place, with NaN, zero, `[]` or None elsewhere."""
         kinds = {type(value) for value in values.values()}
         if kinds == {np.ndarray}:
             shapes = {value.shape for value in values.values()}
@@ -159,7 +145,7 @@ class BatchPredictor:
         rows: list[Any] = [values.get(place, missing) for place in range(size)]
         if missing is not None and len({row.shape for row in rows}) == 1:
             return np.stack(rows)
-        if len(values) == size and len(kinds) == 1 and issubclass(kinds.pop(), _NUMBERS):
+        if len(values) == size and len(kinds) == 1 and kinds <= {bool, int, float}:
             return np.array(rows)
         column = np.empty(size, "O")
         for place, row in enumerate(rows):
@@ -202,13 +188,6 @@ def _extended(batch: Any, columns: Mapping[str, Any]) -> Any:
     return batch.assign(
         **{name: list(array) if array.ndim > 1 else array for name, array in columns.items()}
     )
-
-
-def _plain(value: Any) -> Any:
-    """Return the value as an array or a scalar of numpy, if it is a tensor."""
-    if is_tensor(value):
-        value = of_tensor(value)
-    return value[()] if isinstance(value, np.ndarray) else value
 
 
 def _open_lists(kind: Kind) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -182,5 +181,5 @@ def dead_letters(path: Path) -> Iterator[DeadLetter]:
 
 def error_type(phase: str, error: str) -> str:
     """Return the type of an error by its text, or the phase if the text names no type."""
-    found = re.match(r"[^\W\d]\w*(?=:|$)", error)
-    return found[0] if found else phase
+    name = error.partition(":")[0]
+    return name if name.isidentifier() else phase

@@ -17,30 +17,10 @@ import batched  # noqa: E402  # after the skip
 from batched import offline  # noqa: E402  # after the skip
 from batched.errors import RunStopped, SourceError  # noqa: E402  # after the skip
 from batched.offline.predictor import Predictor  # noqa: E402  # after the skip
+from offline_steps import Counted  # noqa: E402  # after the skip
 from stage import python  # noqa: E402  # after the skip
 
 AT_ONCE = offline.Retry(wait_initial=0, wait_jitter=0)
-
-
-class Counted:
-    """Batch function that doubles numbers, notes its calls, and fails for the rows in `bad`."""
-
-    def __init__(self, bad: Sequence[int] = (), most: int = 1000) -> None:
-        self.bad = set(bad)
-        self.most = most  # rows that memory has room for
-        self.calls: list[list[int]] = []
-
-    def __call__(self, items: list[int]) -> list[int]:
-        self.calls.append(items)
-        if len(items) > self.most:
-            raise MemoryError
-        if self.bad.intersection(items):
-            raise ValueError("bad row")
-        return [2 * item for item in items]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(items) for items in self.calls]
 
 
 def outcomes(predictor: Predictor, numbers: Sequence[int]) -> list[Any]:
@@ -61,13 +41,6 @@ def test_rows_come_back_in_order_and_a_bad_one_costs_itself() -> None:
     results = outcomes(predictor(fn, batch_size=64), range(100))
     assert results == [BAD if n == 13 else 2 * n for n in range(100)]
     assert len(fn.calls) == 13 + 1
-
-
-def test_good_rows_among_many_bad_ones_are_found() -> None:
-    # the batch fails, and both its halves
-    fn = Counted(bad=[n for n in range(64) if n % 8 != 3])
-    results = outcomes(predictor(fn, batch_size=64), range(64))
-    assert results == [2 * n if n % 8 == 3 else BAD for n in range(64)]
 
 
 def test_what_memory_allows_is_remembered_from_call_to_call() -> None:

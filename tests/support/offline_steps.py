@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,6 +31,30 @@ SOON = 30.0
 
 def double(items: list[int]) -> list[int]:
     return [2 * item for item in items]
+
+
+class Counted:
+    """A batch function that doubles numbers, notes its calls, and fails for the rows in `bad`."""
+
+    def __init__(
+        self, bad: Collection[int] = (), error: Exception | None = None, most: int = 1000
+    ) -> None:
+        self.bad = set(bad)
+        self.error = error or ValueError("bad row")
+        self.most = most  # rows that memory has room for
+        self.calls: list[list[int]] = []
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.calls.append(items)
+        if len(items) > self.most:
+            raise MemoryError
+        if self.bad.intersection(items):
+            raise self.error
+        return double(items)
+
+    @property
+    def sizes(self) -> list[int]:
+        return list(map(len, self.calls))
 
 
 def fail(fault: object) -> None:

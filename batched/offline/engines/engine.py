@@ -1,9 +1,9 @@
 """Engine: runs the batches of one step on workers that it owns.
 
-A worker is a place where the function computes: this process, another process or an actor.
+A worker is a place where the function computes: a thread, an event loop, a process or an actor.
 
-1. Each thread of the engine, or each task of its loop, takes a batch from the queue and runs the
-   batch on its worker by `Execution`. The engine reports one `Outcome` for each batch.
+1. Each thread of the engine takes a batch from the queue and runs the batch on its worker by
+   `Execution`. The engine reports one `Outcome` for each batch.
 2. No call is repeated, and no call waits. A service error of the whole batch is the outcome of all
    its rows. The owner of the engine decides when rows are tried again.
 3. Any other failure is narrowed by halves until the rows that fail stand alone. If a batch and both
@@ -20,7 +20,6 @@ A worker is a place where the function computes: this process, another process o
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -33,13 +32,10 @@ from typing import Any, Final
 
 from ..._collate.items import ItemCollator
 from ..._core.request import Batch, Slice
-from ..._execution.attempts import Outcomes
-from ..._execution.exceptions import trim_traceback
 from ..._execution.execution import Execution
-from ..._execution.memory import drop_locals, is_out_of_memory
-from ..._runtime.async_backend import ends_current_task
+from ..._execution.memory import is_out_of_memory
 from ...errors import BatchFunctionError, BatchSizeMismatch, TimeLimitExceeded
-from ..failures import error_text, is_memory_error
+from ..failures import error_text, has_error
 from ..step import Step
 
 _logger = logging.getLogger("batched")
@@ -47,7 +43,7 @@ _logger = logging.getLogger("batched")
 _FAILURES: Final = 3
 """Calls that fail before a batch is given up: the batch and its two halves."""
 
-_KILL_TIME: Final = 10.0
+KILL_TIME: Final = 10.0
 """Longest wait for a call that was killed or cancelled (s)."""
 
 Task = tuple[Batch, bool]
@@ -67,8 +63,6 @@ class Outcome:
     """For each slice the number of calls that included the slice."""
     seconds: float = 0.0
     """Time from the first call to the end of the last one (s)."""
-    timed_out: bool = False
-    """Whether the whole batch took longer than `timeout_s`, and all its parts succeeded."""
     fatal: BaseException | None = None
     """Error of the last worker, which could not be built."""
 
@@ -88,7 +82,7 @@ class Worker(ABC):
         self.ready = False  # the function is built
         self.failed: BaseException | None = None  # reason why the function cannot be built
         self.keys = deque[Hashable](maxlen=step.models)  # routing keys of its instances
-        self.warned = False  # a wrong number of results has been logged
+        self.warned: set[str] = set()  # warnings that have been logged
 
     def make_ready(self) -> None:
         """Build the function, if it is not built; again after errors of a service.
@@ -160,34 +154,27 @@ class BatchRun:
             WorkerClosed, KeyboardInterrupt: the batch was interrupted.
             Exception: the function could not be built.
         """
-        return self._outcome(self._execution(self._call).run(self._batch))
-
-    async def run_async(self) -> Outcome:
-        """Await the function until each row has an outcome. Raise as `run` does."""
-        return self._outcome(await self._execution(self._call_async).run_async(self._batch))
-
-    def _execution(self, call: Callable[..., Any]) -> Execution:
-        return Execution(
-            call,
-            self._worker.collator,
-            splits=self._splits,
-            isolates=self._isolates,
-            ends_task=ends_current_task,
+        execution = Execution(
+            self._call, self._worker.collator, splits=self._splits, isolates=self._isolates
         )
-
-    def _outcome(self, outcomes: Outcomes) -> Outcome:
-        slices, results, tried = outcomes
+        slices, results, tried = execution.run(self._batch)
         if self._stopped is not None:
             raise self._stopped
-        failed = any(issubclass(type(each), BaseException) for each in results)
-        return Outcome(
-            self._batch,
-            slices,
-            results,
-            [*tried],
-            perf_counter() - self._start,
-            timed_out=self._timed_out and not failed,
-        )
+        batch = self._batch
+        if self._timed_out and not has_error(results):
+            batch.too_big = [*batch.too_big, (batch.size, batch.longest)]
+            self._warn(
+                "step %r: %d rows took longer than timeout_s, and their parts did not; smaller "
+                "batches are formed from now on",
+                self._step.name,
+                batch.size,
+            )
+        return Outcome(batch, slices, results, [*tried], perf_counter() - self._start)
+
+    def _warn(self, message: str, *values: object) -> None:
+        if message not in self._worker.warned:
+            self._worker.warned.add(message)
+            _logger.warning(message, *values)
 
     def _stop(self, error: BaseException) -> None:
         self._over = self._stopped = error
@@ -218,20 +205,6 @@ class BatchRun:
             return threading.current_thread() is threading.main_thread()
         return isinstance(error, WorkerClosed) or self._worker.failed is not None
 
-    async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
-        self._begin()
-        limit = asyncio.timeout(self._step.timeout_s)
-        try:
-            async with limit:
-                output = await self._worker.call(*args, **kwargs)
-            return self._rows(output)
-        except BaseException as error:
-            if limit.expired() and isinstance(error, TimeoutError):
-                raise time_limit_exceeded(self._step) from error
-            if is_memory_error(error):  # later, frames that cannot be cleared are above the user's
-                drop_locals(trim_traceback(error))
-            raise
-
     def _splits(self, error: BaseException) -> bool:
         """Return whether memory ran out, so that smaller parts are tried."""
         splits = self._over is None and is_out_of_memory(error)
@@ -246,9 +219,8 @@ class BatchRun:
         self._failures += 1
         if self._calls == 1:
             self._timed_out = isinstance(error, TimeLimitExceeded)
-        if isinstance(error, BatchSizeMismatch) and not self._worker.warned:
-            self._worker.warned = True
-            _logger.warning("%s; it is called with fewer items, down to one", error)
+        if isinstance(error, BatchSizeMismatch):
+            self._warn("%s; it is called with fewer items, down to one", error)
         if self._thorough or step.call_retry.is_due(error):
             return self._thorough
         # no call has succeeded
@@ -336,7 +308,7 @@ class Engine:
             join(self._threads, deadline)
         finally:  # also if Ctrl-C ends the wait
             if self._kill():
-                join(self._threads, perf_counter() + _KILL_TIME)
+                join(self._threads, perf_counter() + KILL_TIME)
             for worker in self._workers:
                 worker.close()
 
@@ -381,12 +353,12 @@ class Engine:
             self._tasks.append(task)
             self._changed.notify()
 
-    def _take(self, worker: Worker, *, wait: bool = True) -> Task | None:
-        """Return the next batch for `worker`; None after `stop`, or if none waits."""
+    def _take(self, worker: Worker) -> Task | None:
+        """Return the next batch for `worker`; None after `stop`."""
         with self._changed:
-            while wait and not self._tasks and not self._stopped:
+            while not self._tasks and not self._stopped:
                 self._changed.wait()
-            if self._stopped or not self._tasks:
+            if self._stopped:
                 return None
             place = self._place_for(worker) if self._step.models else 0
             task = self._tasks[place]

@@ -45,9 +45,6 @@ _logger = logging.getLogger("batched")
 _POLL: Final = 0.5
 """Longest time between two looks whether a wait is to end (s)."""
 
-_INLINE: Final = 100_000
-"""Largest message that Ray sends with its call (bytes); Ray stores larger messages first."""
-
 _PATIENCE: Final = 10.0
 """Time without an actor after which the wait is logged (s)."""
 
@@ -143,10 +140,8 @@ class ActorPool(Worker):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the function in an actor."""
-        data: Any = pickled((args, kwargs))
+        data = pickled((args, kwargs))
         key = args[1] if self.step.models else None
-        if len(data) > _INLINE:
-            data = import_ray().put(data)
         reply = self._ask(data, key)
         while reply is None:
             reply = self._ask(data, key, again=True)
@@ -166,7 +161,7 @@ class ActorPool(Worker):
             for actor in [*self._actors]:
                 self._drop(actor)
 
-    def _ask(self, data: Any, key: object, *, again: bool = False) -> Any:
+    def _ask(self, data: bytes, key: object, *, again: bool = False) -> Any:
         """Return the reply of an actor; None if the actor is lost, and by another fault perhaps.
 
         Raises:

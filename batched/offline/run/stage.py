@@ -11,7 +11,6 @@ A stage owns its counts, its queues and its engine; the coordinator only calls i
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -32,8 +31,6 @@ from ..types.values import describe_kind
 from .sizes import AutoSize
 from .transform import Dead, Transform, take_row
 from .verdicts import Failure, Row, Verdicts
-
-_logger = logging.getLogger("batched")
 
 AHEAD: Final = 33
 """Batches of each step that may be read and not yet done; enough to group similar lengths."""
@@ -262,28 +259,14 @@ class Stage:
             error = failures[0].error if failures else None
             verdicts.end_trial(row, error, now)
             return [] if row is verdicts.sample else good  # the sample is committed
-        self._note_size(outcome, now)
+        self._scheduler.finished(batch, now)
+        if self._auto and batch.fitted and batch.attempts == 1:
+            size = self._auto.next(batch.size, outcome.seconds)
+            self._scheduler.capacity.batch_size = size
         if self._observer is not None:
             self._observer(batch, (outcome.slices, outcome.results, outcome.tried))
         verdicts.note_batch(failures, succeeded=bool(good), started=batch.started, now=now)
         return good
-
-    def _note_size(self, outcome: Outcome, now: float) -> None:
-        """Learn from the time of a batch, and from its failure by memory or by the time limit."""
-        batch, capacity = outcome.batch, self._scheduler.capacity
-        assert batch is not None
-        self._scheduler.finished(batch, now)
-        if self._auto and batch.fitted and batch.attempts == 1:
-            capacity.batch_size = self._auto.next(batch.size, outcome.seconds)
-        if outcome.timed_out:
-            if not capacity.varies:
-                _logger.warning(
-                    "step %r: %d rows took longer than timeout_s, and their parts did not; smaller "
-                    "batches are formed from now on",
-                    self.name,
-                    batch.size,
-                )
-            capacity.too_big(batch.size, batch.longest)
 
     def take_dead(self) -> list[Dead]:
         """Return the rows that have failed for good since the last call."""

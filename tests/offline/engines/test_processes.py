@@ -136,10 +136,6 @@ def test_large_arrays_cross_whole_and_can_be_written_to() -> None:
         result += 1
 
 
-def test_a_text_that_names_the_main_script_crosses_like_any_other() -> None:
-    assert results(in_process(double, ["__main__"])) == ["__main__" * 2]
-
-
 def test_an_array_of_which_half_arrives_is_the_end_of_a_process() -> None:
     ours, theirs = multiprocessing.Pipe()
     theirs.send([1_000_000])
@@ -245,15 +241,6 @@ def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None
 
 
 @pytest.mark.once
-def test_what_cannot_be_built_is_reported_once_for_all_processes() -> None:
-    with running(Process, processes=True, args=("raise",), workers=2) as (engine, outcomes):
-        engine.submit(batch_of([1]))
-        done = outcomes.get(timeout=SOON)
-    assert str(done.fatal) == "ValueError: bad row"
-    assert outcomes.empty()
-
-
-@pytest.mark.once
 def test_a_class_whose_process_dies_while_it_is_built_ends_the_workers() -> None:
     done = in_process(Process, [1], args=("exit 1",))
     assert str(done.fatal) == "the process of Process exited with 1"
@@ -311,15 +298,6 @@ def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
     # or its own thread ends it, which takes the closed pipe for the driver's end
     how = str(error).removeprefix("the process of closing ")
     assert how in {"closed its pipe", "exited with 1"}
-
-
-def test_closing_before_a_process_has_started_starts_none() -> None:
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(step_of(double, processes=True, workers=2), outcomes.put)
-    close(engine, 0)
-    engine.start()
-    close(engine)
-    assert outcomes.empty()
 
 
 def test_features_run_in_processes_as_they_do_online() -> None:
@@ -406,27 +384,6 @@ def test_a_script_without_a_main_guard_works_and_runs_once(tmp_path: Path) -> No
     text, _ = driver.communicate(timeout=SOON)
     lines = text.splitlines()
     assert lines == ["the script runs", "[(True, 2), (True, 4)]"]
-
-
-def test_a_driver_that_ends_without_closing_leaves_no_process(tmp_path: Path) -> None:
-    driver = script(
-        tmp_path,
-        """
-        from queue import SimpleQueue
-        from offline_steps import Process, batch_of, results, step_of
-        from batched.offline.engines import engine_for
-
-        outcomes = SimpleQueue()
-        engine = engine_for(step_of(Process, processes=True, workers=2), outcomes.put)
-        engine.start()
-        engine.submit(batch_of([1]))
-        print(results(outcomes.get(timeout=30)), flush=True)
-        """,
-    )
-    text, _ = driver.communicate(timeout=SOON)
-    assert driver.returncode == 0, text
-    (pid,) = ast.literal_eval(text)
-    assert is_gone(pid)
 
 
 @pytest.mark.parametrize("fault", ["hang", "hold the GIL"])

@@ -28,7 +28,6 @@ import ray_steps
 from batched import offline
 from batched.offline.engines import Engine, Outcome, engine_for
 from batched.offline.engines.ray import join
-from batched.offline.progress.store import Progress
 from offline_steps import SOON, batch_of, close, results, routed, step_of
 
 pytestmark = [
@@ -37,7 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of Ray itself
 ]
 
-TESTS = Path(__file__).parents[2]
 CPUS = 2
 """CPUs of the node that stays."""
 
@@ -120,25 +118,6 @@ def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
     assert letters[15].startswith("WorkerDied: the actor of measure was lost: ")
     assert letters[25] == "SystemExit: 3"
     assert "timeout_s=3" in letters[35]
-
-
-def killed_once(log: Path, kill: Callable[[int], object], after: int) -> threading.Thread:
-    """Return a thread that kills the process of the latest batch, once so many have begun."""
-
-    def wait_and_kill() -> None:
-        pause = threading.Event()
-        while len(words := [each for each in ray_steps.notes(log) if each[0] == "rows"]) < after:
-            pause.wait(0.01)
-        kill(int(words[-1][1]))
-
-    thread = threading.Thread(target=wait_and_kill)
-    thread.start()
-    return thread
-
-
-def recomputed(log: Path, committed: set[int]) -> set[int]:
-    """Return the rows that were computed again after their commit."""
-    return committed & {int(key) for each in ray_steps.notes(log) for key in each[2:]}
 
 
 @contextlib.contextmanager
@@ -225,47 +204,11 @@ def test_a_new_node_is_used_and_a_lost_node_costs_only_calls_in_flight(
     assert sum(count > 1 for count in seen.values()) <= CPUS * 2 * 16, "two calls of each actor"
 
 
-def committed_in(dest: Path) -> set[int]:
-    path = Path(f"{dest}.progress")
-    if not path.exists():
-        return set()
-    with contextlib.closing(Progress(path)) as progress:
-        found = progress.committed(range(5000))
-    return {int(key) for (key, step), each in found.items() if step == 0 and each.status == "ok"}
-
-
-DRIVER = """
-import sys, pathlib
-from batched import offline
-sys.path[:0] = [{tests!r}, {tests!r} + '/support']
-from offline.engines.test_ray import pipeline, rows, run
-dest, log, address = sys.argv[1:]
-engine = offline.Ray(address=address) if address else None
-steps = pipeline(pathlib.Path(log), 0.01)
-run(steps, rows(5000), pathlib.Path(dest), engine=engine, batch_size=16, workers=2)
-"""
-
-
-@pytest.mark.slow  # tests/offline/run/test_kills.py kills drivers of threads
-def test_killed_drivers_of_engines_in_turn_compute_nothing_twice(
-    cluster: Any, tmp_path: Path
-) -> None:
-    dest, log, whole = tmp_path / "out.parquet", tmp_path / "log", tmp_path / "whole.parquet"
-    for address in (cluster.address, "", cluster.address, ""):
-        before = committed_in(dest)
-        log.unlink(missing_ok=True)
-        with subprocess.Popen(
-            [sys.executable, "-c", DRIVER.format(tests=str(TESTS)), str(dest), str(log), address],
-            stderr=subprocess.DEVNULL,
-        ) as driver:
-            killer = killed_once(log, lambda _: driver.kill(), after=30)
-            killer.join()
-        assert driver.returncode == -signal.SIGKILL
-        assert len(committed_in(dest)) > len(before)
-        assert not recomputed(log, before)
-    run(pipeline(log, 0.01), rows(5000), dest)
-    run(pipeline(log), rows(5000), whole, engine=None)
-    assert dest.read_bytes() == whole.read_bytes()
+def test_a_run_goes_on_with_another_engine(cluster: Any, tmp_path: Path) -> None:
+    steps, dest = pipeline(tmp_path / "log"), tmp_path / "out.parquet"
+    for count, settings in ((50, {}), (100, {"engine": None}), (150, {})):
+        report = run(steps, rows(count), dest, **settings)
+        assert (report.ok, report.skipped) == (50, count - 50)
 
 
 def test_a_cluster_without_room_for_an_actor_of_each_step_is_refused_in_one_sentence(

@@ -28,6 +28,7 @@ from batched.offline.engines.threads import CallerEngine
 from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
+    Counted,
     batch_of,
     close,
     double,
@@ -51,25 +52,6 @@ def _nothing_is_left() -> Iterator[None]:
     assert not leftovers()
 
 
-class Counted:
-    """A batch function that notes its calls, and fails for some rows."""
-
-    def __init__(self, bad: set[int], error: Exception | None = None) -> None:
-        self.bad = bad
-        self.error = error or ValueError("bad row")
-        self.calls: list[list[int]] = []
-
-    def __call__(self, items: list[int]) -> list[int]:
-        self.calls.append(items)
-        if self.bad.intersection(items):
-            raise self.error
-        return [2 * item for item in items]
-
-    @property
-    def sizes(self) -> list[int]:
-        return list(map(len, self.calls))
-
-
 def asynchronous(func: Any) -> Any:
     async def fn(items: list[Any]) -> Any:
         await asyncio.sleep(0)
@@ -91,7 +73,7 @@ def test_a_batch_comes_back_with_a_result_for_each_slice(kind: Any) -> None:
     done = outcome(kind(double), [1, 2, 3])
     assert results(done) == [2, 4, 6]
     assert done.tried == [1, 1, 1]
-    assert (done.timed_out, done.fatal) == (False, None)
+    assert done.fatal is None
     assert done.seconds > 0
 
 
@@ -173,12 +155,6 @@ def test_a_function_that_fails_for_all_rows_is_given_up_after_three_calls(kind: 
     assert len(done.results) == 64
 
 
-def test_a_row_that_succeeds_keeps_the_narrowing_going(kind: Any) -> None:
-    fn = Counted(set(range(8)) - {5})
-    done = outcome(kind(fn), list(range(8)), thorough=True)
-    assert [row for row, each in enumerate(results(done)) if each == 10] == [5]
-
-
 def test_a_thorough_batch_is_narrowed_to_the_end(kind: Any) -> None:
     fn = Counted(set(range(16)))
     outcome(kind(fn), list(range(16)), thorough=True)
@@ -247,7 +223,6 @@ def test_memory_errors_split_and_are_noted_for_the_scheduler(kind: Any) -> None:
     assert done.batch is not None
     assert list(done.batch.too_big) == [(16, 0), (8, 0)]
     assert not done.batch.fitted
-    assert not done.timed_out
 
 
 def test_memory_that_ran_out_is_free_for_the_next_attempt(kind: Any) -> None:
@@ -295,10 +270,13 @@ def test_a_coroutine_that_takes_too_long_costs_its_row_only() -> None:
     assert type(found[5]) is TimeLimitExceeded
     assert str(found[5]) == "hanging took longer than timeout_s=0.02, and was ended"
     assert found[:5] + found[6:] == [0, 1, 2, 3, 4, 6, 7]
-    assert not done.timed_out
+    assert done.batch is not None
+    assert not done.batch.too_big
 
 
-def test_a_full_batch_that_takes_too_long_and_whose_halves_do_not_is_marked() -> None:
+def test_a_time_limit_that_only_full_batches_exceed_makes_batches_smaller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def slow(items: list[int]) -> list[int]:
         if len(items) > 4:
             await asyncio.Event().wait()
@@ -306,7 +284,10 @@ def test_a_full_batch_that_takes_too_long_and_whose_halves_do_not_is_marked() ->
 
     done = outcome(slow, list(range(8)), timeout_s=0.02)
     assert results(done) == list(range(8))
-    assert done.timed_out
+    assert done.batch is not None
+    assert list(done.batch.too_big) == [(8, 0)]
+    (message,) = caplog.messages
+    assert message.startswith("step 'slow': 8 rows took longer than timeout_s, and their parts did")
 
 
 def test_a_timeout_of_the_coroutine_itself_is_the_services() -> None:
@@ -710,7 +691,7 @@ def test_engines_may_be_closed_twice_and_before_they_start(kind: Any) -> None:
 # the thread of the caller
 
 
-def test_the_engine_of_a_caller_computes_in_its_thread(kind: Any) -> None:
+def test_the_engine_of_a_caller_computes_in_its_thread() -> None:
     threads: list[threading.Thread] = []
 
     def fn(items: list[int]) -> list[int]:
@@ -718,7 +699,7 @@ def test_the_engine_of_a_caller_computes_in_its_thread(kind: Any) -> None:
         return double(items)
 
     outcomes: list[Outcome] = []
-    engine = CallerEngine(step_of(kind(fn)), outcomes.append)
+    engine = CallerEngine(step_of(fn), outcomes.append)
     engine.start()
     assert engine.slots == 1
     for _ in range(2):

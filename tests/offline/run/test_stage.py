@@ -31,7 +31,7 @@ class Taking:
     def submit(self, batch: Batch, *, thorough: bool) -> None:
         self.batches.append(batch)
 
-    def end(self, result: Any, **more: Any) -> Outcome:
+    def end(self, result: Any) -> Outcome:
         """Return the outcome of the oldest batch, with one result for all its rows."""
         batch = self.batches.pop(0)
         results = [
@@ -40,7 +40,7 @@ class Taking:
             else result
             for request, start, stop in batch.slices
         ]
-        return Outcome(batch, batch.slices, results, [1] * len(results), 1.0, **more)
+        return Outcome(batch, batch.slices, results, [1] * len(results), 1.0)
 
 
 def stage_of(**settings: Any) -> tuple[Stage, Taking]:
@@ -104,18 +104,3 @@ def test_a_sample_that_cannot_be_prepared_fails_its_trial() -> None:
     assert not engine.batches
     assert stage.verdicts.in_doubt
     assert stage.verdicts.next_moment() > 1.0
-
-
-def test_a_time_limit_that_only_full_batches_exceed_makes_batches_smaller(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    stage, engine = stage_of()
-    stage.enter(rows(*range(16)), 0.0)
-    for now in (0.0, 1.0):
-        stage.dispatch(now, drain=False)
-        stage.end(engine.end(1, timed_out=True), now)
-    engine.batches.clear()
-    stage.dispatch(2.0, drain=False)
-    assert {batch.size for batch in engine.batches} == {2}
-    (message,) = caplog.messages
-    assert message.startswith("step 'same': 4 rows took longer than timeout_s, and their parts did")

@@ -279,15 +279,6 @@ def test_a_function_that_watches_and_raises_is_dropped_and_logged_once(
     assert status["state"] == "done"
 
 
-def test_a_view_that_raises_leaves_the_others_alone() -> None:
-    def view(*_: object) -> None:
-        raise ValueError
-
-    seen = Seen()
-    Watcher([view, seen]).update(snapshot(1.0, counts()), "done")
-    assert seen.states == ["done"]
-
-
 def test_a_service_that_is_down_leaves_time_unknown() -> None:
     # batches end, and nothing of them
     (pace,) = paces_of(*[snapshot(float(n), counts(0, 9, n), read=9) for n in (1, 2, 3)])
