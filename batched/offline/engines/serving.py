@@ -138,9 +138,16 @@ def pickled(message: object, buffers: Buffers | None = None) -> bytes:
         buffers.append(raw)
         return False
 
-    # cloudpickle, because the main script is not imported in another process
-    data: bytes = cloudpickle.dumps(message, protocol=5, buffer_callback=is_small)
-    return data
+    try:
+        data: bytes = pickle.dumps(message, protocol=5, buffer_callback=is_small)
+        if b"__main__" not in data:  # the name of the module or, harmless, in a text
+            return data
+    except Exception:  # cloudpickle can more, and takes several times as long for small arrays
+        pass
+    if buffers:
+        buffers.clear()
+    data = cloudpickle.dumps(message, protocol=5, buffer_callback=is_small)
+    return data  # noqa: RET504 -- which is where it has its type
 
 
 def send(connection: Connection[Any, Any], message: bytes, buffers: Sequence[Any] = ()) -> None:

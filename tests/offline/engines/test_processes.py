@@ -136,6 +136,10 @@ def test_large_arrays_cross_whole_and_can_be_written_to() -> None:
         result += 1
 
 
+def test_a_text_that_names_the_main_script_crosses_like_any_other() -> None:
+    assert results(in_process(double, ["__main__"])) == ["__main__" * 2]
+
+
 def test_an_array_of_which_half_arrives_is_the_end_of_a_process() -> None:
     ours, theirs = multiprocessing.Pipe()
     theirs.send([1_000_000])
