@@ -17,17 +17,19 @@ from .choice import choose
 from .row import Row
 from .stream import wake
 
+PAD = 0
+"""Token of the padding. The attention mask hides the padding, so any token serves."""
 ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
 """Settings with which `generate` has one row for each prompt."""
 
 
-def decode(model: Any, rows: Sequence[Row], pad: int, on_end: Callable[[Row], None]) -> None:
+def decode(model: Any, rows: Sequence[Row], on_end: Callable[[Row], None]) -> None:
     """Add tokens to each row until all rows have ended, and call `on_end` with each ended row.
 
-    Shorter prompts are left-padded with `pad`; the attention mask hides the padding.
+    Shorter prompts are left-padded with `PAD`.
     """
     width = max([row.size for row in rows])
-    ids = torch.full((len(rows), width), pad)
+    ids = torch.full((len(rows), width), PAD)
     mask = torch.zeros_like(ids)
     for place, row in enumerate(rows):
         ids[place, width - row.size :] = torch.tensor(row.prompt.ids)
@@ -37,7 +39,7 @@ def decode(model: Any, rows: Sequence[Row], pad: int, on_end: Callable[[Row], No
         attention_mask=mask.to(model.device),
         custom_generate=partial(_loop, rows=list(rows), on_end=on_end),
         max_new_tokens=max([row.prompt.limit for row in rows]),
-        pad_token_id=pad,
+        pad_token_id=PAD,
         **ONE_TEXT,
     )
 
@@ -60,7 +62,7 @@ def _loop(
         )
         step = {"next_sequence_length": 1 if inputs.get("use_cache") else None}
         inputs = model._update_model_kwargs_for_generation(outputs, inputs)
-        # a copy, because the logits of all positions may be large
+        # a copy: a view would keep the logits of all positions in memory
         logits = outputs.logits[:, -1].to(torch.float32, copy=True)
         del outputs
         tokens = choose(rows, ids, logits)
@@ -110,7 +112,7 @@ def _select(
     for name, value in inputs.items():
         if isinstance(value, Cache):
             value.batch_select_indices(live)
-        # rows are the axis before the last: some models have several planes of positions
+        # rows are the last axis but one: `position_ids` of some models have a further axis in front
         if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[-2] == count:
             inputs[name] = value.index_select(value.ndim - 2, live)
     return ids.index_select(0, live), inputs

@@ -11,7 +11,7 @@ from .engine import Engine, Outcome, Worker
 from .function import pickle_step
 from .processes import ProcessWorker
 from .ray import ActorPool
-from .threads import LocalWorker, LoopWorker
+from .threads import LocalWorker, LoopEngine
 
 __all__ = ["Engine", "Outcome", "engine_for"]
 
@@ -25,9 +25,9 @@ def engine_for(step: Step, report: Callable[[Outcome], None], ray: Ray | None = 
         TypeError: the function cannot be sent to a process.
         ValueError: this system cannot run the function in processes.
     """
-    count = step.workers or 1
     if step.is_coroutine:
-        return Engine(report, [LoopWorker(step)], count)
+        return LoopEngine(step, report)
+    count = step.workers or 1
     if ray is not None:
         return Engine(report, [ActorPool(step, ray)], count * ray.max_in_flight)
     workers: Sequence[Worker]

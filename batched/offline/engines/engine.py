@@ -1,9 +1,9 @@
 """Engine: runs the batches of one step on workers that it owns.
 
-A worker is a place where the function computes: a thread, an event loop, a process or an actor.
+A worker is a place where the function computes: this process, another process or an actor.
 
-1. Each thread of the engine takes a batch from the queue and runs the batch on its worker by
-   `Execution`. The engine reports one `Outcome` for each batch.
+1. Each thread of the engine, or each task of its loop, takes a batch from the queue and runs the
+   batch on its worker by `Execution`. The engine reports one `Outcome` for each batch.
 2. No call is repeated, and no call waits. A service error of the whole batch is the outcome of all
    its rows. The owner of the engine decides when rows are tried again.
 3. Any other failure is narrowed by halves until the rows that fail stand alone. If a batch and both
@@ -20,6 +20,7 @@ A worker is a place where the function computes: a thread, an event loop, a proc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -32,10 +33,13 @@ from typing import Any, Final
 
 from ..._collate.items import ItemCollator
 from ..._core.request import Batch, Slice
+from ..._execution.attempts import Outcomes
+from ..._execution.exceptions import trim_traceback
 from ..._execution.execution import Execution
-from ..._execution.memory import is_out_of_memory
+from ..._execution.memory import drop_locals, is_out_of_memory
+from ..._runtime.async_backend import ends_current_task
 from ...errors import BatchFunctionError, BatchSizeMismatch, TimeLimitExceeded
-from ..failures import error_text, has_error
+from ..failures import error_text, has_error, is_memory_error
 from ..step import Step
 
 _logger = logging.getLogger("batched")
@@ -43,7 +47,7 @@ _logger = logging.getLogger("batched")
 _FAILURES: Final = 3
 """Calls that fail before a batch is given up: the batch and its two halves."""
 
-KILL_TIME: Final = 10.0
+_KILL_TIME: Final = 10.0
 """Longest wait for a call that was killed or cancelled (s)."""
 
 Task = tuple[Batch, bool]
@@ -154,10 +158,23 @@ class BatchRun:
             WorkerClosed, KeyboardInterrupt: the batch was interrupted.
             Exception: the function could not be built.
         """
-        execution = Execution(
-            self._call, self._worker.collator, splits=self._splits, isolates=self._isolates
+        return self._outcome(self._execution(self._call).run(self._batch))
+
+    async def run_async(self) -> Outcome:
+        """Await the function until each row has an outcome. Raise as `run` does."""
+        return self._outcome(await self._execution(self._call_async).run_async(self._batch))
+
+    def _execution(self, call: Callable[..., Any]) -> Execution:
+        return Execution(
+            call,
+            self._worker.collator,
+            splits=self._splits,
+            isolates=self._isolates,
+            ends_task=ends_current_task,
         )
-        slices, results, tried = execution.run(self._batch)
+
+    def _outcome(self, outcomes: Outcomes) -> Outcome:
+        slices, results, tried = outcomes
         if self._stopped is not None:
             raise self._stopped
         batch = self._batch
@@ -204,6 +221,20 @@ class BatchRun:
         if isinstance(error, KeyboardInterrupt):  # elsewhere the function has raised the error
             return threading.current_thread() is threading.main_thread()
         return isinstance(error, WorkerClosed) or self._worker.failed is not None
+
+    async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin()
+        limit = asyncio.timeout(self._step.timeout_s)
+        try:
+            async with limit:
+                output = await self._worker.call(*args, **kwargs)
+            return self._rows(output)
+        except BaseException as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                raise time_limit_exceeded(self._step) from error
+            if is_memory_error(error):  # later, frames that cannot be cleared are above the user's
+                drop_locals(trim_traceback(error))
+            raise
 
     def _splits(self, error: BaseException) -> bool:
         """Return whether memory ran out, so that smaller parts are tried."""
@@ -308,7 +339,7 @@ class Engine:
             join(self._threads, deadline)
         finally:  # also if Ctrl-C ends the wait
             if self._kill():
-                join(self._threads, perf_counter() + KILL_TIME)
+                join(self._threads, perf_counter() + _KILL_TIME)
             for worker in self._workers:
                 worker.close()
 
@@ -353,12 +384,12 @@ class Engine:
             self._tasks.append(task)
             self._changed.notify()
 
-    def _take(self, worker: Worker) -> Task | None:
-        """Return the next batch for `worker`; None after `stop`."""
+    def _take(self, worker: Worker, *, wait: bool = True) -> Task | None:
+        """Return the next batch for `worker`; None after `stop`, or if none waits."""
         with self._changed:
-            while not self._tasks and not self._stopped:
+            while wait and not self._tasks and not self._stopped:
                 self._changed.wait()
-            if self._stopped:
+            if self._stopped or not self._tasks:
                 return None
             place = self._place_for(worker) if self._step.models else 0
             task = self._tasks[place]

@@ -1,30 +1,15 @@
-"""Function in this process: in threads, on an event loop, or in the thread of the caller."""
+"""Function in this process: in threads, on a loop, or in the thread of the caller."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..._execution.exceptions import trim_traceback
-from ..._execution.memory import drop_locals
-from ..._runtime.async_backend import ends_current_task
-from ..failures import is_memory_error
 from ..step import Step
-from .engine import (
-    KILL_TIME,
-    BatchRun,
-    Engine,
-    Outcome,
-    Task,
-    Worker,
-    WorkerClosed,
-    time_limit_exceeded,
-)
+from .engine import BatchRun, Engine, Outcome, Task, Worker, WorkerClosed
 from .function import build
 
 
@@ -37,7 +22,7 @@ class LocalWorker(Worker):
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the function."""
+        """Return the output of the function, or for a coroutine function an awaitable of it."""
         return self._func(*args, **kwargs)
 
     def close(self) -> None:
@@ -45,90 +30,65 @@ class LocalWorker(Worker):
         vars(self).pop("_func", None)
 
 
-class LoopWorker(LocalWorker):
-    """A coroutine function on an event loop, which has a thread of its own.
+class LoopEngine(Engine):
+    """A loop in the one thread of the engine, on which each batch is a task.
 
-    All threads of the engine share the worker, with as many instances of a routed class as all of
-    them may have.
+    The tasks share one worker, with as many instances of a routed class as all workers may have.
     """
 
-    def __init__(self, step: Step) -> None:
-        super().__init__(replace(step, max_models=step.max_models * (step.workers or 1)))
-        self._loop: asyncio.AbstractEventLoop
+    def __init__(self, step: Step, report: Callable[[Outcome], None]) -> None:
+        workers = step.workers or 1
+        step = replace(step, max_models=step.max_models * workers)
+        super().__init__(report, [LocalWorker(step)])
+        self.slots = workers
+        self._free = workers  # batches that may begin
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._group: asyncio.TaskGroup
         self._ended = asyncio.Event()
-        self._thread: threading.Thread | None = None
 
-    def start(self) -> bool:
-        """Start the loop, and build the function there, because a constructor may need the loop."""
-        if self._thread is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._serve, name=f"batched-{self.step.name}", daemon=True
-            )
-            self._thread.start()
+    def stop(self) -> None:
+        """Let no further call begin, and end the loop after its calls."""
+        super().stop()
+        self._post(self._ended.set)
 
-        async def start() -> bool:
-            return super(LoopWorker, self).start()
-
-        return bool(self._run(start))
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the coroutine function."""
-
-        async def call() -> Any:
-            limit = asyncio.timeout(self.step.timeout_s)
-            try:
-                async with limit:
-                    return await self._func(*args, **kwargs)
-            except BaseException as error:
-                if limit.expired() and isinstance(error, TimeoutError):
-                    raise time_limit_exceeded(self.step) from error
-                if is_memory_error(error):  # the frames of the function hold the memory
-                    drop_locals(trim_traceback(error))
-                raise
-
-        return self._run(call)
-
-    def kill(self) -> bool:
-        """Cancel the calls that run."""
-        self.close()
+    def _kill(self) -> bool:
+        self._post(self._cancel)
         return True
 
-    def close(self) -> None:
-        """End the loop, and cancel its calls."""
-        if self._thread is not None:
+    def _put(self, task: Task) -> None:
+        super()._put(task)
+        self._post(self._dispatch)
+
+    def _serve(self, worker: Worker) -> None:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._run(worker))
+
+    async def _run(self, worker: Worker) -> None:
+        self._loop = asyncio.get_running_loop()
+        worker.make_ready()  # on the loop, which a constructor may need
+        async with asyncio.TaskGroup() as self._group:
+            self._dispatch()
+            await self._ended.wait()
+
+    def _dispatch(self) -> None:
+        while self._free and (task := self._take(self._workers[0], wait=False)) is not None:
+            self._free -= 1
+            self._group.create_task(self._compute(task))
+
+    async def _compute(self, task: Task) -> None:
+        with suppress(WorkerClosed):
+            self._report(await BatchRun(self._workers[0], task).run_async())
+        self._free += 1
+        self._dispatch()
+
+    def _cancel(self) -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+
+    def _post(self, function: Callable[[], object]) -> None:
+        if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._ended.set)
-            self._thread.join(KILL_TIME)
-        super().close()
-
-    def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._ended.wait())
-
-    def _run(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the result of `work`, which is awaited on the loop.
-
-        Raises:
-            WorkerClosed: the loop has ended.
-            BaseException: the error of `work`.
-        """
-
-        async def run() -> tuple[Any, BaseException | None]:
-            try:
-                return await work(), None
-            except BaseException as error:
-                if ends_current_task(error):
-                    raise
-                return None, error  # raised on the loop, SystemExit would end the loop
-
-        try:
-            result, error = asyncio.run_coroutine_threadsafe(run(), self._loop).result()
-        except CancelledError:
-            raise WorkerClosed from None
-        if error is not None:
-            raise error
-        return result
+                self._loop.call_soon_threadsafe(function)
 
 
 class CallerEngine(Engine):
@@ -138,11 +98,19 @@ class CallerEngine(Engine):
     """
 
     def __init__(self, step: Step, report: Callable[[Outcome], None]) -> None:
-        super().__init__(report, [LoopWorker(step) if step.is_coroutine else LocalWorker(step)])
+        super().__init__(report, [LocalWorker(step)])
+        self._runner = asyncio.Runner() if step.is_coroutine else None
 
     def start(self) -> None:
         """Build the function."""
         self._workers[0].make_ready()
 
+    def close(self, deadline: float) -> None:
+        """End the worker and its loop."""
+        super().close(deadline)
+        if self._runner is not None:
+            self._runner.close()
+
     def _put(self, task: Task) -> None:
-        self._report(BatchRun(self._workers[0], task).run())
+        run = BatchRun(self._workers[0], task)
+        self._report(run.run() if self._runner is None else self._runner.run(run.run_async()))

@@ -691,7 +691,7 @@ def test_engines_may_be_closed_twice_and_before_they_start(kind: Any) -> None:
 # the thread of the caller
 
 
-def test_the_engine_of_a_caller_computes_in_its_thread() -> None:
+def test_the_engine_of_a_caller_computes_in_its_thread(kind: Any) -> None:
     threads: list[threading.Thread] = []
 
     def fn(items: list[int]) -> list[int]:
@@ -699,7 +699,7 @@ def test_the_engine_of_a_caller_computes_in_its_thread() -> None:
         return double(items)
 
     outcomes: list[Outcome] = []
-    engine = CallerEngine(step_of(fn), outcomes.append)
+    engine = CallerEngine(step_of(kind(fn)), outcomes.append)
     engine.start()
     assert engine.slots == 1
     for _ in range(2):
