@@ -33,7 +33,7 @@ from .function import BatchFunction, Parts
 from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
-from .preparation import PreparingRuntime, takes_instance
+from .preparation import takes_instance
 from .requests import MISSING
 from .settings import Settings
 
@@ -340,9 +340,8 @@ class BatchedCallable(Generic[T, U, P]):
     def _ahead(
         self, buffersize: int | None, timeout: float | None, return_exceptions: bool
     ) -> Ahead[T]:
-        prepares = isinstance(self._batcher.runtime, PreparingRuntime)
         return Ahead(
-            functools.partial(self._submit, args=(), kwargs={}, ahead=prepares),
+            functools.partial(self._submit, args=(), kwargs={}, ahead=self._batcher.prepares),
             self._function.options.policy,
             buffersize,
             timeout,
