@@ -173,6 +173,8 @@ class FeatureParser:
             if len(self._specs) >= CACHE_LIMIT:
                 self._specs.clear()
             try:
+                if kind is CpuTensorSpec and not _has_numpy_dtype(array):
+                    kind = TensorSpec
                 spec = self._specs.setdefault(
                     key, kind(name, array, self._settings.pad_token.get(name))
                 )
@@ -286,6 +288,14 @@ def _describe(value: Any) -> str:
     if str(getattr(value, "device", "cpu")) != "cpu":
         text += f" on {value.device}"
     return text
+
+
+def _has_numpy_dtype(tensor: Any) -> bool:
+    try:
+        tensor[:0].numpy()
+    except TypeError:
+        return False
+    return True
 
 
 def _is_plain(array: Any) -> bool:

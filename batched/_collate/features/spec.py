@@ -1,7 +1,7 @@
 """Specs of features: the properties that all calls of a group share, and the padding of blocks.
 
-Tensors on the CPU are read and written through numpy, where a slice costs a third of the time.
-Elements without a dtype in numpy (bfloat16) pass as integers of the same size.
+Tensors on the CPU are read and written through numpy, where a slice costs a third of the time,
+unless numpy lacks their dtype (bfloat16).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class NumpySpec(FeatureSpec):
 
 
 class TensorSpec(FeatureSpec):
-    """Spec of tensors on a device other than the CPU."""
+    """Spec of tensors."""
 
     __slots__ = ()
     library = "torch"
@@ -204,7 +204,7 @@ class TensorSpec(FeatureSpec):
         return "f" if self.dtype.is_floating_point else "c" if self.dtype.is_complex else "i"
 
     def _convert_pad(self, pad: Any) -> Any:
-        return pad or 0
+        return sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu")
 
     def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         array = sys.modules["torch"].empty(shape, dtype=self.dtype, device=self.device)
@@ -215,23 +215,13 @@ class TensorSpec(FeatureSpec):
 
 
 class CpuTensorSpec(TensorSpec):
-    """Spec of tensors on the CPU. Their views are arrays of numpy."""
+    """Spec of tensors on the CPU with a dtype of numpy. Their views are arrays of numpy."""
 
-    __slots__ = ("_carrier",)
+    __slots__ = ()
     concatenate = FeatureSpec.concatenate
 
-    def __init__(self, name: str, array: Array, pad: Any) -> None:
-        torch = sys.modules["torch"]
-        self._carrier = None  # dtype of the views if numpy lacks the dtype of the elements
-        try:
-            torch.empty(0, dtype=array.dtype, device="cpu").numpy()
-        except TypeError:
-            integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-            self._carrier = integers[array.dtype.itemsize]
-        super().__init__(name, array, pad)
-
     def _convert_pad(self, pad: Any) -> Any:
-        return self.view(sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu"))[()]
+        return self.view(super()._convert_pad(pad))[()]
 
     def view(self, array: Array) -> Array:
-        return (array if self._carrier is None else array.view(self._carrier)).numpy()
+        return array.numpy()
