@@ -279,12 +279,6 @@ def test_the_signature_has_every_setting_with_its_default_and_type(
     assert decorator(**{each.name: each.default for each in settings}) is not None
 
 
-@every_decorator
-def test_a_decorator_shows_its_settings(name: str, decorator: Any) -> None:
-    given = decorator(batch_size=64, name="embedder")
-    assert inspect.signature(given).parameters["batch_size"].default == 64
-
-
 def test_help_explains_every_setting() -> None:
     shown = [pydoc.render_doc(decorator) for decorator in EVERY_DECORATOR.values()]
     for name in Settings.__annotations__:
