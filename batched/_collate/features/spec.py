@@ -204,7 +204,7 @@ class TensorSpec(FeatureSpec):
         return "f" if self.dtype.is_floating_point else "c" if self.dtype.is_complex else "i"
 
     def _convert_pad(self, pad: Any) -> Any:
-        return sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu")
+        return sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu").item()
 
     def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         array = sys.modules["torch"].empty(shape, dtype=self.dtype, device=self.device)
@@ -219,9 +219,6 @@ class CpuTensorSpec(TensorSpec):
 
     __slots__ = ()
     concatenate = FeatureSpec.concatenate
-
-    def _convert_pad(self, pad: Any) -> Any:
-        return self.view(super()._convert_pad(pad))[()]
 
     def view(self, array: Array) -> Array:
         return array.numpy()
