@@ -172,15 +172,15 @@ class Batcher:
             preparation = FunctionPreparation(
                 options.prepare, options.prepare_threads, of_features=options.features is not None
             )
-        make: Callable[..., Any] = EventLoopRuntime if function.coroutine else ThreadRuntime
         self.prepares = preparation is not None and preparation.threads > 0
         """Whether the runtime prepares the calls."""
+        kind: Any = EventLoopRuntime if function.coroutine else ThreadRuntime
         if preparation is not None and preparation.threads:
             parser = requests.parser if isinstance(requests, PreparedParser) else requests
             requests = PreparedParser(name, parser, preparation, defers=True)
-            kind = PreparingEventLoopRuntime if function.coroutine else PreparingThreadRuntime
-            make = partial(kind, preparation)
-        make = partial(make, policy, execution, recorder, observer, name)
+            preparing = PreparingEventLoopRuntime if function.coroutine else PreparingThreadRuntime
+            kind = partial(preparing, preparation)
+        make = partial(kind, policy, execution, recorder, observer, name)
         # callers who only submit
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder

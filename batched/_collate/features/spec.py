@@ -145,12 +145,14 @@ class FeatureSpec(ABC):
             return self._convert_pad(None)
         try:
             element = self._convert_pad(pad)
-            if self.kind in WHOLE:
-                fits = element == pad
-            else:
-                fits = self.kind != "f" or math.isinf(pad) or not math.isinf(element)
         except (TypeError, ValueError, OverflowError, RuntimeError):
-            fits = False
+            fits = element = False
+        else:
+            fits = (
+                element == pad
+                if self.kind in WHOLE
+                else self.kind != "f" or math.isinf(pad) or not math.isinf(element)
+            )
         if not fits:
             raise CollationError(
                 f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}"
