@@ -236,7 +236,6 @@ def test_a_function_that_needs_spread_kwargs_is_an_error_that_says_so() -> None:
     with pytest.raises(TypeError, match="'mask'$"):
         spread({"ids": call["ids"]})
     assert spread(call) == [2]
-    spread.shutdown()
 
 
 def test_an_argument_among_features_by_keyword_is_an_error_with_the_right_way() -> None:
@@ -247,7 +246,6 @@ def test_an_argument_among_features_by_keyword_is_an_error_with_the_right_way() 
     with pytest.raises(CollationError, match="other arguments go next to a mapping of features"):
         fn(x=numpy.ones((1, 2)), layer=3)  # type: ignore[call-overload]
     assert fn({"x": numpy.ones((1, 2))}, layer=3).tolist() == [[4.0, 4.0]]
-    fn.shutdown()
 
 
 def test_a_pad_token_without_a_feature_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
