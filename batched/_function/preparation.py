@@ -7,7 +7,6 @@ queued like any other.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -213,20 +212,20 @@ class PreparingRuntime(Runtime):
                     return
             call.complete(request)
             if loop is None:
-                self._pass_on(request, from_event_loop=False)
+                self._pass_on(request, loop)
             else:
-                post(loop, functools.partial(self._pass_on, request, from_event_loop=True))
+                post(loop, self._pass_on, request, loop)
         except BaseException as error:
             self._end(request, exception_for_caller(self.name, trim_traceback(error)))
 
-    def _pass_on(self, request: Request, *, from_event_loop: bool) -> None:
+    def _pass_on(self, request: Request, loop: object) -> None:
         """Queue a call that is prepared, unless it was cancelled."""
         try:
             with self._passing:
                 counts = self._calls.get(request)
                 if counts is None:
                     return
-                super().submit(request, from_event_loop=from_event_loop)
+                super().submit(request, from_event_loop=loop is not None)
                 if not counts:
                     super().count_wait(request, False)
                 self._remove(request)
