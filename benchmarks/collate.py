@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from batched._collate.arguments import Arguments
 from batched._collate.features.collate import FeatureCollator, GroupKey
+from batched._collate.features.devices import Devices
 from batched._collate.features.parse import FeatureParser
 from batched._collate.features.settings import FeatureSettings
 from batched._core.scheduler import Batch, Request, Slice
@@ -39,7 +40,7 @@ def rows(*, ragged: bool, names: Sequence[str] = ("input_ids",)) -> Calls:
 
 
 def requests(calls: Calls) -> list[Slice]:
-    parser = FeatureParser("fn", FeatureSettings(), None)
+    parser = FeatureParser("fn", FeatureSettings(), None, Devices(None, None), set())
     arguments = Arguments((), {})
     read = [parser.parse(call) for call in calls]
     return [

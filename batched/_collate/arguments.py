@@ -90,10 +90,7 @@ class Binder:
         self.hint = ""
         """Advice for a call with too many positional arguments, set by the parser of calls."""
         self._leading = (_PLACEHOLDER,) * leading
-        try:
-            self._signature = inspect.signature(func)
-        except (TypeError, ValueError):  # builtins need not have one
-            self._signature = inspect.signature(lambda *_, **__: None)
+        self._signature = signature_of(func)
         try:
             self._signature.bind_partial(*self._leading)
         except TypeError:
@@ -171,6 +168,14 @@ class Binder:
             else:
                 places[given] = name
         return [places[given] for given in (*numbers, *names)]
+
+
+def signature_of(func: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of `func`; a builtin without a signature takes any arguments."""
+    try:
+        return inspect.signature(func)
+    except (TypeError, ValueError):
+        return inspect.signature(lambda *_, **__: None)
 
 
 class _Identity:

@@ -1,10 +1,10 @@
-"""Protocol between the execution of a batch and its collator, for plain items and features."""
+"""Interface between the execution of a batch and its collator, for plain items and features."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from .._core.scheduler import Batch, Request, Slice
 
@@ -44,8 +44,11 @@ class GroupsNeeded(Exception):
         self.groups = groups
 
 
-class Collator(Protocol):
-    """Converter of slices to arguments, and of outputs to results."""
+class Collator:
+    """Converter of slices to arguments, and of outputs to results.
+
+    By default no features are transferred to a device.
+    """
 
     def collate(self, slices: list[Slice], batch: Batch, /) -> Call:
         """Return the call that runs `slices`, which are all or some slices of `batch`.
@@ -55,7 +58,7 @@ class Collator(Protocol):
         Raises:
             GroupsNeeded: an output for all slices could not be split.
         """
-        ...
+        raise NotImplementedError
 
     def split(self, output: Any, slices: list[Slice], context: Any, /) -> Sequence[Any]:
         """Return one part of `output` for each slice, or an exception in its place.
@@ -65,26 +68,23 @@ class Collator(Protocol):
         Raises:
             GroupsNeeded: this output cannot be split.
         """
-        ...
+        raise NotImplementedError
 
     def enter_thread(self) -> None:
         """Prepare this thread to collate for other threads, with little effect on their work."""
-        ...
 
     def hand_over(self, call: Call, /) -> Any:
         """Return the pending transfers of `call`; a falsy value if all have arrived.
 
         The thread that makes the call passes the value to `take_over`.
         """
-        ...
 
     def take_over(self, call: Call | None, arrivals: Any, /) -> None:
         """Let the next computations of this thread wait for the arrivals of `call`."""
-        ...
 
     def join(self, request: Request, parts: list[Any], /) -> Any:
         """Return the result for the caller of a request that ran in several slices.
 
         `parts` are the parts that `split` returned, in the order of their positions in the request.
         """
-        ...
+        raise NotImplementedError

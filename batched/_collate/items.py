@@ -9,13 +9,13 @@ from typing import Any
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .arrays import copy_array, find_imported, is_array, synchronize
-from .collator import UNAWAITED, Call, is_unawaited
+from .collator import UNAWAITED, Call, Collator, is_unawaited
 
 PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
 """Types of results that are neither exceptions nor arrays."""
 
 
-class ItemCollator:
+class ItemCollator(Collator):
     """Collator of calls of plain objects."""
 
     def __init__(self, name: str) -> None:
@@ -80,15 +80,6 @@ class ItemCollator:
                 part = _restore_order(part, request.order)
             parts.append(part if error is None else error)
         return parts
-
-    def enter_thread(self) -> None:
-        pass
-
-    def hand_over(self, _: Call) -> None:
-        """Return None: no transfer is under way."""
-
-    def take_over(self, call: Call | None, arrivals: Any) -> None:
-        pass
 
     def join(self, request: Request, parts: list[list[Any]]) -> list[Any]:
         """Return the results of a list call, in the order of its items."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import operator
@@ -28,12 +27,11 @@ from .._runtime.settling import raise_error
 from .._runtime.waits import current_worker
 from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from ..stats import Stats
-from .batcher import Batcher
-from .function import BatchFunction, Parts
+from .function import Batcher, BatchFunction, Parts
 from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
-from .preparation import PreparingRuntime, takes_instance
+from .preparation import takes_instance
 from .requests import MISSING
 from .settings import Settings
 
@@ -312,16 +310,10 @@ class BatchedCallable(Generic[T, U, P]):
     def __copy__(self) -> Self:
         return self  # as copies of a plain function do
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if self._owner is None and self._is_a_function:
-            return self
-        reduced: Any = self.__reduce_ex__(DOTTED_NAMES)
-        kind, parts = reduced
-        return kind(*copy.deepcopy(parts, memo))  # a method of the copied instance
-
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the decorated function."""
-        if name == "_function":  # not initialised yet
+        # not initialised yet; or copied as it is pickled, not as the decorated object is copied
+        if name in ("_function", "__deepcopy__"):
             raise AttributeError(name)
         if name in ("__self__", "__func__"):  # never from a decorated bound method
             if self._method is None:
@@ -340,9 +332,8 @@ class BatchedCallable(Generic[T, U, P]):
     def _ahead(
         self, buffersize: int | None, timeout: float | None, return_exceptions: bool
     ) -> Ahead[T]:
-        prepares = isinstance(self._batcher.runtime, PreparingRuntime)
         return Ahead(
-            functools.partial(self._submit, args=(), kwargs={}, ahead=prepares),
+            functools.partial(self._submit, args=(), kwargs={}, ahead=self._batcher.prepares),
             self._function.options.policy,
             buffersize,
             timeout,

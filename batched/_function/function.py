@@ -1,15 +1,15 @@
-"""A batch function, and the parts that run batches of it."""
+"""A batch function, the parts that run batches of it, and its batchers."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final, Literal, NamedTuple
 
-from .._collate.arguments import Binder
+from .._collate.arguments import Binder, signature_of
 from .._collate.collator import Collator
 from .._collate.features.collate import FeatureCollator
 from .._collate.features.parse import FeatureParser
@@ -17,7 +17,18 @@ from .._collate.items import ItemCollator
 from .._execution.execution import Execution, is_failure, never
 from .._execution.memory import is_out_of_memory
 from .._runtime.async_backend import ends_current_task, is_notebook
-from .preparation import Preparation, PreparedParser
+from .._runtime.event_loop import EventLoopRuntime, EventLoops
+from .._runtime.observer import make_observer
+from .._runtime.recorder import Recorder
+from .._runtime.thread import ThreadRuntime
+from .preparation import (
+    FunctionPreparation,
+    Preparation,
+    PreparedParser,
+    PreparingEventLoopRuntime,
+    PreparingThreadRuntime,
+    takes_instance,
+)
 from .requests import FeatureRequestParser, ItemRequestParser, RequestParser
 from .settings import Options
 
@@ -63,13 +74,11 @@ class BatchFunction:
             raise TypeError(
                 f"{name} is a generator function; a batch function returns all its results at once"
             )
-        parameters = _parameters(func)
         if kind is None:
             # a function of the items alone is no method: it may be the default of a dataclass
-            binds = len(parameters) > 1 and parameters[0].name in ("self", "cls")
-            kind = "method" if binds else "static"
+            kind = "method" if takes_instance(func) else "static"
         if options.features is None:
-            _refuse_function_of_one(name, parameters if kind == "static" else parameters[1:])
+            _refuse_function_of_one(name, func, 0 if kind == "static" else 1)
         coroutine = _is(inspect.iscoroutinefunction, func)
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
@@ -134,7 +143,7 @@ class BatchFunction:
         )
         parser: RequestParser | PreparedParser = requests
         if self.preparation is not None:
-            parser = PreparedParser(name, requests, self.preparation)
+            parser = PreparedParser(name, requests, self.preparation, defers=False)
         return Parts(self, None, parser, execution)
 
 
@@ -149,16 +158,41 @@ class Parts(NamedTuple):
     """The function, and the collator."""
 
 
-def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(func).parameters.values())
-    except (TypeError, ValueError):  # builtins need not have a signature
-        return []
+class Batcher:
+    """Queue, workers and statistics of one function, or of one method of one instance."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        function, _, requests, execution = parts
+        options, name = function.options, function.name
+        policy, recorder = options.policy, Recorder()
+        observer = None if options.on_batch is None else make_observer(name, options.on_batch)
+        preparation = function.preparation
+        if options.prepare is not None and preparation is None:
+            preparation = FunctionPreparation(
+                options.prepare, options.prepare_threads, of_features=options.features is not None
+            )
+        self.prepares = preparation is not None and preparation.threads > 0
+        """Whether the runtime prepares the calls."""
+        kind: Any = EventLoopRuntime if function.coroutine else ThreadRuntime
+        if preparation is not None and preparation.threads:
+            parser = requests.parser if isinstance(requests, PreparedParser) else requests
+            requests = PreparedParser(name, parser, preparation, defers=True)
+            preparing = PreparingEventLoopRuntime if function.coroutine else PreparingThreadRuntime
+            kind = partial(preparing, preparation)
+        make = partial(kind, policy, execution, recorder, observer, name)
+        # callers who only submit
+        self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
+        self.recorder = recorder
+        self.requests = requests
+        self.runtime: ThreadRuntime | EventLoops = (
+            EventLoops(make, name) if function.coroutine else make()
+        )
 
 
-def _refuse_function_of_one(name: str, parameters: Sequence[inspect.Parameter]) -> None:
-    """Raise a TypeError if the annotation of the first parameter is a type of one item."""
-    for first in parameters[:1]:
+def _refuse_function_of_one(name: str, func: Callable[..., Any], position: int) -> None:
+    """Raise a TypeError if the parameter at `position` is annotated with a type of one item."""
+    for first in list(signature_of(func).parameters.values())[position : position + 1]:
         annotation = inspect.formatannotation(first.annotation).strip("'")
         if annotation.partition("[")[0] in ONE_ITEM:
             raise TypeError(

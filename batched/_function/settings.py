@@ -15,16 +15,8 @@ from ..stats import BatchRecord
 Part = TypeVar("Part", BatchPolicy, FeatureSettings)
 OnOom = Literal["split", "raise"]
 
-OTHER_SETTINGS: Final = (
-    "prepare",
-    "prepare_threads",
-    "length",
-    "on_oom",
-    "isolate_errors",
-    "on_batch",
-    "name",
-)
-"""Settings that are neither the scheduler's nor the collator's."""
+PARTS: Final = {"policy", "features"}
+"""Fields of `Options` with several settings each."""
 
 
 class Settings(TypedDict, total=False):
@@ -134,7 +126,7 @@ class Options:
     def settings(self) -> dict[str, Any]:
         """Return every setting of the decorator by name."""
         features = {} if self.features is None else vars(self.features)
-        own = {name: getattr(self, name) for name in OTHER_SETTINGS}
+        own = {name: value for name, value in vars(self).items() if name not in PARTS}
         return vars(self.policy) | features | own
 
     def updated(self, settings: Mapping[str, Any]) -> Options:
@@ -150,7 +142,7 @@ class Options:
             changes["pad_token"] = changes.pop("pad_tokens")
         policy = replace_known(self.policy, changes)
         features = None if self.features is None else replace_known(self.features, changes)
-        own = {name: changes.pop(name) for name in OTHER_SETTINGS if name in changes}
+        own = {name: changes.pop(name) for name in (vars(self).keys() - PARTS) & changes.keys()}
         if changes:
             unknown, known = next(iter(changes)), self.settings()
             hint = suggest(unknown, known) or f"; the settings are {', '.join(known)}"

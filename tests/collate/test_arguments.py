@@ -247,19 +247,6 @@ def test_a_gathered_keyword_may_have_the_name_of_a_positional_parameter() -> Non
     assert binder.bind(("a",), {"prompt": "z"}) != binder.bind(("a",), {"prompt": "y"})
 
 
-def test_a_method_is_bound_without_its_instance() -> None:
-    class Model:
-        def embed(self, texts: list[str], prompt: str = "") -> list[str]:
-            return texts
-
-    binder = Binder(Model.embed, "Model.embed", leading=2)
-    assert binder.bind(("",), {}) == binder.bind((), {})
-    assert binder.bind(("query",), {}) == binder.bind((), {"prompt": "query"})
-    assert binder.items_name == "texts"
-    with pytest.raises(TypeError, match=r"^Model\.embed: too many positional arguments$"):
-        binder.bind(("query", "more"), {})
-
-
 def positional_only(texts: list[str], /, prompt: str = "") -> list[str]:
     return texts
 

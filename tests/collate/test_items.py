@@ -62,10 +62,6 @@ def rows_of(items: ItemCollator, output: Any, *sizes: int) -> list[Any]:
 # ---------------------------------------------------------------- items
 
 
-def test_the_function_gets_the_items_of_all_calls_in_order(items: ItemCollator) -> None:
-    assert given(items, calls(2, 1, 3)) == [0, 1, 2, 3, 4, 5]
-
-
 def test_the_function_gets_the_due_part_of_a_split_call(items: ItemCollator) -> None:
     long, short = request(*"abcdefg"), request("x")
     assert given(items, [(long, 2, 5)]) == ["c", "d", "e"]
@@ -111,24 +107,6 @@ def test_every_call_gets_its_own_results_in_order(items: ItemCollator, output: A
     (part,) = items.split(output, calls(3), None)
     assert part == ["a", "b", "c"]
     assert part is not output, "the function may keep its list, and write to it"
-
-
-def test_parts_of_split_calls_get_results_by_the_size_of_the_part(items: ItemCollator) -> None:
-    long = request(*range(9))
-    slices = [(request(0), 0, 1), (long, 4, 8), (request(0), 0, 1)]
-    assert items.split(list("abcdef"), slices, None) == [["a"], list("bcde"), ["f"]]
-
-
-def test_calls_of_one_item_get_results_and_lists_get_lists(items: ItemCollator) -> None:
-    slices = [(request("x", listed=False), 0, 1), (request("y"), 0, 1), (request("z", "zz"), 0, 2)]
-    assert items.split(["X", "Y", "Z", "ZZ"], slices, None) == ["X", ["Y"], ["Z", "ZZ"]]
-    assert items.split(["X", "Y"], slices[:2], None) == ["X", ["Y"]]
-    assert items.split(["X"], slices[:1], None) == ["X"]
-
-
-def test_the_parts_of_a_list_call_are_joined_in_order(items: ItemCollator) -> None:
-    parts = [["A", "B"], ["C", "D"], ["E"]]
-    assert items.join(request(*"abcde"), parts) == ["A", "B", "C", "D", "E"]
 
 
 @pytest.mark.parametrize("result", [None, False, 0, "", [], "text", {"a": 1}, BatchSizeMismatch])
@@ -271,18 +249,6 @@ def test_a_tuple_of_single_values_is_rows(items: ItemCollator, library: Any) -> 
     assert rows_of(items, (row, row), 1, 1) == [3.0, 3.0]
 
 
-def test_a_coroutine_is_an_error_that_says_how_to_await_it(items: ItemCollator) -> None:
-    async def embed() -> list[int]:
-        return [1]
-
-    with pytest.raises(BatchFunctionError) as caught:
-        items.split(embed(), calls(1), None)
-    assert str(caught.value) == (
-        "shop.embed returned a coroutine, which nothing awaits: decorate an `async def` with an "
-        "`aio` decorator; a wrapper around one must be an `async def` that awaits it"
-    )
-
-
 @pytest.mark.parametrize("sizes", [(1,), (1, 1)])
 def test_an_array_without_axes_is_a_single_value(
     items: ItemCollator, library: Any, sizes: tuple[int, ...]
@@ -296,23 +262,6 @@ def test_an_array_without_axes_is_a_single_value(
 
 
 # ---------------------------------------------------------------- exceptions in place of results
-
-
-def test_an_exception_in_place_of_a_result_fails_that_call_alone(items: ItemCollator) -> None:
-    bad = ValueError("bad item")
-    assert items.split(["a", bad, "c"], calls(1, 1, 1), None) == [["a"], bad, ["c"]]
-    assert items.split([bad], calls(1), None) == [bad]
-    assert items.split(["a", bad], calls(2), None) == [bad]
-    numpy = pytest.importorskip("numpy")
-    first, second = items.split([numpy.zeros(2), bad], calls(1, 1), None)
-    assert first[0].tolist() == [0.0, 0.0]
-    assert second is bad
-
-
-def test_a_call_with_several_failed_items_gets_the_first_exception(items: ItemCollator) -> None:
-    first, second = ValueError("first"), KeyError("second")
-    assert items.split(["a", first, second, "d"], calls(1, 3), None) == [["a"], first]
-    assert items.split([second, "b", first, "d"], calls(1, 1, 2), None) == [second, ["b"], first]
 
 
 def test_separate_items_of_a_call_each_get_their_own_result(items: ItemCollator) -> None:

@@ -213,6 +213,7 @@ def test_an_object_that_cannot_be_batched_is_refused(
     [
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
         ({"name": 3}, TypeError, "name must be a string, got 3"),
+        ({"length": 3}, TypeError, "length must be a function of an item that returns its"),
         ({"on_oom": "skip"}, ValueError, "on_oom must be 'split' or 'raise', got 'skip'"),
         ({"isolate_errors": 1}, TypeError, "isolate_errors must be True or False, got 1"),
         ({"batchsize": 3}, TypeError, "no setting 'batchsize'; did you mean 'batch_size'"),
@@ -279,12 +280,6 @@ def test_the_signature_has_every_setting_with_its_default_and_type(
     assert decorator(**{each.name: each.default for each in settings}) is not None
 
 
-@every_decorator
-def test_a_decorator_shows_its_settings(name: str, decorator: Any) -> None:
-    given = decorator(batch_size=64, name="embedder")
-    assert inspect.signature(given).parameters["batch_size"].default == 64
-
-
 def test_help_explains_every_setting() -> None:
     shown = [pydoc.render_doc(decorator) for decorator in EVERY_DECORATOR.values()]
     for name in Settings.__annotations__:
@@ -333,16 +328,12 @@ def test_a_decorated_function_looks_like_its_function() -> None:
 
 
 def test_inspect_recognizes_coroutine_functions() -> None:
-    assert inspect.iscoroutinefunction(awaited)
-    assert inspect.iscoroutinefunction(threaded)
-    assert inspect.iscoroutinefunction(doubled.acall)
-    assert not inspect.iscoroutinefunction(doubled)
-
-
-@pytest.mark.parametrize("func", [Coroutine(), functools.partial(awaited.__wrapped__), Plain()])
-def test_inspect_recognizes_coroutine_functions_without_a_name(func: Any) -> None:
-    assert inspect.iscoroutinefunction(batched.aio.dynamically(func))
-    assert not inspect.iscoroutinefunction(batched.dynamically(Plain()))
+    funcs: list[Any] = [Coroutine(), functools.partial(awaited.__wrapped__), Plain()]
+    nameless = [batched.aio.dynamically(func) for func in funcs]
+    for fn in (awaited, threaded, doubled.acall, *nameless):
+        assert inspect.iscoroutinefunction(fn)
+    for fn in (doubled, batched.dynamically(Plain())):
+        assert not inspect.iscoroutinefunction(fn)
 
 
 @dataclasses.dataclass

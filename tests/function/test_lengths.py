@@ -54,7 +54,6 @@ def test_like_lengths_run_together() -> None:
     assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
     in_order = [texts[start : start + 16] for start in range(0, 256, 16)]
     assert 2 * padding(model.batches[1:]) < padding(in_order)
-    fn.shutdown()
 
 
 def test_a_list_call_runs_longest_first_and_is_answered_in_its_own_order() -> None:
@@ -66,7 +65,6 @@ def test_a_list_call_runs_longest_first_and_is_answered_in_its_own_order() -> No
     lengths = [len(text) for batch in model.batches for text in batch]
     assert lengths == sorted(lengths, reverse=True)
     assert fn(["only"]) == ["ONLY"]
-    fn.shutdown()
 
 
 def test_padded_batches_stay_within_the_budget() -> None:
@@ -78,7 +76,6 @@ def test_padded_batches_stay_within_the_budget() -> None:
     futures = backlog(model, fn, texts)
     assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
     assert all(len(batch) * max(map(len, batch)) <= 300 for batch in model.batches[1:])
-    fn.shutdown()
 
 
 def test_an_item_beyond_the_budget_runs_alone() -> None:
@@ -92,7 +89,6 @@ def test_an_item_beyond_the_budget_runs_alone() -> None:
         "DD",
     ]
     assert ["b" * 50] in model.batches
-    fn.shutdown()
 
 
 def test_the_setting_length_replaces_the_own_length_of_items() -> None:
@@ -100,7 +96,6 @@ def test_the_setting_length_replaces_the_own_length_of_items() -> None:
     fn = batched.dynamically(max_batch_tokens=2, length=lambda _: 0.3)(model)
     backlog(model, fn, ["long" * 10, "long" * 20])[1].result(BOUND)
     assert [len(batch) for batch in model.batches] == [1, 2]
-    fn.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +126,6 @@ def test_an_item_without_a_length_fails_alone(
         fn.submit("odd")
     assert fn("even") == "even"
     assert fn.stats.calls == 1
-    fn.shutdown()
 
 
 @pytest.mark.parametrize("number", [np.uint8, np.float32])
@@ -139,7 +133,6 @@ def test_numbers_of_numpy_are_lengths(number: Any) -> None:
     fn = batched.dynamically(length=lambda item: number(len(item)))(lambda items: items)
     assert fn(["four", "eightlet"]) == ["four", "eightlet"]
     assert fn.stats.padding_waste == 0.25
-    fn.shutdown()
 
 
 def test_lengths_are_measured_by_the_callers() -> None:
@@ -152,7 +145,6 @@ def test_lengths_are_measured_by_the_callers() -> None:
     fn = batched.dynamically(length=length)(lambda items: items)
     fn(["a", "b"])
     assert threads == {threading.get_ident()}
-    fn.shutdown()
 
 
 def test_the_first_bad_item_of_a_list_is_raised() -> None:
@@ -161,7 +153,6 @@ def test_the_first_bad_item_of_a_list_is_raised() -> None:
     )
     with pytest.raises(ValueError, match="^bad$"):
         fn(["fine", "bad", "bad but longer", "also fine", "bad and the longest of all"])
-    fn.shutdown()
 
 
 def test_padding_is_counted() -> None:
@@ -171,10 +162,3 @@ def test_padding_is_counted() -> None:
     fn(["four", "eightlet"])
     assert fn.stats.padding_waste == pytest.approx(4 / 21)
     assert batched.dynamically(lambda items: items).stats.padding_waste == 0.0
-    fn.shutdown()
-
-
-def test_a_length_that_is_no_function_is_refused() -> None:
-    wrong: Any = 3
-    with pytest.raises(TypeError, match="length must be a function of an item that returns its"):
-        batched.dynamically(length=wrong)

@@ -79,14 +79,6 @@ def test_each_instance_is_served_with_itself() -> None:
     assert (one.scaled.stats.calls, two.scaled.stats.calls) == (2, 1)
 
 
-def test_async_methods_are_awaited() -> None:
-    async def main() -> tuple[int, list[int], int]:
-        model = Model(2)
-        return await model.awaited(5), await model.awaited([1, 2]), await model.scaled.acall(7)
-
-    assert asyncio.run(main()) == (10, [2, 4], 14)
-
-
 def test_a_method_can_be_called_on_its_class() -> None:
     model = Model(2)
     assert Model.scaled(model, 5) == 10

@@ -352,6 +352,22 @@ def test_waiting_on_the_loop_that_finishes_the_calls_is_refused() -> None:
     in_loop(main)
 
 
+def test_a_closed_loop_ends_its_calls_in_preparation() -> None:
+    gate = Gate()
+
+    @batched.aio.dynamically(prepare=lambda item: gate([item]))
+    async def fn(items: list[Any]) -> list[Any]:
+        return items
+
+    loop = asyncio.new_event_loop()
+    future = loop.run_until_complete(_submitted(fn, 1))
+    assert gate.entered.wait(BOUND)
+    loop.close()
+    with pytest.raises(batched.BatcherClosed, match="event loop that was to run it was closed"):
+        future.result(BOUND)
+    gate.opened.set()
+
+
 @pytest.mark.parametrize("prepare", [3, "words", awaited])
 def test_a_wrong_preparation_is_told_at_decoration(prepare: Any) -> None:
     with pytest.raises(TypeError, match="prepare must be a plain function of one argument"):

@@ -111,14 +111,10 @@ def test_an_unbroken_library_gets_no_verdict(broken: Broken) -> None:
     assert not broken.report("burst", "burst", "single", "many", "map").verdicts
 
 
-def test_a_future_that_is_never_answered_is_found_lost(broken: Broken) -> None:
+@pytest.mark.parametrize(("way", "verdict"), [("burst", "lost"), ("many", "hung")])
+def test_a_caller_who_is_never_answered_is_found(broken: Broken, way: str, verdict: str) -> None:
     broken.drop_one()
-    assert broken.report("burst").verdicts["lost"]
-
-
-def test_a_caller_who_is_never_answered_is_found_hung(broken: Broken) -> None:
-    broken.drop_one()
-    assert broken.report("many").verdicts["hung"]
+    assert broken.report(way).verdicts[verdict]
 
 
 def test_swapped_results_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:

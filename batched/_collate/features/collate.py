@@ -14,7 +14,7 @@ from ..._core.scheduler import Batch, Request, Slice
 from ...errors import BatchFunctionError, BatchSizeMismatch
 from ..arguments import Arguments
 from ..arrays import Array, copy_array, find_imported, ready_events, synchronize
-from ..collator import Call, Collate, GroupsNeeded
+from ..collator import Call, Collate, Collator, GroupsNeeded
 from .devices import Devices, keep_for_stream, stream_wait
 from .outputs import Path, dotted_path, tree_flatten, tree_unflatten
 from .parse import Features
@@ -39,7 +39,7 @@ class PaddingPlan(NamedTuple):
     callers: Callers  # empty if nothing was padded, or no axis is cut
 
 
-class FeatureCollator:
+class FeatureCollator(Collator):
     """Collator of calls of features."""
 
     def __init__(self, name: str, settings: FeatureSettings, warned: set[str]) -> None:

@@ -67,16 +67,12 @@ class Devices:
                 return moved
         torch = sys.modules["torch"]
         if not isinstance(array, torch.Tensor):
-            strides_fit = all(
-                stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides
-            )
-            # torch shares no memory with these arrays
-            if not (array.flags.writeable and array.dtype.isnative and strides_fit):
-                array = array.astype(array.dtype.newbyteorder("="))
             try:
-                array = torch.from_numpy(array)
+                array = torch.from_numpy(array if array.flags.writeable else array.copy())
             except TypeError:  # strings, objects
                 return array
+            except ValueError:  # an order of bytes, or strides, that tensors do not have
+                array = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
         return array.to(self._device)
 
     def to_callers(self, arrays: Iterable[Array]) -> list[Array]:

@@ -66,14 +66,15 @@ class FeatureParser:
         name: str,
         settings: FeatureSettings,
         length: Callable[[Any], Any] | None,
-        devices: Devices | None = None,
-        warned: set[str] | None = None,
+        devices: Devices,
+        warned: set[str],
     ) -> None:
         self._name = name  # name of the batch function, for error messages
         self._settings = settings
         self._length = length  # of one row: a dict of features without their first axis
-        self._devices = devices  # devices of the function, not resolved yet; None after a call
-        self._warned = set() if warned is None else warned  # warnings that have been logged
+        # devices of the function, not resolved yet; None after a call
+        self._devices: Devices | None = devices
+        self._warned = warned  # warnings that have been logged
         self._specs: dict[Hashable, FeatureSpec] = {}  # by name, dtype, device and axes
 
     def parse(self, given: Mapping[str, Any]) -> Features:
@@ -107,7 +108,13 @@ class FeatureParser:
         specs, arrays, views, widths = columns
         rows = set(map(len, views))
         if len(rows) != 1 or 0 in rows:
-            raise CollationError(self._describe_rows(given, rows))
+            shapes = ", ".join(f"{name} {_describe(value)}" for name, value in given.items())
+            need = (
+                " needs at least one row"
+                if rows == {0}
+                else ": all features need the same number of rows on their first axis"
+            )
+            raise CollationError(f"{self._name}{need}, got {shapes}")
         if fixed:
             specs = _with_lengths(specs, widths)
         return Features(
@@ -173,6 +180,8 @@ class FeatureParser:
             if len(self._specs) >= CACHE_LIMIT:
                 self._specs.clear()
             try:
+                if kind is CpuTensorSpec and not _has_numpy_dtype(array):
+                    kind = TensorSpec
                 spec = self._specs.setdefault(
                     key, kind(name, array, self._settings.pad_token.get(name))
                 )
@@ -231,14 +240,6 @@ class FeatureParser:
         tokens = [width for spec, width in zip(specs, widths, strict=True) if spec.is_token]
         return self._settings.round_up(max(tokens or widths))
 
-    def _describe_rows(self, given: Mapping[str, Any], rows: set[int]) -> str:
-        """Return the message for features without rows, or with different numbers of rows."""
-        shapes = ", ".join(f"{name} {_describe(value)}" for name, value in given.items())
-        if rows == {0}:
-            return f"{self._name} needs at least one row, got {shapes}"
-        need = "all features need the same number of rows on their first axis"
-        return f"{self._name}: {need}, got {shapes}"
-
 
 def _with_lengths(
     specs: tuple[FeatureSpec, ...], widths: tuple[int, ...]
@@ -286,6 +287,14 @@ def _describe(value: Any) -> str:
     if str(getattr(value, "device", "cpu")) != "cpu":
         text += f" on {value.device}"
     return text
+
+
+def _has_numpy_dtype(tensor: Any) -> bool:
+    try:
+        tensor[:0].numpy()
+    except TypeError:
+        return False
+    return True
 
 
 def _is_plain(array: Any) -> bool:

@@ -1,7 +1,7 @@
 """Specs of features: the properties that all calls of a group share, and the padding of blocks.
 
-Tensors on the CPU are read and written through numpy, where a slice costs a third of the time.
-Elements without a dtype in numpy (bfloat16) pass as integers of the same size.
+Tensors on the CPU are read and written through numpy, where a slice costs a third of the time,
+unless numpy lacks their dtype (bfloat16).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from numbers import Real
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final
 
 from ...errors import CollationError
 from ..arrays import Array
@@ -53,7 +52,6 @@ class FeatureSpec(ABC):
         "pad",
         "trailing",
     )
-    library: ClassVar[str]
 
     def __init__(self, name: str, array: Array, pad: Any) -> None:
         """Make the spec of `array` [rows, length, ...], with shorter rows filled with `pad`, or 0.
@@ -79,7 +77,7 @@ class FeatureSpec(ABC):
         dtype = self.dtype.str[:2] if self.kind in TEXT else self.dtype
         self._key: tuple[Any, ...] = name, dtype, self.device, array.ndim, self.trailing
         self._with_length: dict[Any, FeatureSpec] = {}  # results of `with_length`
-        self.pad = self._convert_pad(self._check_pad(pad))  # element of the views
+        self.pad = self._fit_pad(pad)  # element of the views
 
     def with_length(self, length: int | FeatureSpec) -> FeatureSpec:
         """Return the spec of rows of this length or, in every call, as long as that feature."""
@@ -141,23 +139,25 @@ class FeatureSpec(ABC):
                 out[start:stop, :own] = block
             start = stop
 
-    def _check_pad(self, pad: Any) -> Any:
-        """Return `pad` as an int or float that an element can be, if elements are real numbers."""
-        if pad is None or self.kind not in f"{WHOLE}f":
-            return pad
-        library, whole = sys.modules[self.library], self.kind in WHOLE
-        least, greatest = False, True
-        if self.kind != "b":
-            info = (library.iinfo if whole else library.finfo)(self.dtype)
-            # numpy's own floats do not compare with all real numbers
-            least, greatest = info.min, info.max
-        if isinstance(pad, Real):
-            pad = cast("Any", pad)
-            if whole and least <= pad <= greatest and int(pad) == pad:
-                return int(pad)
-            if not whole and (not math.isfinite(pad) or float(least) <= pad <= float(greatest)):
-                return float(pad)
-        raise CollationError(f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}")
+    def _fit_pad(self, pad: Any) -> Any:
+        """Return `pad`, or 0, as an element of the views."""
+        if pad is None:
+            return self._convert_pad(None)
+        try:
+            element = self._convert_pad(pad)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            fits = element = False
+        else:
+            fits = (
+                element == pad
+                if self.kind in WHOLE
+                else self.kind != "f" or math.isinf(pad) or not math.isinf(element)
+            )
+        if not fits:
+            raise CollationError(
+                f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}"
+            )
+        return element
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -170,7 +170,6 @@ class NumpySpec(FeatureSpec):
     """Spec of arrays of numpy."""
 
     __slots__ = ()
-    library = "numpy"
 
     def _kind(self) -> str:
         kind: str = self.dtype.kind
@@ -178,14 +177,10 @@ class NumpySpec(FeatureSpec):
 
     def _convert_pad(self, pad: Any) -> Any:
         numpy = sys.modules["numpy"]
-        try:
-            # a zero of texts is the empty text
-            array = numpy.zeros((), self.dtype) if pad is None else numpy.asarray(pad, self.dtype)
-            return array[()]
-        except (TypeError, ValueError) as error:
-            raise CollationError(
-                f"{self.name} is of {self.dtype} and cannot be padded with {pad!r}: {error}"
-            ) from None
+        if pad is None:
+            return numpy.zeros((), self.dtype)[()]  # of texts, the empty text
+        with numpy.errstate(over="ignore"):
+            return numpy.asarray(pad, self.dtype)[()]
 
     def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         array = sys.modules["numpy"].empty(shape, self.dtype)
@@ -193,10 +188,9 @@ class NumpySpec(FeatureSpec):
 
 
 class TensorSpec(FeatureSpec):
-    """Spec of tensors on a device other than the CPU."""
+    """Spec of tensors."""
 
     __slots__ = ()
-    library = "torch"
 
     def _kind(self) -> str:
         if self.dtype is sys.modules["torch"].bool:
@@ -204,7 +198,7 @@ class TensorSpec(FeatureSpec):
         return "f" if self.dtype.is_floating_point else "c" if self.dtype.is_complex else "i"
 
     def _convert_pad(self, pad: Any) -> Any:
-        return pad or 0
+        return sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu").item()
 
     def allocate(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         array = sys.modules["torch"].empty(shape, dtype=self.dtype, device=self.device)
@@ -215,23 +209,10 @@ class TensorSpec(FeatureSpec):
 
 
 class CpuTensorSpec(TensorSpec):
-    """Spec of tensors on the CPU. Their views are arrays of numpy."""
+    """Spec of tensors on the CPU with a dtype of numpy. Their views are arrays of numpy."""
 
-    __slots__ = ("_carrier",)
+    __slots__ = ()
     concatenate = FeatureSpec.concatenate
 
-    def __init__(self, name: str, array: Array, pad: Any) -> None:
-        torch = sys.modules["torch"]
-        self._carrier = None  # dtype of the views if numpy lacks the dtype of the elements
-        try:
-            torch.empty(0, dtype=array.dtype, device="cpu").numpy()
-        except TypeError:
-            integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-            self._carrier = integers[array.dtype.itemsize]
-        super().__init__(name, array, pad)
-
-    def _convert_pad(self, pad: Any) -> Any:
-        return self.view(sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu"))[()]
-
     def view(self, array: Array) -> Array:
-        return (array if self._carrier is None else array.view(self._carrier)).numpy()
+        return array.numpy()

@@ -149,17 +149,6 @@ def test_the_share_of_padding_is_counted(together: Make) -> None:
 # ---------------------------------------------------------------- lengths of batches
 
 
-def test_calls_of_like_length_run_together(together: Make) -> None:
-    many = together(batch_size=4, unpad=False)
-    calls = [{"ids": numpy.full((1, width), n)} for n, width in enumerate([1, 9] * 4)]
-    results = many.results(*calls)
-    assert sorted(batch["ids"].shape for batch in many.seen) == [(4, 1), (4, 9)]
-    assert [result["ids"].tolist() for result in results] == [
-        call["ids"].tolist() for call in calls
-    ]
-    assert many.fn.stats.padding_waste == 0.0
-
-
 def test_a_budget_of_tokens_limits_rows_times_the_padded_length(together: Make) -> None:
     many = together(max_batch_tokens=16, pad_to_multiple_of=4, unpad=False)
     many.results(*[tokens(width) for width in (3, 4, 2, 3, 6, 7, 5, 30)])

@@ -178,7 +178,7 @@ def test_cuda_means_the_current_device_of_the_first_caller_not_of_the_worker(
     torch: FakeTorch, elsewhere: Callable[[Callable[[], Any]], Any], setting: str
 ) -> None:
     devices = Devices(**{"device": None, "output_device": None, setting: "cuda"})
-    parser = FeatureParser("fn", FeatureSettings(), None, devices)
+    parser = FeatureParser("fn", FeatureSettings(), None, devices, set())
 
     def call_on(index: int) -> None:
         torch.current.index = index

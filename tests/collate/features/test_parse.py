@@ -13,7 +13,6 @@ import numpy
 import pytest
 
 import batched
-from batched._collate.features.spec import CACHE_LIMIT
 from batched.errors import CollationError
 from feature_stage import Make, to_lists
 
@@ -117,30 +116,6 @@ def test_conjugates_and_negatives_are_resolved(together: Make) -> None:
     )
     assert results[0]["x"].tolist() == [[1 - 2j, 3 + 4j]]
     assert results[0]["y"].tolist() == [[-2.0, 4.0]]
-
-
-class Watched(numpy.ndarray[Any, Any]):
-    """A row that calls `looked` when it is read."""
-
-    looked: Callable[[], None]
-
-    def __getitem__(self, place: Any) -> Any:
-        if place is None:
-            self.looked()
-        return super().__getitem__(place)
-
-
-def test_a_cache_of_specs_that_overflows_meanwhile_does_not_disturb_a_call(together: Make) -> None:
-    one = together()
-
-    def fill() -> None:  # as another thread might, just then
-        for number in range(CACHE_LIMIT):
-            one.fn.submit({"x": numpy.zeros((1, 1, number))})
-
-    rows = [numpy.ones(width).view(Watched) for width in (2, 3, 1)]
-    for row, looked in zip(rows, (lambda: None, fill, lambda: None), strict=True):
-        row.looked = looked
-    assert one.fn({"x": rows})["x"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
 
 
 def test_another_thread_may_be_importing_torch(
@@ -261,7 +236,6 @@ def test_a_function_that_needs_spread_kwargs_is_an_error_that_says_so() -> None:
     with pytest.raises(TypeError, match="'mask'$"):
         spread({"ids": call["ids"]})
     assert spread(call) == [2]
-    spread.shutdown()
 
 
 def test_an_argument_among_features_by_keyword_is_an_error_with_the_right_way() -> None:
@@ -272,7 +246,6 @@ def test_an_argument_among_features_by_keyword_is_an_error_with_the_right_way() 
     with pytest.raises(CollationError, match="other arguments go next to a mapping of features"):
         fn(x=numpy.ones((1, 2)), layer=3)  # type: ignore[call-overload]
     assert fn({"x": numpy.ones((1, 2))}, layer=3).tolist() == [[4.0, 4.0]]
-    fn.shutdown()
 
 
 def test_a_pad_token_without_a_feature_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -307,16 +280,3 @@ def test_length_gets_a_dict_for_each_row(together: Make) -> None:
         {"ids": [1, 2], "label": 5},
         {"ids": [3, 4], "label": 6},
     ]
-
-
-@pytest.mark.parametrize(
-    ("returned", "kind"), [("long", TypeError), (-1, ValueError), (None, TypeError)]
-)
-def test_an_invalid_length_is_an_error_of_its_caller_alone(
-    together: Make, returned: Any, kind: type[Exception]
-) -> None:
-    two = together(length=lambda row: returned if row.get("bad") else 1)
-    failed, served = two.answers({"bad": numpy.array([1])}, {"ids": numpy.array([1])})
-    assert type(failed) is kind
-    assert "length" in str(failed)
-    assert served["ids"].tolist() == [1]

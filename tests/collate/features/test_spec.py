@@ -74,15 +74,6 @@ def test_the_default_device_of_torch_does_not_matter(together: Make) -> None:
 # ---------------------------------------------------------------- calls that share a batch
 
 
-def test_calls_with_equal_specs_share_a_batch_in_their_order(together: Make) -> None:
-    all_of = together()
-    results = all_of.results(*({"x": numpy.full((rows, 2), rows)} for rows in (1, 3, 2)))
-    assert [to_lists(batch) for batch in all_of.seen] == [
-        {"x": [[1, 1], [3, 3], [3, 3], [3, 3], [2, 2], [2, 2]]}
-    ]
-    assert [result["x"].tolist() for result in results] == [[[1, 1]], [[3, 3]] * 3, [[2, 2]] * 2]
-
-
 def test_calls_with_different_features_never_share_a_batch(together: Make) -> None:
     two = together()
     first = {"ids": numpy.array([[1, 2]])}

@@ -5,17 +5,15 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 
-import batched
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 from feature_models import same
-from feature_stage import Make, hidden, tokens
+from feature_stage import Make, Together, hidden, tokens
 from stage import wait_until
 
 Function = Callable[[dict[str, Any]], Any]
@@ -55,24 +53,6 @@ def test_a_size_equal_to_the_padded_length_by_chance_is_not_cut(
     together: Make, compute: Function, shapes: list[Any]
 ) -> None:
     assert [result.shape for result in together(compute).results(tokens(3), tokens(5))] == shapes
-
-
-def test_axes_follow_two_features_of_different_length(together: Make) -> None:
-    two = together(
-        lambda features: {
-            "b": features["b"] + 0,
-            "a": features["a"] + 0,
-            "pairs": features["a"][:, :, None] * features["b"][:, None],
-        }
-    )
-    widths = [(2, 4), (4, 3)]
-    calls = [{"a": numpy.ones((1, a), int), "b": numpy.ones((1, b), int)} for a, b in widths]
-    for (a, b), result in zip(widths, two.results(*calls), strict=True):
-        assert {name: array.shape for name, array in result.items()} == {
-            "b": (1, b),
-            "a": (1, a),
-            "pairs": (1, a, b),
-        }
 
 
 # ---------------------------------------------------------------- how it is learned
@@ -306,20 +286,6 @@ def test_once_a_run_agrees_with_an_odd_one_callers_share_runs_again(together: Ma
     assert two.seen[-1]["ids"].shape == (2, 30)
 
 
-def test_features_of_one_length_do_not_show_which_of_them_an_axis_follows(together: Make) -> None:
-    def call(a: int, b: int) -> dict[str, Any]:
-        return {"a": numpy.ones((1, a), int), "b": numpy.ones((1, b), int)}
-
-    def compute(features: dict[str, Any]) -> Any:
-        return numpy.ones((len(features["a"]), max(array.shape[1] for array in features.values())))
-
-    two = together(compute)
-    for widths in ((5, 3), (2, 1), (4, 4)):
-        two.results(call(*widths))
-    results = two.results(call(5, 3), call(2, 4))
-    assert [result.shape for result in results] == [(1, 5), (1, 4)]
-
-
 LENGTHS: dict[str, Callable[[int, int], int]] = {
     "one size": lambda a, b: 5,
     "a feature": lambda a, b: b,
@@ -356,85 +322,64 @@ def test_an_axis_that_depends_on_lengths_in_any_way_is_as_long_as_in_a_call_alon
 
 # ---------------------------------------------------------------- many callers of odd functions
 
-CALLS = 1000
-CALLERS = 32  # threads
-LONGEST = 24  # tokens
-
 
 def call(width: int, first: int = 1) -> dict[str, Any]:
-    ids = numpy.arange(first, first + width)[None] % 97 + 1
-    return {"ids": ids, "mask": numpy.ones_like(ids)}
+    return {"ids": numpy.arange(first, first + width)[None]}
 
 
-def per_token(features: Mapping[str, Any], size: int = 8) -> dict[str, Any]:
-    ids = features["ids"] * features["mask"]
-    return {"hidden": ids[:, :, None] * numpy.arange(1, size + 1), "sums": ids.sum(1)}
+def per_token(features: dict[str, Any], size: int = 8) -> dict[str, Any]:
+    return {"hidden": hidden(features, size), "sums": features["ids"].sum(1)}
 
 
 def truncating(features: dict[str, Any]) -> Any:
     """Read 16 tokens at most, as a model with so many positions."""
-    return per_token({name: array[:, :16] for name, array in features.items()})
+    return per_token({"ids": features["ids"][:, :16]})
 
 
 def one_longer(features: dict[str, Any]) -> Any:
-    """Put one more token before each row."""
-    return per_token(
-        {name: numpy.pad(array, ((0, 0), (1, 0)), mode="edge") for name, array in features.items()}
-    )
+    return per_token({"ids": longer_by_one(features)})
 
 
-class Reloaded:
-    """A model that is replaced by a model of another output width."""
-
-    def __init__(self) -> None:
-        self.size = 4
-
-    def __call__(self, features: dict[str, Any]) -> Any:
-        return per_token(features, self.size)
-
-
-def serve(function: Any, calls: list[dict[str, Any]]) -> None:
-    """Make the calls from many threads. Each must get the result of a call on its own."""
-    compute: Function = function.__wrapped__
-    with ThreadPoolExecutor(CALLERS) as pool:
-        for features, result in zip(calls, pool.map(function, calls), strict=True):
+def serve(many: Together, compute: Function, longest: int = 24) -> None:
+    """Make calls of random lengths at the same time. Each must get the result of a call alone."""
+    chance = random.Random(0)
+    for _ in range(50):
+        calls = [call(chance.randint(1, longest), first) for first in range(8)]
+        for features, result in zip(calls, many.results(*calls), strict=True):
             same(result, compute(features))
+    assert many.fn.stats.errors == 0
 
 
-def mixed(longest: int = LONGEST) -> list[dict[str, Any]]:
-    source = random.Random(0)
-    return [call(source.randint(1, longest), first) for first in range(CALLS)]
-
-
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("compute", "odd", "longest"),
     [
         (truncating, 20, 16),  # all calls but one fit
-        (truncating, 20, LONGEST),
-        (one_longer, 5, LONGEST),
+        (truncating, 20, 24),
+        (one_longer, 5, 24),
     ],
 )
 def test_one_call_that_comes_back_longer_or_shorter_harms_no_other(
-    compute: Function, odd: int, longest: int
+    together: Make, compute: Function, odd: int, longest: int
 ) -> None:
-    fn = batched.inference.dynamically(compute)
-    with fn:
-        serve(fn, [call(5), call(9)])
-        same(fn(call(odd)), compute(call(odd)))
-        serve(fn, mixed(longest))
-        assert fn.stats.errors == 0
+    many = together(compute)
+    many.results(call(5), call(9))
+    same(many.fn(call(odd)), compute(call(odd)))
+    serve(many, compute, longest)
 
 
-def test_calls_of_all_lengths_survive_the_reload_of_a_model_with_another_output_width() -> None:
-    model = Reloaded()
-    fn = batched.inference.dynamically(name="model")(model)
-    with fn:
-        serve(fn, mixed())
-        model.size = 6
-        assert fn(call(5))["hidden"].shape == (1, 5, 6)
-        serve(fn, mixed())
-        assert fn.stats.errors == 0
+def test_calls_of_all_lengths_survive_the_reload_of_a_model_with_another_output_width(
+    together: Make,
+) -> None:
+    size = 4
+
+    def model(features: dict[str, Any]) -> Any:
+        return per_token(features, size)
+
+    many = together(model)
+    serve(many, model)
+    size = 6
+    assert many.fn(call(5))["hidden"].shape == (1, 5, 6)
+    serve(many, model)
 
 
 # ---------------------------------------------------------------- declared, or not at all

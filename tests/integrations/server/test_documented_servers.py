@@ -24,10 +24,6 @@ EXAMPLES = ("fastapi", "starlette", "asgi")
 QUEUE = 1000
 """The `max_queue_size` of each example."""
 CLIENTS = 20
-ROUNDS = 10
-AT_ONCE = 100
-"""Clients of each round that leave."""
-
 State = collections.Counter[str]
 
 
@@ -151,24 +147,4 @@ def test_clients_of_two_workers_that_leave_are_not_computed() -> None:
         using(server, some_leave, workers=2)
         server.process.send_signal(signal.SIGTERM)
         assert server.last_words().count("closed\n") == 2
-    assert server.complaints == []
-
-
-@pytest.mark.parametrize("server", [0], ids=EXAMPLES[:1], indirect=True)
-def test_a_thousand_clients_that_leave_leave_nothing_behind(server: Server) -> None:
-    async def main(client: Client) -> None:
-        await client.hold()
-        before = await client.state()
-        calls = before["calls"]
-        for _ in range(ROUNDS):
-            tasks = client.ask(AT_ONCE)
-            calls += AT_ONCE
-            await client.until(functools.partial(has_calls, calls))
-            await leave(tasks)
-        after = await client.until(lambda state: state["tasks"] == before["tasks"])
-        assert after["cancelled"] == ROUNDS * AT_ONCE
-        assert (after["exchanges"], after["queue_size"]) == (0, 0)
-        client.release()
-
-    using(server, main)
     assert server.complaints == []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import json
 import os
 import re
@@ -16,8 +15,6 @@ import signal
 import threading
 from pathlib import Path
 from typing import Any
-
-from batched.asgi import _Exchange
 
 BOUND = 120.0
 """Seconds after which the batch function stops waiting at the gate."""
@@ -49,14 +46,11 @@ def hold(*texts: str) -> None:
 
 
 def state() -> dict[str, int]:
-    gc.collect()
     stats = dataclasses.asdict(names["shout"].stats)
     counted = ("calls", "cancelled", "queue_size", "in_flight", "total_processed", "total_batches")
     return {
         "pid": os.getpid(),
         **{name: stats[name] for name in counted},
-        "tasks": len(asyncio.all_tasks()),
-        "exchanges": sum(type(it) is _Exchange for it in gc.get_objects()),
     }
 
 
