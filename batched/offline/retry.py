@@ -39,7 +39,7 @@ class Retry:
         for name in ("wait_initial", "wait_max", "wait_jitter"):
             check_amount(f"Retry: {name}", getattr(self, name))
 
-    def is_due(self, error: BaseException) -> bool:
+    def is_service_fault(self, error: BaseException) -> bool:
         """Return whether an error is a fault of the service: the same call may succeed later."""
         return is_service_error(error, self.on)
 

@@ -201,9 +201,9 @@ def test_retry_names_more_errors() -> None:
         pass
 
     assert is_service_error(Busy(), (Busy,))
-    assert Retry(on=(Busy,)).is_due(Busy())
-    assert not Retry().is_due(Busy())
-    assert Retry().is_due(ConnectionError())
+    assert Retry(on=(Busy,)).is_service_fault(Busy())
+    assert not Retry().is_service_fault(Busy())
+    assert Retry().is_service_fault(ConnectionError())
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,9 @@ def running(
 
 def outcome(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outcome:
     """Return the outcome of one batch of `rows`."""
-    thorough = settings.pop("thorough", False)
+    isolating = settings.pop("isolating", False)
     with running(func, **settings) as (engine, outcomes):
-        engine.submit(batch_of(rows), thorough=thorough)
+        engine.submit(batch_of(rows), isolating=isolating)
         return outcomes.get(timeout=SOON)
 
 

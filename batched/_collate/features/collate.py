@@ -20,7 +20,7 @@ from .outputs import Path, dotted_path, tree_flatten, tree_unflatten
 from .parse import Features
 from .settings import FeatureSettings
 from .spec import FeatureSpec
-from .unpad import Callers, Cuts, Unpadding, Widths, order
+from .unpad import Cuts, PaddedWidths, Unpadding, Widths, order
 
 logger = logging.getLogger("batched")
 
@@ -36,7 +36,7 @@ class PaddingPlan(NamedTuple):
     """Padding of one call of the function: the context of the call."""
 
     widths: Widths  # to which the features were padded
-    callers: Callers  # empty if nothing was padded, or no axis is cut
+    callers: PaddedWidths  # empty if nothing was padded, or no axis is cut
 
 
 class FeatureCollator(Collator):
@@ -59,7 +59,7 @@ class FeatureCollator(Collator):
         group: GroupKey = slices[0][0].group_key  # type: ignore[assignment]  # of all such requests
         every = [request.items.widths for request, _, _ in slices]
         padded = self._plan_widths(group.specs, every)
-        callers: Callers = {}
+        callers: PaddedWidths = {}
         if set(every) != {padded} and self._settings.unpad == "auto":
             rounds = self._settings.pad_to_multiple_of > 1
             callers = {
@@ -148,7 +148,7 @@ class FeatureCollator(Collator):
         return tree_unflatten(parts[0], iter(joined))
 
     def _group_by_width(
-        self, slices: list[Slice], callers: Callers, apart: Collection[Widths]
+        self, slices: list[Slice], callers: PaddedWidths, apart: Collection[Widths]
     ) -> GroupsNeeded:
         """Return the request to run rows of the widths `apart` first, and the rest after them.
 
@@ -190,7 +190,7 @@ class FeatureCollator(Collator):
         )
 
     def _build_call(
-        self, slices: list[Slice], batch: Batch, padded: Widths, callers: Callers
+        self, slices: list[Slice], batch: Batch, padded: Widths, callers: PaddedWidths
     ) -> Call:
         first, start, stop = slices[0]
         group: GroupKey = first.group_key  # type: ignore[assignment]  # as above

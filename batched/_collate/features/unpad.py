@@ -1,14 +1,14 @@
 """Removal of padding from outputs: the rule learns which axes follow which feature.
 
-A run is one call of the function. The rows of each feature are padded to one width in a run. An
-axis of the output either has one size in all runs (the size of hidden states, say) or follows a
+A run is one call of the batch function. The rows of each feature are padded to one width in a run.
+An axis of the output either has one size in all runs (the size of hidden states, say) or follows a
 feature: in each run, the axis is as long as the padded width of that feature. An axis that follows
 a feature is cut to each caller's own width. The evidence is outputs of runs of different widths.
 
 1. Callers with rows of different widths share a run under three conditions:
    a. All possible explanations of an axis give the same size for each caller.
-   b. For each caller, a run of that width or a shorter one was seen. So an axis that changes in
-      steps, or only up to some length, has shown it.
+   b. For each caller, a run was seen whose padded widths were at most the caller's own, in every
+      feature. Otherwise, an axis that is constant for long rows alone would look constant.
    c. If an axis follows a feature, a run was seen in which the features have the same order by
       length as the caller's. So an axis that follows the longer of two features has shown it.
 2. Otherwise, rows of some widths run apart, one width at a time. Nothing is padded in these runs,
@@ -35,8 +35,8 @@ from .settings import FeatureSettings
 Widths = tuple[int, ...]
 """Length of the rows of each feature of a group, in the order of its specs."""
 
-Callers = Mapping[Widths, Widths]
-"""For each width of the rows of callers, the shortest first: the padded width in a run apart."""
+PaddedWidths = Mapping[Widths, Widths]
+"""Widths of callers' rows, shortest first, each with its padded widths in a run of its own."""
 
 Cuts = tuple[tuple[int, int], ...]
 """Axes of one array that are cut, each with the index of the feature that it follows."""
@@ -95,13 +95,13 @@ class Unpadding:
                 text,
             )
 
-    def find_apart(self, group: Any, callers: Callers) -> Collection[Widths]:
+    def find_apart(self, group: Any, callers: PaddedWidths) -> Collection[Widths]:
         """Return the widths of callers that must run apart, as known before the run."""
         evidence = self._evidence.get((frozenset(group.arguments), group.specs))
         return () if evidence is None else self._find_apart(evidence, (), callers)
 
     def find_cuts(
-        self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths, callers: Callers
+        self, group: Any, arrays: list[tuple[Path, Any]], padded: Widths, callers: PaddedWidths
     ) -> tuple[list[Cuts], Collection[Widths]]:
         """Return the cuts of each array of an output, and widths of callers that must run apart.
 
@@ -128,7 +128,7 @@ class Unpadding:
         ], apart
 
     def _find_apart(
-        self, evidence: _Evidence, axes: Collection[_Axis], callers: Callers
+        self, evidence: _Evidence, axes: Collection[_Axis], callers: PaddedWidths
     ) -> Collection[Widths]:
         """Return the widths of callers that must run apart if the output has these `axes`."""
         if not callers or not evidence.axes:
@@ -213,9 +213,9 @@ class Unpadding:
         if all(size == rows for size, rows in pairs) and "rows" not in self._warned:
             self._warned.add("rows")
             logger.warning(
-                "%s: %s is as long as the batch has rows: %d of %d, %d of %d. Rows that see each "
-                "other get results that depend on other callers; a result must depend on its own "
-                "row alone",
+                "%s: %s is as long as the batch has rows: %d for %d rows, %d for %d rows. Rows "
+                "that see each other get results that depend on other callers; a result must "
+                "depend on its own row alone",
                 *(self._name, axis, *pairs[0], *pairs[1]),
             )
         widths = ", ".join(
@@ -259,15 +259,15 @@ class Unpadding:
                     if not 0 < axis < array.ndim or array.shape[axis] != padded[feature]:
                         raise BatchFunctionError(
                             f"{self._name}: unpad says that axis {declared} of {describe(path)} "
-                            f"follows {name}, which was padded to "
-                            f"{padded[feature]}, but its shape is {tuple(array.shape)}"
+                            f"follows {name}, which was padded to {padded[feature]}, but the "
+                            f"output has the shape {tuple(array.shape)}"
                         )
                     found[number][axis] = feature
         return [tuple(cuts.items()) for cuts in found]
 
 
 def _is_covered(widths: Widths, runs: list[Widths]) -> bool:
-    """Return whether one of `runs` was not wider than `widths` in any feature."""
+    """Return whether some run was at most as wide as `widths` in every feature."""
     return any(all(map(le, run, widths)) for run in runs)
 
 

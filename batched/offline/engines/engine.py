@@ -7,7 +7,7 @@ A worker is a place where the function computes: this process, another process o
 2. No call is repeated, and no call waits. A service error of the whole batch is the outcome of all
    its rows. The owner of the engine decides when rows are tried again.
 3. Any other failure is narrowed by halves until the rows that fail stand alone. If a batch and both
-   its halves fail, the batch is given up: the function fails, rather than its rows. A thorough
+   its halves fail, the batch is given up: the function fails, rather than its rows. An isolating
    batch is narrowed to the end, whatever the error.
 4. A class whose constructor fails with a service error is built again, as `Retry` says. A worker
    that cannot be built leaves, and its batch returns to the queue. The engine reports a fatal error
@@ -51,7 +51,7 @@ _KILL_TIME: Final = 10.0
 """Longest wait for a call that was killed or cancelled (s)."""
 
 Task = tuple[Batch, bool]
-"""A batch, and whether the batch is thorough."""
+"""A batch, and whether the batch is isolating."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Worker(ABC):
                 except BaseException as error:
                     attempt += 1
                     retry = self.step.call_retry
-                    if attempt >= retry.attempts or not retry.is_due(error):
+                    if attempt >= retry.attempts or not retry.is_service_fault(error):
                         self.failed = error
                     else:
                         self.closing.wait(retry.wait(attempt, error))
@@ -142,7 +142,7 @@ class BatchRun:
     def __init__(self, worker: Worker, task: Task) -> None:
         self._worker = worker
         self._step = worker.step
-        self._batch, self._thorough = task
+        self._batch, self._isolating = task
         self._start = perf_counter()
         self._calls = 0  # calls of the function that have begun
         self._failures = 0  # failed calls that may be narrowed
@@ -252,8 +252,8 @@ class BatchRun:
             self._timed_out = isinstance(error, TimeLimitExceeded)
         if isinstance(error, BatchSizeMismatch):
             self._warn("%s; it is called with fewer items, down to one", error)
-        if self._thorough or step.call_retry.is_due(error):
-            return self._thorough
+        if self._isolating or step.call_retry.is_service_fault(error):
+            return self._isolating
         # no call has succeeded
         if self._failures >= _FAILURES and self._calls <= self._failures + self._too_big:
             self._over = error
@@ -316,9 +316,9 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, batch: Batch, *, thorough: bool = False) -> None:
+    def submit(self, batch: Batch, *, isolating: bool = False) -> None:
         """Queue `batch` for the next free worker. Never block."""
-        self._put((batch, thorough))
+        self._put((batch, isolating))
 
     def stop(self) -> None:
         """Let no further call begin. Never block; can be called several times."""

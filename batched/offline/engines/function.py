@@ -67,7 +67,7 @@ class _Models:
             try:
                 models[key] = unwrap(step.fn)(key, *step.args, **step.kwargs)
             except Exception as error:
-                if step.call_retry.is_due(error):
+                if step.call_retry.is_service_fault(error):
                     raise
                 # not as a memory error, for which the size of the batch is no reason
                 failed[key] = RemoteError(*error_text(error))

@@ -1,7 +1,8 @@
-"""Fingerprints of steps, by which a run knows that its progress file is of other functions.
+"""Fingerprints of steps, which tell a run whether its progress file belongs to other code.
 
-A change of meaning must be noticed, and a run must never refuse itself when nothing was changed. A
-fingerprint is the same in every process, and with every Python where the source is at hand.
+A changed step must be noticed, and an unchanged step must never be refused. A fingerprint is the
+same in every process, and with every Python where the source is at hand. A part of a step counts if
+it is part of the fingerprint.
 
 1. A function counts by its syntax tree, without comments, formatting and docstrings. The loaded
    bytecode counts instead if the file has no such code: it was edited since its import, or there
@@ -72,7 +73,8 @@ def fingerprint(step: Any) -> dict[str, Any]:
         reader.add("its list of arguments", sorted(map(str, arguments)))
     if reader.unread:
         _logger.warning(
-            "step %r: changes within %s are not noticed; version= says when they matter",
+            "step %r: changes within %s are not noticed; set version=, and change it whenever they "
+            "change",
             step.name,
             ", ".join(reader.unread),
         )
@@ -118,7 +120,9 @@ class _Reader:
         self.rebound: set[str] = set()
         """Nouns of the globals that a function rebinds."""
         self._found: dict[Any, Any] = {}
-        """Objects and their hashes, by `id`; an object within itself is "itself"."""
+        """Texts of objects by `id`, "itself" while an object is being described; also, as keys, the
+        modules with the names that were looked up in them.
+        """
 
     def add(self, noun: str, value: Any) -> str:
         """Record a part of the step, and return its text."""
@@ -134,7 +138,8 @@ class _Reader:
         content = hashlib.sha256()
         file: Any = SimpleNamespace(write=content.update)
         pickler = _Pickler(file, protocol=4)
-        pickler.fast = True  # references depend on which of equal objects are the same
+        # without references, which depend on the identity of equal objects
+        pickler.fast = True
         pickler.reader = self
         pickler.dump(value)
         return "#" + content.hexdigest()[:32]
@@ -237,7 +242,8 @@ class _Reader:
         return described
 
     def _counts(self, module: str) -> bool:
-        return module == self.home not in _INSTALLED or _is_own(module)
+        """Return whether code of `module` is part of the fingerprint."""
+        return (module == self.home and module not in _INSTALLED) or _is_own(module)
 
     def _noun(self, module: str, name: str) -> str:
         return f"the global {name}" if module == self.home else f"the global {module}.{name}"

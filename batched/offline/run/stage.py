@@ -43,7 +43,7 @@ SPREAD: Final = (math.sqrt(5) - 1) / 2
 """Step between trials as a share of the waiting rows: multiples of it spread most evenly."""
 
 
-_is_thorough = attrgetter("thorough")
+_is_isolating = attrgetter("isolating")
 
 
 class Stage:
@@ -174,14 +174,14 @@ class Stage:
                 break
             self._submit(batch)
 
-    def _submit(self, batch: Batch, *, thorough: bool = False) -> None:
+    def _submit(self, batch: Batch, *, isolating: bool = False) -> None:
         if not self._began:
             self._began = True
             self._reserve()
             self.engine.start()
         rows = chain.from_iterable([each.waker[start:stop] for each, start, stop in batch.slices])
-        thorough = thorough or any(map(_is_thorough, rows))
-        self.engine.submit(batch, thorough=thorough)
+        isolating = isolating or any(map(_is_isolating, rows))
+        self.engine.submit(batch, isolating=isolating)
 
     def _try_row(self, now: float, *, drain: bool) -> None:
         """Run the sample, or another row, alone."""
@@ -198,7 +198,7 @@ class Stage:
             verdicts.end_trial(row, error, now)
         for request in requests:
             self._trial = Batch([(request, 0, 1)], 1, "drain", now, request.longest)
-            self._submit(self._trial, thorough=True)
+            self._submit(self._trial, isolating=True)
 
     def _pick(self, now: float) -> Row | None:
         """Return a row to try: by turns one that waits and one that has failed."""
@@ -250,7 +250,7 @@ class Stage:
         failures = []
         for row in bad:
             error, row.result = row.result, None
-            alone = rows_with[id(error)] == 1 or row.thorough or not isolates
+            alone = rows_with[id(error)] == 1 or row.isolating or not isolates
             failures.append(Failure(row, error, alone, now))
         verdicts = self.verdicts
         if batch is self._trial:

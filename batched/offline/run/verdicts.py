@@ -1,14 +1,16 @@
 """Verdicts on the rows for which the function of one step has failed.
 
-By its verdict, a row is called again or is a dead letter. In a thorough call, the engine cuts a
-failing batch in halves until the rows that fail stand alone. A batch succeeds if any of its rows
-does. The module has no thread, clock or I/O. The rules:
+By its verdict, a row is called again or is a dead letter. The verdicts work as a circuit breaker
+for each step: in doubt, the breaker is open, and a trial is its probe. In an isolating call, the
+engine cuts a failing batch in halves until the rows that fail stand alone. A batch succeeds if any
+of its rows does. The module has no thread, clock or I/O. The rules:
 
 1. An error of a service is retried, up to `Retry.attempts` calls of the row. The row waits in a
-   queue meanwhile. The last of these calls is thorough. If the function retries by itself, the row
-   gets one further call, which is thorough.
-2. Any other failure is the row's own if a batch or a trial that began after the failure succeeds.
-   A row that failed only together with other rows is called once more, thoroughly.
+   queue meanwhile. The last of these calls is isolating. If the function retries by itself, the row
+   gets one further call, which is isolating.
+2. Any other failure is the row's own if another row of its batch succeeds, or if a batch or a trial
+   that began after the failure succeeds. A row that failed only together with other rows is called
+   once more, in an isolating call.
 3. A failure without a later success is set aside. The step is in doubt if all rows of a batch fail
    and no batch has succeeded since that batch began, or if only rows that are set aside are left.
 4. A step in doubt gets no new batch, only trials of one row: the sample, which is a row known to
@@ -50,12 +52,12 @@ class Row:
     __slots__ = (
         "attempts",
         "inputs",
+        "isolating",
         "key",
         "number",
         "outages",
         "result",
         "service_failures",
-        "thorough",
         "values",
     )
 
@@ -67,7 +69,7 @@ class Row:
         self.values = values  # by name of a column that steps read
         self.number = number  # place in the source, from 0
         self.attempts = self.service_failures = self.outages = 0  # as `start_step`, without a call
-        self.thorough = False
+        self.isolating = False
         self.result: Any = None  # output of this step's function, then the result of the step
 
     def start_step(self) -> None:
@@ -75,7 +77,7 @@ class Row:
         self.attempts = 0  # calls of this step's function with the row
         self.service_failures = 0  # calls that failed by an error of a service
         self.outages = 0  # outages in which the row has failed
-        self.thorough = False  # whether the next call is thorough: see the module
+        self.isolating = False  # whether the next call is isolating: see the module
         self.result = None
 
     def copy(self) -> Row:
@@ -156,15 +158,15 @@ class Verdicts:
             self._note_success(started, now)
         for failure in failures:
             row = failure.row
-            if self._retry.is_due(failure.error):
+            if self._retry.is_service_fault(failure.error):
                 row.service_failures += 1
                 if row.service_failures < self._retry.attempts:
-                    row.thorough = row.service_failures == self._retry.attempts - 1
+                    row.isolating = row.service_failures == self._retry.attempts - 1
                     self._call_again(
                         row, now + self._retry.wait(row.service_failures, failure.error)
                     )
                     continue
-                failure.alone = failure.alone and row.thorough
+                failure.alone = failure.alone and row.isolating
             if succeeded:
                 self._settle(failure)
             else:
@@ -181,7 +183,9 @@ class Verdicts:
     def candidates(self) -> list[Row]:
         """Return the rows without a verdict whose next call may have another outcome."""
         return [row for _, _, row in self._retry_queue] + [
-            each.row for each in self.aside if not each.alone or self._retry.is_due(each.error)
+            each.row
+            for each in self.aside
+            if not each.alone or self._retry.is_service_fault(each.error)
         ]
 
     def start_trial(self, row: Row, now: float) -> None:
@@ -198,7 +202,7 @@ class Verdicts:
             self._note_success(self._trial_began, now)
             return
         self._failed_trials += 1
-        is_own = not self._retry.is_due(error)
+        is_own = not self._retry.is_service_fault(error)
         is_sample = row is self.sample
         if is_sample:
             self._sample_errors += is_own
@@ -218,7 +222,8 @@ class Verdicts:
     def give_up(self) -> None:
         """Make all rows that are set aside dead letters, because no row is left to try.
 
-        The run ends instead if the step has never succeeded: see rule 6.
+        The run ends instead if the step has never succeeded, and `FIRST_TRIALS` rows have failed
+        alone (rule 6).
         """
         if not (self.aside and self._stop_first(self.aside[-1].error)):
             self._dead += self.aside
@@ -227,7 +232,7 @@ class Verdicts:
 
     def _set_aside(self, failure: Failure) -> None:
         self.aside.append(failure)
-        self.failed_alone += failure.alone and not self._retry.is_due(failure.error)
+        self.failed_alone += failure.alone and not self._retry.is_service_fault(failure.error)
 
     def _stop_first(self, error: BaseException) -> bool:
         """Stop the run if the step has never succeeded and too many rows have failed alone."""
@@ -264,13 +269,13 @@ class Verdicts:
         if row.outages >= MAX_OUTAGES:
             return False
         row.outages += 1
-        row.service_failures, row.thorough = 0, False
+        row.service_failures, row.isolating = 0, False
         return True
 
     def _settle(self, failure: Failure) -> None:
-        """Decide on a failure after which the step has succeeded."""
+        """Decide on a failure after a success that shows that the step works."""
         if failure.alone:
             self._dead.append(failure)
         else:
-            failure.row.thorough = True
+            failure.row.isolating = True
             self._call_again(failure.row)

@@ -48,9 +48,12 @@ from pyarrow import types
 from .arrow import to_python
 
 Kind = str | tuple[Any, ...]
-"""Type of a value, hashable, made of literals: a key of `_FLAT`; or `("list", item)`,
-`("struct", ((name, kind), ...))`, `("array", dtype, shape)`, `("array", dtype, None)` for vectors
-of any length, `("decimal", digits before the point, digits after it)`.
+"""Type of a canonical value. A flat kind is a key of `_FLAT`. The other kinds are tuples:
+
+- `("list", kind of the items)`;
+- `("struct", ((name, kind), ...))`;
+- `("array", dtype, shape)`; `("array", dtype, None)` for vectors of any length;
+- `("decimal", digits before the point, digits after it)`.
 """
 
 _FLAT: Final[dict[str, Any]] = {
@@ -161,6 +164,8 @@ def unify(a: Kind, b: Kind) -> Kind:
             alike = [name for name, _ in one] == [name for name, _ in other]
             if len(items) <= MAX_FIELDS:
                 return "struct", tuple(items.items() if alike else sorted(items.items()))
+    if {a, b} == {"int64", "float"}:
+        raise Unfit("float and an int beyond 2**53, which a float may round")
     raise Unfit(f"{describe_kind(a)} and {describe_kind(b)}")
 
 
@@ -264,7 +269,10 @@ def _read_array(value: Any, depth: int) -> tuple[Any, Kind]:
     if dtype.name == "bfloat16":  # of ml_dtypes, as JAX has it
         dtype = np.dtype(np.float32)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise Unfit(f"numbers of dtype {dtype} cannot be stored; return some of up to 64 bits")
+        raise Unfit(
+            f"an array of dtype {dtype} cannot be stored; return booleans, integers or floats of "
+            "at most 64 bits, or a list"
+        )
     if not value.ndim:
         return read(value.item(), depth)
     # A copy: a function may write its next results to the same memory.
@@ -307,7 +315,7 @@ def _read_time(value: Any, _: int) -> tuple[Any, Kind]:
     if value != value:  # pandas.NaT
         return None, "null"
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
-        raise Unfit("times are kept to the microsecond")
+        raise Unfit("a time must have no nanoseconds; round it to microseconds")
     kind = next(kind for each, kind in _TIMES.items() if isinstance(value, each))
     if getattr(value, "tzinfo", None) is not None:
         if kind == "time":
@@ -324,7 +332,7 @@ def _read_decimal(value: Decimal, _: int) -> tuple[Any, Kind]:
         raise Unfit("a Decimal must be finite")
     whole, places = max(len(digits) + exponent, 1), max(-exponent, 0)
     if whole + places > MAX_DIGITS:
-        raise Unfit(f"a Decimal has at most {MAX_DIGITS} digits before and after its point")
+        raise Unfit(f"a Decimal must have at most {MAX_DIGITS} digits before and after its point")
     return _through_arrow(value, ("decimal", whole, places))
 
 
@@ -373,30 +381,35 @@ def show(value: Any) -> str:
 # --- canonical values
 
 
-def to_array(values: Any, kind: Any) -> Any:
-    """Return canonical values as an Arrow array of that type, or raise an error of pyarrow."""
-    is_tensor = isinstance(kind, pa.FixedShapeTensorType)
-    if is_tensor or types.is_fixed_size_list(kind):
-        shape = tuple(kind.shape) if is_tensor else (kind.list_size,)
-        form = kind.storage_type if is_tensor else kind
+def to_array(values: Any, data_type: Any) -> Any:
+    """Return canonical values as an Arrow array of `data_type`.
+
+    Raises:
+        Unfit: an array has not the shape of the tensor type.
+        Exception: of pyarrow, which cannot convert a value.
+    """
+    is_tensor = isinstance(data_type, pa.FixedShapeTensorType)
+    if is_tensor or types.is_fixed_size_list(data_type):
+        shape = tuple(data_type.shape) if is_tensor else (data_type.list_size,)
+        form = data_type.storage_type if is_tensor else data_type
         is_block = isinstance(values, np.ndarray)
         shapes = (
             {values.shape[1:]} if is_block else {getattr(value, "shape", None) for value in values}
         )
         if shapes == {shape}:
             block = values if is_block else np.concatenate(values)
-            items = pa.array(block.reshape(-1), kind.value_type)
+            items = pa.array(block.reshape(-1), data_type.value_type)
             array = pa.FixedSizeListArray.from_arrays(items, type=form)
         elif is_tensor and shapes - {shape, None}:
             raise Unfit(f"an array must have the shape {shape}")
         else:
             rows = [value if value is None else np.ravel(value) for value in values]
             array = pa.array(rows if is_tensor else values, form)
-        return pa.ExtensionArray.from_storage(kind, array) if is_tensor else array
+        return pa.ExtensionArray.from_storage(data_type, array) if is_tensor else array
     try:
-        return pa.array(values, kind)
+        return pa.array(values, data_type)
     except pa.ArrowInvalid:  # of arrays of several dimensions
-        return pa.array(list(map(_as_lists, values)), kind)
+        return pa.array(list(map(_as_lists, values)), data_type)
 
 
 def _as_lists(value: Any) -> Any:

@@ -155,9 +155,9 @@ def test_a_function_that_fails_for_all_rows_is_given_up_after_three_calls(kind: 
     assert len(done.results) == 64
 
 
-def test_a_thorough_batch_is_narrowed_to_the_end(kind: Any) -> None:
+def test_an_isolating_batch_is_narrowed_to_the_end(kind: Any) -> None:
     fn = Counted(set(range(16)))
-    outcome(kind(fn), list(range(16)), thorough=True)
+    outcome(kind(fn), list(range(16)), isolating=True)
     assert all([row] in fn.calls for row in range(16))
     assert len(fn.calls) == 31
 
@@ -169,15 +169,15 @@ def test_a_service_error_of_the_whole_batch_comes_back_after_one_call(kind: Any)
     assert {type(each) for each in done.results} == {ConnectionError}
 
 
-def test_a_service_error_of_a_thorough_batch_is_narrowed(kind: Any) -> None:
+def test_a_service_error_of_an_isolating_batch_is_narrowed(kind: Any) -> None:
     fn = Counted({3}, ConnectionError("refused"))
-    done = outcome(kind(fn), list(range(8)), retry=NEVER, thorough=True)
+    done = outcome(kind(fn), list(range(8)), retry=NEVER, isolating=True)
     assert [row for row, each in enumerate(results(done)) if each is fn.error] == [3]
 
 
 def test_without_isolation_a_batch_fails_as_one(kind: Any) -> None:
     fn = Counted({3})
-    done = outcome(kind(fn), list(range(8)), isolate_errors=False, thorough=True)
+    done = outcome(kind(fn), list(range(8)), isolate_errors=False, isolating=True)
     assert [type(each) for each in done.results] == [ValueError] * 8
     assert fn.sizes == [8]
 
@@ -534,8 +534,8 @@ def test_a_worker_takes_a_key_that_no_worker_holds_before_an_older_one() -> None
 @pytest.mark.usefixtures("_no_models")
 def test_a_key_that_cannot_be_built_is_built_once_and_fails_alone() -> None:
     with running(Model, max_models=2, route=str) as (engine, outcomes):
-        for thorough in (False, True):
-            engine.submit(routed("broken", list(range(256))), thorough=thorough)
+        for isolating in (False, True):
+            engine.submit(routed("broken", list(range(256))), isolating=isolating)
             done = outcomes.get(timeout=SOON)
             assert {type(each) for each in done.results} == {RemoteError}
             assert str(done.results[0]) == "FileNotFoundError: no broken.bin"

@@ -136,7 +136,7 @@ def test_a_warning_names_the_parts_that_are_not_looked_into(
     (message,) = caplog.messages
     assert message == (
         "step 'embed': changes within its argument 0, its argument 1, its argument 'generator' "
-        "are not noticed; version= says when they matter"
+        "are not noticed; set version=, and change it whenever they change"
     )
     caplog.clear()
     fingerprint(step(args=(view,), version=1))

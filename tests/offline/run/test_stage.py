@@ -28,7 +28,7 @@ class Taking:
     def start(self) -> None:
         pass
 
-    def submit(self, batch: Batch, *, thorough: bool) -> None:
+    def submit(self, batch: Batch, *, isolating: bool) -> None:
         self.batches.append(batch)
 
     def end(self, result: Any) -> Outcome:

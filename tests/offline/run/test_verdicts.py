@@ -80,7 +80,7 @@ def test_an_error_of_a_service_is_retried_with_growing_waits() -> None:
     assert judge.verdicts.take_due(11.0) == [row]
     judge.batch([row], AWAY, ok=True, at=(11.0, 11.0))
     assert judge.verdicts.next_moment() == 13.0
-    assert row.thorough, "the last call is narrowed to the end"
+    assert row.isolating, "the last call is narrowed to the end"
     assert judge.verdicts.take_due(13.0) == [row]
     judge.batch([row], AWAY, ok=True, at=(13.0, 13.0))
     assert judge.dead == [row]
@@ -120,7 +120,7 @@ def test_the_success_of_a_batch_that_began_before_a_failure_says_nothing_about_i
     assert judge.dead == [bad]
 
 
-def test_rows_that_failed_only_together_are_called_thoroughly_once_the_step_works() -> None:
+def test_rows_that_failed_only_together_are_isolated_once_the_step_works() -> None:
     judge = Judge()
     given_up = rows(3)
     judge.batch(given_up, BAD, alone=False)
@@ -128,7 +128,7 @@ def test_rows_that_failed_only_together_are_called_thoroughly_once_the_step_work
     judge.trial(other, None, 1.0)
     assert judge.dead == []
     assert judge.verdicts.take_due(1.0) == given_up
-    assert all(row.thorough for row in given_up)
+    assert all(row.isolating for row in given_up)
 
 
 def test_no_row_leaves_while_the_step_is_in_doubt() -> None:

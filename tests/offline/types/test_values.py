@@ -199,7 +199,7 @@ REFUSED: list[tuple[Any, str]] = [
     ([1, "a"], "one kind, not int and string"),
     (["a", b"a"], "one kind, not string and binary"),
     ([True, 1], "one kind, not bool and int"),
-    ([2**60, 0.5], "one kind, not int and float"),
+    ([2**60, 0.5], r"one kind, not float and an int beyond 2**53"),
     ([np.zeros(1, "i4"), np.zeros(1, "f4")], "one kind, not large_list"),
     (time(1, tzinfo=UTC), "zone"),
     (np.datetime64(1, "ns"), "datetime64[ns]"),
