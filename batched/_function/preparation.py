@@ -164,8 +164,8 @@ class PreparingRuntime(Runtime):
 
     def _renew_lock(self) -> None:
         super()._renew_lock()
-        # held while a call is passed on, so that it can be cancelled before or after that only;
-        # reentrant, because a finalizer may call this runtime anywhere
+        # held while a call is passed on, so that it can end before or after that only; reentrant,
+        # because a finalizer may call this runtime anywhere
         self._passing = threading.RLock()
         # calls in preparation, with whether their time in the queue will count
         self._calls: dict[Request, bool] = {}
@@ -234,9 +234,11 @@ class PreparingRuntime(Runtime):
 
     def _end(self, request: Request, error: BaseException) -> None:
         """End a call with `error` if it is in preparation."""
-        if self._remove(request):
+        with self._passing:  # else a call that is being passed on could end twice
+            if not self._remove(request):
+                return
             waker, request.waker, request.error = request.waker, None, error
-            wake_all([waker])
+        wake_all([waker])
 
     def _remove(self, request: Request) -> bool:
         """Remove a call from the calls in preparation. Return False if it is none of them.

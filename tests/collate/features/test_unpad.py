@@ -210,7 +210,7 @@ def test_an_output_as_long_as_the_batch_has_rows_is_warned_of_once(
     assert record.levelname == "WARNING"
     assert record.message.startswith(
         "shop.compare: axis 1 of 'similarities' in the output is as long as the batch has rows: "
-        "1 of 1, 3 of 3."
+        "1 for 1 rows, 3 for 3 rows."
     )
 
 
