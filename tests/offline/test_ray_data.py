@@ -17,6 +17,7 @@ pytest.importorskip("ray.data", reason="Ray Data is not installed", exc_type=Imp
 import numpy as np  # noqa: E402  # after the skip
 import pyarrow as pa  # noqa: E402  # after the skip
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
+from ray_steps import start_ray  # noqa: E402  # after the skip
 
 import batched  # noqa: E402  # after the skip
 from batched import offline  # noqa: E402  # after the skip
@@ -32,15 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=1,  # that is not there, for Ray's bookkeeping
-        object_store_memory=100 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    start_ray(num_gpus=1)  # that is not there, for Ray's bookkeeping
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

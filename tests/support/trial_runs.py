@@ -10,11 +10,12 @@ import signal
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from ray_steps import start_ray
 
 from batched import offline
 
@@ -113,6 +114,31 @@ def told(report: offline.Report) -> dict[str, Any]:
     }
 
 
+def shout_and_measure(
+    log: str, first: Callable[..., Any], version: int = 1, **settings: Any
+) -> offline.Pipeline:
+    """Return both steps; the first one computes by `first`."""
+    return offline.Pipeline(
+        offline.Step(
+            first,
+            args=(log,),
+            name="shout",
+            input=["id", "text"],
+            output="loud",
+            where=is_kept,
+            version=1,
+            **settings,
+        ),
+        offline.Step(
+            measure,
+            args=(log, version),
+            input=["id", "loud"],
+            output=["size", "share"],
+            version=version,
+        ),
+    )
+
+
 def two_steps(
     source: Any,
     dest: str,
@@ -132,33 +158,9 @@ def two_steps(
     _calls_left[0] = kill_at_call
     if once:
         source = (json.loads(line) for line in Path(source).read_text().splitlines())
-    pipeline = offline.Pipeline(
-        offline.Step(
-            shout,
-            args=(log,),
-            input=["id", "text"],
-            output="loud",
-            where=is_kept,
-            version=1,
-        ),
-        offline.Step(
-            measure,
-            args=(log, version),
-            input=["id", "loud"],
-            output=["size", "share"],
-            version=version,
-        ),
-    )
-    report = pipeline.run(
-        source,
-        dest,
-        key="id",
-        batch_size=batch_size,
-        workers=workers,
-        watch=False,
-        **settings,
-    )
-    return told(report)
+    steps = shout_and_measure(log, shout, version)
+    known = {"key": "id", "batch_size": batch_size, "workers": workers, "watch": False}
+    return told(steps.run(source, dest, **known, **settings))
 
 
 def exported(progress: str, dest: str) -> str:
@@ -276,37 +278,11 @@ def to_be_killed(count: int, dest: str, log: str, *, place: str, seed: int) -> M
     began = time.perf_counter()
     engine = None
     if place == "ray":
-        import ray
-
-        ray.init(
-            address="local",
-            num_cpus=2,
-            object_store_memory=100 << 20,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        start_ray()
         engine = offline.Ray(num_cpus=0.25)
     started = time.perf_counter() - began
-    pipeline = offline.Pipeline(
-        offline.Step(
-            shout_awaited if place == "coroutine" else shout_slowly,
-            args=(log,),
-            name="shout",
-            input=["id", "text"],
-            output="loud",
-            version=1,
-            processes=place == "processes",
-        ),
-        offline.Step(
-            measure,
-            args=(log, 1),
-            input=["id", "loud"],
-            output=["size", "share"],
-            version=1,
-        ),
-    )
-    report = pipeline.run(
+    first = shout_awaited if place == "coroutine" else shout_slowly
+    report = shout_and_measure(log, first, processes=place == "processes").run(
         [{"id": key, "text": _text(key)} for key in range(count)],
         dest,
         key="id",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,19 +12,13 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from trial_runs import committed_in, computed_again
-from trials import Ended, Trials, trials
+from trials import Ended, Trials
 
 pytestmark = pytest.mark.once
 
 ROWS: Final = 3000
 SOON: Final = 30.0
 """Longest time in which the processes of a killed run are to end (s)."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Trials]:
-    with trials() as server:
-        yield server
 
 
 class Killing:

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +16,11 @@ pytest.importorskip("pyarrow")
 
 import numpy as np
 import pyarrow.parquet as pq
+from ray_steps import start_ray
 
 import trial_runs
 from trial_runs import ODD, WITHOUT
-from trials import Trials, trials
+from trials import Trials
 
 pytestmark = pytest.mark.once
 
@@ -60,12 +60,6 @@ ALL: Final = [
         (8, 64, 512), (1, 4), ("threads", "coroutine", "processes"), (False, True)
     )
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Trials]:
-    with trials() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +156,7 @@ def test_all_ways_give_the_same_bytes(
 def test_actors_give_the_same_bytes(reference: Bytes, tmp_path: Path, batch_size: int) -> None:
     ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
     if not ray.is_initialized():
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        start_ray()
     try:
         trial_runs.of_kinds(
             ROWS,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from trial_runs import calls_in, committed_in, computed_again
-from trials import Trials, trials
+from trials import Trials
 
 pytestmark = pytest.mark.once
 
@@ -48,12 +47,6 @@ REASONS: Final = ("", None, *ERRORS.values())
 
 Work = tuple[int, int]
 """Step and key."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Trials]:
-    with trials() as server:
-        yield server
 
 
 class Runs(RuleBasedStateMachine):

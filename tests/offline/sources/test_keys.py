@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import uuid
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ class Name(str):
         (enum.IntEnum("Number", "ONE").ONE, 1),  # type: ignore[attr-defined] # made by a call
         (Name("a"), "a"),
         (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (PurePosixPath("a/b"), "a/b"),
     ],
 )
 def test_equals_of_strings_and_integers_become_plain_ones(value: Any, key: str | int) -> None:
