@@ -7,8 +7,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -32,45 +31,28 @@ pytestmark = pytest.mark.once
 DESTINATIONS = ["r.parquet", "r.jsonl", "r.csv", "r/"]
 
 
-def rows_of(dest: str, columns: Mapping[str, Any]) -> Any:
-    """Rows as the writer of the destination takes them."""
-    return pa.table(columns) if dest.endswith((".parquet", "/")) else columns
-
-
-class Writer:
-    """Rows on their way to a result."""
-
-    def __init__(self, result: Result, columns: Any) -> None:
-        self.result = result
-        self._rows = result.create(columns)
-        self.write: Callable[[Any], None] = self._rows.write
-        self.close = self._rows.close
-
-    def publish(self, note: Callable[[Sequence[Stamp]], object] = len) -> Stamp:
-        return self.result.publish(note)[-1]
-
-    def abort(self) -> None:
-        with suppress(OSError):
-            self.close()
-        self.result.abort()
-
-
-def writer_of(dest: str, **settings: Any) -> Writer:
-    result = open_result(dest, **settings)
-    return Writer(result, SCHEMA if result.is_typed else SCHEMA.names)
-
-
-def publish(writer: Writer) -> Stamp:
+def write_parts(result: Result, parts: Sequence[Any]) -> None:
+    """Write these tables to a typed result, before it appears."""
+    writer: Any = result.create(parts[0].schema)
+    for part in parts:
+        writer.write(part)
     writer.close()
-    return writer.publish()
+
+
+def fill(dest: str, columns: Mapping[str, Any], **settings: Any) -> Result:
+    """Write all rows of a result, and return it before it appears."""
+    result = open_result(dest, **settings)
+    if result.is_typed:
+        write_parts(result, [pa.table(columns)])
+    else:
+        writer: Any = result.create(list(columns))
+        writer.write(columns)
+        writer.close()
+    return result
 
 
 def write(dest: str, columns: Mapping[str, Any], **settings: Any) -> Stamp:
-    result = open_result(dest, **settings)
-    rows = rows_of(dest, columns)
-    writer = Writer(result, rows.schema if result.is_typed else list(columns))
-    writer.write(rows)
-    return publish(writer)
+    return fill(dest, columns, **settings).publish(len)[-1]
 
 
 def content(dest: str) -> dict[str, bytes]:
@@ -98,11 +80,9 @@ def test_the_result_appears_when_it_is_whole(dest: str, tmp_path: Path) -> None:
     def note(stamps: Sequence[Stamp]) -> None:
         seen.append((stamps, Path(dest).exists()))
 
-    writer = writer_of(dest)
-    writer.write(rows_of(dest, ROWS))
-    writer.close()
+    result = fill(dest, ROWS)
     assert not Path(dest).exists()
-    stamp = writer.publish(note)
+    (stamp,) = result.publish(note)
     assert seen == [([stamp], False)]
     assert os.listdir(tmp_path) == [Path(dest).name]
     assert open_result(dest, known=[stamp]).find()[0] == stamp
@@ -120,18 +100,15 @@ def test_leftovers_of_a_killed_run_are_removed(dest: str, tmp_path: Path) -> Non
     assert b"half" not in b"".join(content(dest).values())
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_an_aborted_result_leaves_nothing(closed: bool, dest: str, tmp_path: Path) -> None:
-    writer = writer_of(dest)
-    writer.write(rows_of(dest, ROWS))
-    if closed:
-        writer.close()
-    writer.abort()
+def test_an_aborted_result_leaves_nothing(dest: str, tmp_path: Path) -> None:
+    fill(dest, ROWS).abort()
     assert not os.listdir(tmp_path)
 
 
 def test_a_result_of_no_rows_has_its_columns(dest: str) -> None:
-    publish(writer_of(dest))
+    result = open_result(dest)
+    result.create(SCHEMA if result.is_typed else SCHEMA.names).close()
+    result.publish(len)
     if dest.endswith(".jsonl"):
         assert Path(dest).read_bytes() == b""
     elif dest.endswith(".csv"):
@@ -175,15 +152,16 @@ def test_an_earlier_result_that_was_changed_is_foreign(dest: str) -> None:
         open_result(dest, known=[stamp])
 
 
-def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str) -> None:
-    writer = writer_of(dest)
-    writer.close()
-    write(dest.rstrip("/") + "2" + Path(dest).suffix + "/" * dest.endswith("/"), ROWS)
-    os.rename(dest.rstrip("/") + "2" + Path(dest).suffix, dest.rstrip("/"))
+def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str, tmp_path: Path) -> None:
+    result = fill(dest, OTHER)
+    (tmp_path / "there").mkdir()
+    there = f"{tmp_path}/there/{Path(dest).name}"
+    write(there + "/" * dest.endswith("/"), ROWS)
+    os.rename(there, dest.rstrip("/"))
     before = content(dest)
     with pytest.raises(ResultError, match="is there already"):
-        writer.publish()
-    writer.abort()
+        result.publish(len)
+    result.abort()
     assert content(dest) == before
 
 
@@ -196,11 +174,9 @@ def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
         known = stamps
         raise KeyboardInterrupt
 
-    writer = writer_of(dest, known=known)
-    writer.write(rows_of(dest, OTHER))
-    writer.close()
+    result = fill(dest, OTHER, known=known)
     with pytest.raises(KeyboardInterrupt):
-        writer.publish(die)
+        result.publish(die)
     assert content(dest) == before
     open_result(dest, known=known)
     write(dest, OTHER, known=known)
@@ -227,15 +203,13 @@ def test_a_folder_that_was_not_replaced_to_the_end_is_repaired_by_the_next_run(
         nonlocal known
         known = stamps
 
-    writer = writer_of(dest, known=known)
-    writer.write(rows_of(dest, OTHER))
-    writer.close()
+    result = fill(dest, OTHER, known=known)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="broken"):
         patch.setattr(Path, "rename", fail)
-        writer.publish(note)
+        result.publish(note)
     assert content(dest if number == 1 else f"{tmp_path}/r.replaced") == before
     if not killed:
-        writer.abort()
+        result.abort()
     write(dest, OTHER, known=known)
     assert pq.read_table(dest).to_pydict() == OTHER
     assert os.listdir(tmp_path) == ["r"]
@@ -245,18 +219,11 @@ def test_one_progress_file_serves_several_destinations_in_turn(tmp_path: Path) -
     def same(numbers: list[int]) -> list[int]:
         return numbers
 
+    known: dict[str, Any] = {"input": "id", "output": "out", "key": "id", "watch": False}
+
     def run(count: int, dest: str) -> list[int]:
         rows = [{"id": number} for number in range(count)]
-        offline.run(
-            same,
-            rows,
-            tmp_path / dest,
-            input="id",
-            output="out",
-            key="id",
-            progress=tmp_path / "progress",
-            watch=False,
-        )
+        offline.run(same, rows, tmp_path / dest, **known, progress=tmp_path / "progress")
         return [json.loads(line)["out"] for line in (tmp_path / dest).read_text().splitlines()]
 
     for count, dest in ((3, "a.jsonl"), (4, "b.jsonl"), (4, "a.jsonl"), (5, "b.jsonl")):
@@ -309,7 +276,8 @@ def test_the_destination_stays_where_it_was_named(
     monkeypatch.chdir(tmp_path)
     result = open_result("r.csv")
     monkeypatch.chdir("elsewhere")
-    publish(Writer(result, ["a"]))
+    result.create(["a"]).close()
+    result.publish(len)
     assert (tmp_path / "r.csv").exists()
     assert result.path == str(tmp_path / "r.csv")
 
@@ -370,10 +338,8 @@ def test_row_groups_and_parts_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 
     def groups_of(dest: str) -> list[list[int]]:
         result = open_result(dest, overwrite=True)
-        writer = Writer(result, table.schema)
-        for first in range(0, 500, 16):
-            writer.write(table.slice(first, 16))
-        stamp = publish(writer)
+        write_parts(result, [table.slice(first, 16) for first in range(0, 500, 16)])
+        stamp = result.publish(len)[-1]
         folder = Path(dest) if dest.endswith("/") else tmp_path
         files = [pq.ParquetFile(folder / name).metadata for name in stamp]
         return [[file.row_group(n).num_rows for n in range(file.num_row_groups)] for file in files]
@@ -462,11 +428,10 @@ def test_no_row_of_a_csv_is_an_empty_line(tmp_path: Path) -> None:
 
 def test_dictionaries_of_any_size_become_plain_columns(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))])
-    writer = Writer(open_result(tmp_path / "r.parquet"), schema)
-    for first in (0, 100, 200):
-        texts = [str(first + n) for n in range(100)]
-        writer.write(pa.table({"a": pa.array(texts).dictionary_encode()}).cast(schema))
-    publish(writer)
+    texts = pa.table({"a": [str(n) for n in range(300)]})
+    result = open_result(tmp_path / "r.parquet")
+    write_parts(result, [texts.slice(first, 100).cast(schema) for first in (0, 100, 200)])
+    result.publish(len)
     table = pq.read_table(tmp_path / "r.parquet")
-    assert table.column("a").to_pylist() == [str(n) for n in range(300)]
+    assert table.column("a").to_pylist() == texts["a"].to_pylist()
     assert table.schema.types == [pa.string()]
