@@ -65,7 +65,8 @@ def tear(log: Path, chance: random.Random) -> None:
     log.write_bytes(data)
 
 
-def check_torn_logs(tmp_path: Path, cuts: int) -> None:
+@pytest.mark.parametrize("cuts", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_torn_log_ends_with_a_whole_commit(tmp_path: Path, cuts: int) -> None:
     chance = random.Random(1)
     before, cut, torn = tmp_path / "run", tmp_path / "cut", tmp_path / "torn"
     before.mkdir()
@@ -88,12 +89,3 @@ def check_torn_logs(tmp_path: Path, cuts: int) -> None:
         shutil.rmtree(torn)
     assert min(kept) >= 40 // 3  # rows that a checkpoint had written
     assert len(kept) > min(cuts, 20) // 2
-
-
-def test_a_torn_log_ends_with_a_whole_commit(tmp_path: Path) -> None:
-    check_torn_logs(tmp_path, 20)
-
-
-@pytest.mark.slow
-def test_two_hundred_torn_logs_end_with_a_whole_commit(tmp_path: Path) -> None:
-    check_torn_logs(tmp_path, 200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -87,26 +87,21 @@ class Killing:
             time.sleep(0.01)
 
 
-@pytest.mark.timeout(120)
+def killed(place: str, times: int) -> Any:
+    return pytest.param(place, times, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+
+
+@pytest.mark.parametrize(
+    ("place", "times"),
+    [
+        pytest.param("threads", 3, marks=pytest.mark.timeout(120)),
+        *(killed(place, 100) for place in ("threads", "coroutine", "processes")),
+        killed("ray", 20),
+    ],
+)
 def test_a_killed_run_goes_on_loses_nothing_and_computes_nothing_twice(
-    server: Trials, tmp_path: Path
+    server: Trials, tmp_path: Path, place: str, times: int
 ) -> None:
-    Killing(server, tmp_path, "threads").kill(3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("place", ["threads", "coroutine", "processes"])
-def test_100_kills_lose_nothing_and_compute_nothing_twice(
-    server: Trials, tmp_path: Path, place: str
-) -> None:
-    Killing(server, tmp_path, place).kill(100)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_20_kills_of_the_driver_of_actors_lose_nothing_and_compute_nothing_twice(
-    server: Trials, tmp_path: Path
-) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
-    Killing(server, tmp_path, "ray").kill(20)
+    if place == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
+    Killing(server, tmp_path, place).kill(times)

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,21 +77,17 @@ def computed(server: Trials, folder: Path, way: Way) -> Bytes:
         "dests": [f"{folder}/{dest}" for dest in dests],
         "progress": f"{folder}/progress",
         "log": f"{folder}/log",
-        **asdict(way),
+        "batch_size": way.batch_size,
+        "workers": way.workers,
+        "place": way.place,
     }
-    killed = arguments.pop("killed")
-    kills = 0
-    while killed and kills < 3:
-        most = 2 * ROWS // way.batch_size
-        sizes = chance.choice([(8, 1), (64, 4), (512, 1)])
-        # functions in processes of their own count no calls here
-        call = chance.randrange(1, max(2, most // (2 if way.place == "processes" else 1)))
-        ended = server.run(
-            "of_kinds",
-            **{**arguments, "batch_size": sizes[0], "workers": sizes[1]},
-            kill_at_call=call,
-        )
-        kills += 1
+    # functions in processes of their own count no calls here
+    most = ROWS // way.batch_size * (1 if way.place == "processes" else 2)
+    for _ in range(3 * way.killed):
+        batch_size, workers = chance.choice([(8, 1), (64, 4), (512, 1)])
+        sizes = {"batch_size": batch_size, "workers": workers}
+        call = chance.randrange(1, max(2, most))
+        ended = server.run("of_kinds", **{**arguments, **sizes}, kill_at_call=call)
         if ended.how == "done":  # before that call
             break
         assert ended.how == "killed", ended.lines
@@ -133,17 +129,11 @@ def test_the_result_holds_what_the_functions_returned(reference: Bytes, tmp_path
     assert str(table.schema.field("number").type) == "double"
 
 
-@pytest.mark.parametrize("way", USUAL, ids=str)
-def test_each_way_gives_the_same_bytes(
-    server: Trials, reference: Bytes, tmp_path: Path, way: Way
-) -> None:
-    assert not differences(computed(server, tmp_path, way), reference)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ALL, ids=str)
-def test_all_ways_give_the_same_bytes(
+@pytest.mark.parametrize(
+    "way", [*USUAL, *(pytest.param(way, marks=pytest.mark.slow) for way in ALL)], ids=str
+)
+def test_each_way_gives_the_same_bytes(
     server: Trials, reference: Bytes, tmp_path: Path, way: Way
 ) -> None:
     assert not differences(computed(server, tmp_path, way), reference)
