@@ -132,6 +132,15 @@ def results(done: Outcome) -> list[Any]:
     return [found[id(each[0])] for each in done.batch.slices]
 
 
+def ask(engine: Engine, outcomes: SimpleQueue[Outcome], *batches: Batch) -> list[Any]:
+    """Return the results of batches that are submitted one after another."""
+    found = []
+    for batch in batches:
+        engine.submit(batch)
+        found += results(outcomes.get(timeout=SOON))
+    return found
+
+
 _known: set[threading.Thread] = set()
 
 

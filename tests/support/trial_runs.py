@@ -243,6 +243,8 @@ def of_kinds(
         ),
     )
     source = [{"id": key, "text": f"row {key}"} for key in range(count)]
+    if place == "ray":
+        start_ray()
     for dest in dests:
         report = pipeline.run(
             source,

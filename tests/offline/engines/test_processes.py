@@ -35,6 +35,7 @@ from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
     Process,
+    ask,
     batch_of,
     close,
     double,
@@ -66,10 +67,7 @@ def in_process(func: Callable[..., Any], rows: list[Any], **settings: Any) -> An
 
 def test_a_function_runs_in_a_process_that_is_kept() -> None:
     with running(Process, processes=True) as (engine, outcomes):
-        pids = []
-        for _ in range(3):
-            engine.submit(batch_of([1, 2]))
-            pids += results(outcomes.get(timeout=SOON))
+        pids = ask(engine, outcomes, *[batch_of([1, 2])] * 3)
         assert len(set(pids)) == 1
         assert pids[:1] == spawned_by(os.getpid())
     assert pids[0] != os.getpid()
@@ -226,12 +224,10 @@ def test_a_fault_costs_its_row_and_the_next_batch_runs(
 @pytest.mark.once
 def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None:
     with running(Process, processes=True) as (engine, outcomes):
-        engine.submit(batch_of([1, 2]))
-        (pid,) = set(results(outcomes.get(timeout=SOON)))
+        pid, _ = ask(engine, outcomes, batch_of([1, 2]))
         os.kill(pid, signal.SIGKILL)
         assert is_gone(pid)
-        engine.submit(batch_of([1, 2]))
-        assert pid not in results(outcomes.get(timeout=SOON))
+        assert pid not in ask(engine, outcomes, batch_of([1, 2]))
 
 
 @pytest.mark.once
@@ -301,15 +297,6 @@ def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
     # or its own thread ends it, which takes the closed pipe for the driver's end
     how = str(error).removeprefix("the process of closing ")
     assert how in {"closed its pipe", "exited with 1"}
-
-
-def test_closing_before_a_process_has_started_starts_none() -> None:
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(step_of(double, processes=True, workers=2), outcomes.put)
-    close(engine, 0)
-    engine.start()
-    close(engine)
-    assert outcomes.empty()
 
 
 def test_features_run_in_processes_as_they_do_online() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import re
 import signal
 import socket
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,9 @@ import ray
 import ray_steps
 
 from batched import offline
-from batched.offline.engines import Engine, Outcome, engine_for
 from batched.offline.engines.ray import join
-from batched.offline.progress.store import Progress
-from offline_steps import SOON, batch_of, close, results, routed, step_of
+from offline_steps import ask, batch_of, close, routed, running
+from trial_runs import committed_in
 
 pytestmark = [
     pytest.mark.once,
@@ -122,71 +119,40 @@ def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
     assert "timeout_s=3" in letters[35]
 
 
-def killed_once(log: Path, kill: Callable[[int], object], after: int) -> threading.Thread:
-    """Return a thread that kills the process of the latest batch, once so many have begun."""
-
-    def wait_and_kill() -> None:
-        pause = threading.Event()
-        while len(words := [each for each in ray_steps.notes(log) if each[0] == "rows"]) < after:
-            pause.wait(0.01)
-        kill(int(words[-1][1]))
-
-    thread = threading.Thread(target=wait_and_kill)
-    thread.start()
-    return thread
-
-
-def recomputed(log: Path, committed: set[int]) -> set[int]:
-    """Return the rows that were computed again after their commit."""
-    return committed & {int(key) for each in ray_steps.notes(log) for key in each[2:]}
-
-
-@contextlib.contextmanager
-def actors(func: Callable[..., Any], **settings: Any) -> Iterator[tuple[Engine, Any]]:
-    """Start an engine of actors, and yield it with the queue of its outcomes."""
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    engine = engine_for(step_of(func, **settings), outcomes.put, offline.Ray())
-    engine.start()
-    try:
-        yield engine, outcomes
-    finally:
-        close(engine)
+RAY = offline.Ray()
 
 
 def test_actors_that_die_while_they_have_nothing_to_do_cost_no_row(
     cluster: Any, tmp_path: Path
 ) -> None:
     log, pause = tmp_path / "log", threading.Event()
-    with actors(ray_steps.Shout, args=(str(log),), workers=CPUS) as (engine, outcomes):
+    with running(ray_steps.Shout, RAY, args=(str(log),), workers=CPUS) as (engine, outcomes):
         assert engine.slots == 2 * CPUS
         while len(built := ray_steps.notes(log)) < CPUS:
             pause.wait(0.01)
         for _, pid in built:
             os.kill(int(pid), signal.SIGKILL)
-        engine.submit(batch_of([{"id": 1, "text": "a"}]))
-        assert results(outcomes.get(timeout=SOON)) == ["A"]
         large = "x" * 200_000  # which Ray stores first
-        engine.submit(batch_of([{"id": 2, "text": large}]))
-        assert results(outcomes.get(timeout=SOON)) == [large.upper()]
+        batches = [batch_of([{"id": 1, "text": text}]) for text in ("a", large)]
+        assert ask(engine, outcomes, *batches) == ["A", large.upper()]
 
 
 def test_a_batch_goes_to_the_actor_that_has_its_model(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
     settings = {"workers": CPUS, "route": str, "args": (str(log),)}
-    with actors(ray_steps.Keyed, **settings) as (engine, outcomes):
+    with running(ray_steps.Keyed, RAY, **settings) as (engine, outcomes):
         built, before = 0, -1
         while built > before:  # until both actors are there, each key drops the model of another
             before = built
-            for number in range(CPUS):
-                engine.submit(routed(f"model{number}", [1]))
-                assert results(outcomes.get(timeout=SOON)) == [f"model{number}"]
+            keys = [f"model{number}" for number in range(CPUS)]
+            assert ask(engine, outcomes, *[routed(key, [1]) for key in keys]) == keys
             built = len(ray_steps.notes(log))
             pause.wait(0.05)
 
 
 def test_closing_ends_a_call_and_its_actor(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
-    with actors(ray_steps.Shout, args=(str(log), 1e6)) as (engine, outcomes):
+    with running(ray_steps.Shout, RAY, args=(str(log), 1e6)) as (engine, outcomes):
         engine.submit(batch_of([{"id": 1, "text": "a"}]))
         while not (rows := [words for words in ray_steps.notes(log) if words[0] == "rows"]):
             pause.wait(0.01)
@@ -225,13 +191,10 @@ def test_a_new_node_is_used_and_a_lost_node_costs_only_calls_in_flight(
     assert sum(count > 1 for count in seen.values()) <= CPUS * 2 * 16, "two calls of each actor"
 
 
-def committed_in(dest: Path) -> set[int]:
-    path = Path(f"{dest}.progress")
-    if not path.exists():
-        return set()
-    with contextlib.closing(Progress(path)) as progress:
-        found = progress.committed(range(5000))
-    return {int(key) for (key, step), each in found.items() if step == 0 and each.status == "ok"}
+def good_in(dest: Path) -> set[int]:
+    """Return the rows with a committed result of the first step."""
+    found = committed_in(Path(f"{dest}.progress"))
+    return {key for (step, key), status in found.items() if step == 0 and status == "ok"}
 
 
 DRIVER = """
@@ -251,18 +214,20 @@ def test_killed_drivers_of_engines_in_turn_compute_nothing_twice(
     cluster: Any, tmp_path: Path
 ) -> None:
     dest, log, whole = tmp_path / "out.parquet", tmp_path / "log", tmp_path / "whole.parquet"
+    pause = threading.Event()
     for address in (cluster.address, "", cluster.address, ""):
-        before = committed_in(dest)
+        before = good_in(dest)
         log.unlink(missing_ok=True)
         with subprocess.Popen(
             [sys.executable, "-c", DRIVER.format(tests=str(TESTS)), str(dest), str(log), address],
             stderr=subprocess.DEVNULL,
         ) as driver:
-            killer = killed_once(log, lambda _: driver.kill(), after=30)
-            killer.join()
+            while sum(each[0] == "rows" for each in ray_steps.notes(log)) < 30:
+                pause.wait(0.01)
+            driver.kill()
         assert driver.returncode == -signal.SIGKILL
-        assert len(committed_in(dest)) > len(before)
-        assert not recomputed(log, before)
+        assert len(good_in(dest)) > len(before)
+        assert not before & {int(key) for each in ray_steps.notes(log) for key in each[2:]}
     run(pipeline(log, 0.01), rows(5000), dest)
     run(pipeline(log), rows(5000), whole, engine=None)
     assert dest.read_bytes() == whole.read_bytes()
@@ -359,7 +324,7 @@ def test_a_folder_goes_to_the_actors_of_each_run(tmp_path: Path) -> None:
 def test_a_class_that_cannot_be_built_is_a_fatal_error(
     cluster: Any, broken: Any, message: str
 ) -> None:
-    with actors(broken) as (_, outcomes):
+    with running(broken, RAY) as (_, outcomes):
         assert message in str(outcomes.get(timeout=60).fatal)
 
 

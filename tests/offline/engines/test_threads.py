@@ -12,7 +12,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,7 +21,6 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("cloudpickle")
 
 import batched
-from batched import offline
 from batched.errors import BatchFunctionError, BatchSizeMismatch, RemoteError, TimeLimitExceeded
 from batched.offline.engines import Engine, Outcome, engine_for
 from batched.offline.engines.row_threads import RowThreads
@@ -30,6 +28,7 @@ from batched.offline.engines.threads import CallerEngine
 from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
+    ask,
     batch_of,
     close,
     double,
@@ -79,19 +78,10 @@ def answers(engine: Engine, outcomes: SimpleQueue[Outcome], rows: Sequence[Any])
     return [results(outcomes.get(timeout=SOON))[0] for _ in rows]
 
 
-def model_answers(engine: Engine, outcomes: SimpleQueue[Outcome], keys: str) -> list[Any]:
-    """Return the results of batches of one row for each key, called one after another."""
-    found = []
-    for key in keys:
-        engine.submit(routed(key, [1]))
-        found += results(outcomes.get(timeout=SOON))
-    return found
-
-
 def asynchronous(func: Any) -> Any:
-    async def fn(items: list[Any]) -> Any:
+    async def fn(*args: Any, **kwargs: Any) -> Any:
         await asyncio.sleep(0)
-        return func(items)
+        return func(*args, **kwargs)
 
     return fn
 
@@ -122,11 +112,7 @@ def test_arguments_of_a_function_come_after_the_items(kind: Any) -> None:
     def scale(items: list[int], factor: int, *, add: int) -> list[int]:
         return [factor * item + add for item in items]
 
-    async def scale_async(items: list[int], factor: int, *, add: int) -> list[int]:
-        return scale(items, factor, add=add)
-
-    fn = scale_async if kind is asynchronous else scale
-    assert results(outcome(fn, [1, 2], args=(10,), kwargs={"add": 1})) == [11, 21]
+    assert results(outcome(kind(scale), [1, 2], args=(10,), kwargs={"add": 1})) == [11, 21]
 
 
 def test_slots_are_the_batches_that_run_at_once(kind: Any) -> None:
@@ -366,19 +352,17 @@ def test_a_class_of_a_coroutine_function_is_built_once_on_its_loop() -> None:
     assert len(built) == 1
 
 
-def test_a_class_of_a_coroutine_function_has_time_limits_and_no_processes(tmp_path: Path) -> None:
+def test_a_class_of_a_coroutine_function_has_time_limits_and_no_processes() -> None:
     class Client:
         async def __call__(self, items: list[int]) -> list[int]:
             if 1 in items:
                 await asyncio.Event().wait()
             return items
 
-    step = offline.Step(Client, input="n", output="m", timeout_s=0.02)
-    source, dest = [{"n": 0}, {"n": 1}, {"n": 2}], tmp_path / "out.jsonl"
-    report = offline.Pipeline(step).run(source, dest, watch=False)
-    assert (report.ok, dict(report.errors)) == (2, {"TimeLimitExceeded": 1})
+    good, bad = results(outcome(Client, [0, 1], timeout_s=0.02))
+    assert (good, type(bad)) == (0, TimeLimitExceeded)
     with pytest.raises(TypeError, match="'Client': a coroutine function runs on a loop, not in"):
-        offline.Step(Client, input="n", output="m", processes=True)
+        step_of(Client, processes=True)
 
 
 def class_of(init: Any, kind: Any) -> Any:
@@ -444,8 +428,7 @@ def test_a_constructor_that_a_service_refuses_is_tried_again(kind: Any) -> None:
             raise failures.pop()
 
     with running(class_of(init, kind), retry=AT_ONCE) as (engine, outcomes):
-        engine.submit(batch_of([1]))
-        assert results(outcomes.get(timeout=SOON)) == [1]
+        assert ask(engine, outcomes, batch_of([1])) == [1]
 
 
 def test_a_constructor_is_tried_as_often_as_a_call(kind: Any) -> None:
@@ -510,7 +493,7 @@ def _no_models() -> None:
 @pytest.mark.usefixtures("_no_models")
 def test_one_model_at_most_is_held_even_while_the_next_one_is_built() -> None:
     with running(Model, max_models=1, route=str) as (engine, outcomes):
-        assert model_answers(engine, outcomes, "abab") == list("abab")
+        assert ask(engine, outcomes, *[routed(key, [1]) for key in "abab"]) == list("abab")
     assert Model.most == 1
     assert Model.built == {"a": 2, "b": 2}
 
@@ -553,7 +536,7 @@ def test_a_key_that_cannot_be_built_is_built_once_and_fails_alone() -> None:
             assert {type(each) for each in done.results} == {RemoteError}
             assert str(done.results[0]) == "FileNotFoundError: no broken.bin"
             assert 'raise FileNotFoundError(f"no {key}.bin")' in done.results[0].lines
-        assert model_answers(engine, outcomes, "a") == ["a"]
+        assert ask(engine, outcomes, routed("a", [1])) == ["a"]
     assert Model.built == {"broken": 1, "a": 1}
 
 
@@ -569,7 +552,7 @@ def test_a_key_that_a_service_refuses_is_built_again() -> None:
             return items
 
     with running(Client, max_models=1, route=str) as (engine, outcomes):
-        found = model_answers(engine, outcomes, "aa")
+        found = ask(engine, outcomes, *[routed("a", [1])] * 2)
     assert [type(each) for each in found] == [ConnectionError, int]
 
 
@@ -584,7 +567,7 @@ def test_coroutine_functions_keep_a_model_for_each_key() -> None:
             return items
 
     with running(Client, max_models=1, route=str, workers=2) as (engine, outcomes):
-        model_answers(engine, outcomes, "abab")
+        ask(engine, outcomes, *[routed(key, [1]) for key in "abab"])
     assert sorted(built) == ["a", "b"]
 
 

@@ -383,27 +383,6 @@ def test_errors_of_rows_and_of_the_service_in_the_only_batch_cost_their_rows(
     assert report.ok == 2
 
 
-@pytest.mark.parametrize("kills", range(1, 4))
-def test_a_kill_between_any_two_notes_is_resumed_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
-) -> None:
-    put = Progress.put_all
-    puts: list[dict[str, Any]] = []
-
-    def killed(progress: Progress, values: dict[str, Any]) -> None:
-        puts.append(values)
-        if len(puts) == kills:
-            raise Crash
-        put(progress, values)
-
-    monkeypatch.setattr(Progress, "put_all", killed)
-    dest = tmp_path / "out.parquet"
-    with pytest.raises(Crash):
-        run(same, rows_of(10), dest)
-    assert run(same, rows_of(10), dest).failed == 0
-    assert results(dest) == {number: number for number in range(10)}
-
-
 def test_a_second_interrupt_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

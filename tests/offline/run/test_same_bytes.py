@@ -16,7 +16,6 @@ pytest.importorskip("pyarrow")
 
 import numpy as np
 import pyarrow.parquet as pq
-from ray_steps import start_ray
 
 import trial_runs
 from trial_runs import ODD, WITHOUT
@@ -45,6 +44,7 @@ class Way:
         return f"{self.place}-{self.batch_size}-{self.workers}{killed}"
 
 
+PLACES: Final = ("threads", "coroutine", "processes")
 REFERENCE: Final = Way(64, 1, "threads")
 USUAL: Final = [
     Way(8, 1, "threads"),
@@ -55,10 +55,8 @@ USUAL: Final = [
     Way(64, 1, "processes"),
 ]
 ALL: Final = [
-    Way(size, workers, place, killed)
-    for size, workers, place, killed in itertools.product(
-        (8, 64, 512), (1, 4), ("threads", "coroutine", "processes"), (False, True)
-    )
+    *itertools.starmap(Way, itertools.product((8, 64, 512), (1, 4), PLACES, (False, True))),
+    *(Way(size, 2, "ray") for size in (8, 64, 512)),
 ]
 
 
@@ -93,20 +91,12 @@ def computed(server: Trials, folder: Path, way: Way) -> Bytes:
         assert ended.how == "killed", ended.lines
     ended = server.run("of_kinds", **arguments)
     assert ended.how == "done", ended.lines
-    return bytes_in(folder)
-
-
-def bytes_in(folder: Path) -> Bytes:
     files = [*folder.glob("out.[!.]*"), *folder.glob("out/part*")]
     return {
         str(file.relative_to(folder)): file.read_bytes()
         for file in files
         if file.suffix in (".parquet", ".jsonl", ".csv")
     }
-
-
-def differences(found: Bytes, expected: Bytes) -> list[str]:
-    return [name for name in {*found, *expected} if found.get(name) != expected.get(name)]
 
 
 def test_the_result_holds_what_the_functions_returned(reference: Bytes, tmp_path: Path) -> None:
@@ -136,27 +126,7 @@ def test_the_result_holds_what_the_functions_returned(reference: Bytes, tmp_path
 def test_each_way_gives_the_same_bytes(
     server: Trials, reference: Bytes, tmp_path: Path, way: Way
 ) -> None:
-    assert not differences(computed(server, tmp_path, way), reference)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("default")  # of Ray
-@pytest.mark.parametrize("batch_size", [8, 64, 512])
-def test_actors_give_the_same_bytes(reference: Bytes, tmp_path: Path, batch_size: int) -> None:
-    ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
-    if not ray.is_initialized():
-        start_ray()
-    try:
-        trial_runs.of_kinds(
-            ROWS,
-            [f"{tmp_path}/{dest}" for dest in DESTS],
-            f"{tmp_path}/progress",
-            f"{tmp_path}/log",
-            batch_size=batch_size,
-            workers=2,
-            place="ray",
-        )
-    finally:
-        ray.shutdown()
-    assert not differences(bytes_in(tmp_path), reference)
+    if way.place == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
+    found = computed(server, tmp_path, way)
+    assert not [name for name in {*found, *reference} if found.get(name) != reference.get(name)]
