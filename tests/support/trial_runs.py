@@ -159,8 +159,8 @@ def two_steps(
     if once:
         source = (json.loads(line) for line in Path(source).read_text().splitlines())
     steps = shout_and_measure(log, shout, version)
-    known = {"key": "id", "batch_size": batch_size, "workers": workers, "watch": False}
-    return told(steps.run(source, dest, **known, **settings))
+    known: dict[str, Any] = {"batch_size": batch_size, "workers": workers, **settings}
+    return told(steps.run(source, dest, key="id", watch=False, **known))
 
 
 def exported(progress: str, dest: str) -> str:

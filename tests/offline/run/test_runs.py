@@ -168,7 +168,7 @@ def test_a_service_that_fails_for_a_while_costs_no_row(tmp_path: Path) -> None:
 def test_a_function_that_never_succeeds_ends_the_run(tmp_path: Path) -> None:
     dest = tmp_path / "out.parquet"
     with pytest.raises(RunStopped, match=r"none of the 10 rows.*KeyError: 'x'"):
-        run(lambda texts: {}["x"], rows_of(10), dest)
+        run(lambda texts: dict[str, Any]()["x"], rows_of(10), dest)
     assert not dest.exists()
 
 
