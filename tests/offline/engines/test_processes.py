@@ -50,6 +50,7 @@ from offline_steps import (
     spawned_by,
     step_of,
 )
+from stage import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -226,7 +227,7 @@ def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None
     with running(Process, processes=True) as (engine, outcomes):
         pid, _ = ask(engine, outcomes, batch_of([1, 2]))
         os.kill(pid, signal.SIGKILL)
-        assert is_gone(pid)
+        wait_for_end(pid)
         assert pid not in ask(engine, outcomes, batch_of([1, 2]))
 
 
@@ -324,8 +325,7 @@ def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
 
     with running(holding, processes=True) as (engine, outcomes):
         engine.submit(batch_of([1, 2]))
-        while not begun.exists():
-            threading.Event().wait(0.01)
+        wait_until(begun.exists)
         close(engine, 0.1)
         assert not leftovers()
     assert outcomes.empty()
@@ -333,8 +333,7 @@ def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
 
 def test_closing_ends_a_process_that_is_being_built() -> None:
     with running(Process, processes=True, args=("hang",)) as (engine, outcomes):
-        while not spawned_by(os.getpid()):
-            threading.Event().wait(0.01)
+        wait_until(lambda: bool(spawned_by(os.getpid())))
         close(engine, 0)
         assert not leftovers()
     assert outcomes.empty(), "that it was closed is no error"
@@ -346,6 +345,7 @@ from queue import SimpleQueue
 import batched
 from batched.offline.engines import engine_for
 from offline_steps import Process, batch_of, outcome, results, spawned_by, step_of
+from stage import wait_until
 """
 STARTED = """
 outcomes = SimpleQueue()
@@ -398,7 +398,7 @@ def test_a_driver_that_ends_without_closing_leaves_no_process(tmp_path: Path) ->
     text, _ = driver.communicate(timeout=SOON)
     assert driver.returncode == 0, text
     (pid,) = ast.literal_eval(text)
-    assert is_gone(pid)
+    wait_for_end(pid)
 
 
 @pytest.mark.parametrize("fault", ["hang", "hold the GIL"])
@@ -411,8 +411,7 @@ def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path, fault: str) -
 outcomes.get(timeout=30)
 for _ in range(2):
     engine.submit(batch_of([{fault!r}]))
-while len(spawned_by(os.getpid())) < 2:
-    threading.Event().wait(0.01)
+wait_until(lambda: len(spawned_by(os.getpid())) == 2)
 print(spawned_by(os.getpid()), flush=True)
 threading.Event().wait(60)
 """,
@@ -423,17 +422,18 @@ threading.Event().wait(60)
     driver.kill()
     driver.wait(SOON)
     driver.stdout.close()
-    assert all(is_gone(pid) for pid in pids)
+    for pid in pids:
+        wait_for_end(pid)
 
 
-def is_gone(pid: int) -> bool:
-    """Return whether the process ends within moments."""
-    for _ in range(500):
+def wait_for_end(pid: int) -> None:
+    """Return once the process has ended."""
+
+    def has_ended() -> bool:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return True
-        if state == "Z":  # ended, and not yet waited for
-            return True
-        threading.Event().wait(0.01)
-    return False
+        return state == "Z"  # and not yet waited for
+
+    wait_until(has_ended)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import re
 import threading
 import time
@@ -40,6 +39,7 @@ from offline_steps import (
     running,
     step_of,
 )
+from stage import wait_until
 
 AT_ONCE = Retry(wait_initial=0, wait_jitter=0)
 NEVER = Retry(wait_initial=1e6, wait_max=1e6)
@@ -397,21 +397,16 @@ def test_a_class_that_no_worker_can_build_is_reported_once(kind: Any) -> None:
 
 
 def test_one_failed_constructor_of_four_costs_one_worker(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    numbers, left = iter(range(4)), threading.Event()
-
-    class Logged(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            left.set()
+    numbers = iter(range(4))
 
     def init() -> None:
         if next(numbers) == 0:
             raise FileNotFoundError("no model.bin")
 
-    monkeypatch.setattr(logging.getLogger("batched"), "handlers", [Logged()])
     with running(class_of(init, None), workers=4) as (engine, outcomes):
-        assert left.wait(SOON)
+        wait_until(lambda: len(caplog.messages) == 1)
         assert sorted(answers(engine, outcomes, range(20))) == list(range(20))
     (message,) = caplog.messages
     assert message == (
@@ -632,9 +627,7 @@ def test_one_deadline_holds_for_all_engines_and_a_thread_that_hangs_is_left() ->
         engine.close(deadline)
     assert len(leftovers()) == 3
     go_on.set()
-    for thread in threading.enumerate():
-        if thread.name == "batched-hanging":
-            thread.join(SOON)
+    wait_until(lambda: not leftovers())
 
 
 def test_closing_cancels_a_coroutine_that_goes_on_forever() -> None:
