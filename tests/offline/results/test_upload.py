@@ -34,7 +34,7 @@ pytestmark = pytest.mark.once
 SECRET = "hidden/secret"
 NUMBERS = count()
 KINDS = ["r.csv", "r/"]
-ROWS = [{"id": number, "text": f"text {number}"} for number in range(40)]
+ROWS: list[dict[str, Any]] = [{"id": number, "text": f"text {number}"} for number in range(40)]
 SETTINGS: dict[str, Any] = {"input": "text", "output": "out", "key": "id", "watch": False}
 COLUMNS = {"id": ["a", "b", "c"], "n": [1, 2, 3]}
 

@@ -61,23 +61,6 @@ def results(dest: Path) -> dict[Any, Any]:
     return {row["id"]: row["y"] for row in pq.read_table(dest).to_pylist()}
 
 
-def ended(function: Callable[[], Any]) -> Any:
-    """Return the result or the error of the function; a hang fails the test."""
-    came: list[Any] = []
-
-    def call() -> None:
-        try:
-            came.append(function())
-        except BaseException as error:
-            came.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(15)
-    assert came, "it hangs"
-    return came[0]
-
-
 @pytest.mark.parametrize("phase", ["preprocess", "postprocess"])
 def test_an_exit_in_the_making_of_one_item_costs_one_row(tmp_path: Path, phase: str) -> None:
     def leave(value: int) -> int:
@@ -86,8 +69,7 @@ def test_an_exit_in_the_making_of_one_item_costs_one_row(tmp_path: Path, phase: 
         return value
 
     dest = tmp_path / "out.parquet"
-    report = ended(lambda: run(same, rows_of(100), dest, **{phase: leave}))
-    (letter,) = report.dead_letters()
+    (letter,) = run(same, rows_of(100), dest, **{phase: leave}).dead_letters()
     assert (letter["key"], letter["phase"], letter["error"]) == (50, phase, "SystemExit: 3")
     assert len(results(dest)) == 99
 
@@ -106,10 +88,9 @@ def test_an_item_that_is_never_made_does_not_hold_up_the_end(
     def crash(_: offline.Snapshot) -> None:
         raise Crash
 
-    dest = tmp_path / "out.parquet"
-    error = ended(lambda: run(same, rows_of(100), dest, preprocess=wait, watch=crash))
+    with pytest.raises(Crash):
+        run(same, rows_of(100), tmp_path / "out.parquet", preprocess=wait, watch=crash)
     never.set()
-    assert isinstance(error, Crash)
 
 
 @pytest.mark.parametrize("moment", ["_take_outcome", "_take_finished", "_commit"])
@@ -315,6 +296,14 @@ def test_batches_are_full_though_their_items_are_made_beside_them(tmp_path: Path
 
     run(remember, rows_of(64), tmp_path / "out.parquet", batch_size=64, preprocess=make)
     assert sizes == [64]
+
+
+def test_many_results_are_committed_without_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_run, "COMMIT_S", 1e12)
+    monkeypatch.setattr(_run, "COMMIT_ROWS", 8)
+    assert run(same, rows_of(64), tmp_path / "out.parquet", batch_size=8).ok == 64
 
 
 def test_few_items_are_made_ahead_of_the_batches(tmp_path: Path) -> None:

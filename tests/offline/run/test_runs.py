@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from batched import offline
 from batched.errors import RemoteError, ResultError, RunMismatch, RunStopped, SourceError
+from batched.offline.progress.store import Progress
 from batched.offline.watch.watcher import read_status
 
 
@@ -584,6 +585,17 @@ def test_an_error_of_the_source_ends_the_run_and_costs_no_result(tmp_path: Path)
     with pytest.raises(SourceError, match="OSError: the network is gone"):
         run(Lengths(), source(4096), dest)
     assert run(Lengths(), source(5000), dest).ok + 4096 >= 5000
+
+
+def test_an_error_of_the_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "commit", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(Lengths(), rows_of(100), tmp_path / "out.parquet")
+    assert run(Lengths(), rows_of(100), tmp_path / "out.parquet").ok == 100
 
 
 def test_code_for_single_rows_that_always_fails_ends_the_run_before_the_source_does(
