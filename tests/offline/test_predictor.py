@@ -70,7 +70,7 @@ def test_good_rows_among_many_bad_ones_are_found() -> None:
     assert results == [2 * n if n % 8 == 3 else BAD for n in range(64)]
 
 
-def test_what_memory_allows_is_remembered_from_call_to_call() -> None:
+def test_the_size_that_memory_allows_is_remembered_from_call_to_call() -> None:
     fn = Counted(most=16)
     ready = predictor(fn, batch_size=64)
     assert outcomes(ready, range(64)) == [2 * n for n in range(64)]
@@ -139,7 +139,7 @@ def test_a_coroutine_function_is_awaited_on_one_loop() -> None:
     assert len(loops) == 1
 
 
-def test_rows_that_a_service_fails_for_are_told_apart_while_it_answers_others() -> None:
+def test_rows_that_a_service_fails_for_are_told_apart_while_it_answers_other_rows() -> None:
     def ask(items: list[int]) -> list[int]:
         if 5 in items:
             raise ConnectionError("reset")
@@ -228,7 +228,7 @@ def test_a_batch_comes_back_as_it_came_with_columns_added(make: Callable[..., An
 
 
 @FORMATS
-def test_what_failed_in_one_operator_is_passed_on_by_the_next(make: Callable[..., Any]) -> None:
+def test_failed_rows_of_one_operator_are_passed_on_by_the_next(make: Callable[..., Any]) -> None:
     first = offline.BatchPredictor(Counted(bad=[1]), input="n", output="n")
     fn = Counted(bad=[4])
     result = offline.BatchPredictor(fn, input="n", output="m")(first(make({"n": [0, 1, 2, 3]})))
@@ -239,7 +239,7 @@ def test_what_failed_in_one_operator_is_passed_on_by_the_next(make: Callable[...
 
 
 @FORMATS
-def test_several_outputs_are_columns_and_what_does_not_fit_is_a_failure(
+def test_several_outputs_are_columns_and_a_result_that_does_not_fit_is_a_failure(
     make: Callable[..., Any],
 ) -> None:
     def split(items: list[int]) -> list[dict[str, int]]:
@@ -283,7 +283,7 @@ def test_arrays_of_several_shapes_stay_apart() -> None:
     assert [[*each] for each in predict(as_numpy({"n": [1, -1, 2]}))["v"]] == [[0], [], [0, 1]]
 
 
-def test_rows_of_tensors_are_arrays_and_others_values_of_python() -> None:
+def test_tensors_come_as_arrays_and_other_values_as_values_of_python() -> None:
     got: list[Any] = []
 
     def note(rows: list[dict[str, Any]]) -> list[int]:
@@ -320,7 +320,7 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], sentence: 
         offline.BatchPredictor(Counted(), input="n", **settings)
 
 
-def test_what_is_no_batch_is_refused_with_a_sentence() -> None:
+def test_a_wrong_batch_is_refused_with_a_sentence() -> None:
     predict = offline.BatchPredictor(Counted(), input="n", output="m")
     with pytest.raises(SourceError, match="the batch has no column 'n'; its columns are 'N'"):
         predict({"N": np.arange(3)})

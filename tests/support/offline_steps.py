@@ -61,7 +61,7 @@ def faulty(items: list[Any]) -> list[Any]:
 
 
 class Process:
-    """A class that tells which process it was built in, and can fail in it."""
+    """A class that returns the id of its process, and can fail there."""
 
     def __init__(self, *faults: str) -> None:
         for fault in faults:
@@ -99,7 +99,7 @@ def routed(key: str, rows: list[Any]) -> Batch:
 
 
 def close(engine: Engine, seconds: float = SOON) -> None:
-    """Close `engine`, whose running calls may take so long (s)."""
+    """Close `engine`; its running calls may take this time (s)."""
     engine.close(time.perf_counter() + seconds)
 
 

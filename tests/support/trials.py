@@ -91,7 +91,7 @@ class Trials:
         return Ended(**answer)
 
     def leftovers(self) -> list[str]:
-        """Commands of processes that the last trial started and that still live."""
+        """Return the commands of processes that the last trial has started and left."""
         return processes_of(self._session)
 
     def close(self) -> None:

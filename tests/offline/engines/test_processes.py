@@ -85,7 +85,7 @@ def test_lambdas_closures_and_arguments_travel() -> None:
     assert results(done) == [130, 160]
 
 
-def test_what_cannot_travel_is_refused_in_one_sentence_before_anything_runs() -> None:
+def test_a_function_that_cannot_be_sent_is_refused_before_anything_runs() -> None:
     lock = threading.Lock()
 
     def fn(items: list[int]) -> list[int]:
@@ -109,7 +109,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_what_its_process_cannot_import_ends_the_workers_with_one_sentence(hidden: Any) -> None:
+def test_a_function_that_its_process_cannot_import_ends_the_workers(hidden: Any) -> None:
     done = in_process(hidden.fn, [1])
     assert "fn cannot be found in its process (ModuleNotFoundError" in str(done.fatal)
 
@@ -232,7 +232,7 @@ def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None
 
 
 @pytest.mark.once
-def test_what_cannot_be_built_is_reported_once_for_all_processes() -> None:
+def test_a_failed_constructor_is_reported_once_for_all_processes() -> None:
     with running(Process, processes=True, args=("raise",), workers=2) as (engine, outcomes):
         engine.submit(batch_of([1]))
         done = outcomes.get(timeout=SOON)
@@ -247,7 +247,7 @@ def test_a_class_whose_process_dies_while_it_is_built_ends_the_workers() -> None
 
 
 @pytest.mark.once
-def test_what_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> None:
+def test_a_class_that_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     model.write_text("")
 

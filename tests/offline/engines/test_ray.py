@@ -271,7 +271,7 @@ def wait_for_room() -> None:
         pause.wait(0.1)
 
 
-def test_no_step_takes_the_room_of_others(cluster: Any, tmp_path: Path) -> None:
+def test_no_step_takes_the_room_of_another(cluster: Any, tmp_path: Path) -> None:
     wait_for_room()
     # two actors of each step would need 3.6 CPUs
     dest = tmp_path / "out.parquet"

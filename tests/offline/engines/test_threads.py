@@ -291,7 +291,7 @@ def test_a_coroutine_that_takes_too_long_costs_its_row_only() -> None:
     assert not done.timed_out
 
 
-def test_a_full_batch_that_takes_too_long_and_whose_halves_do_not_is_marked() -> None:
+def test_a_full_batch_is_marked_if_it_takes_too_long_and_its_halves_do_not() -> None:
     async def slow(items: list[int]) -> list[int]:
         if len(items) > 4:
             await asyncio.Event().wait()
@@ -719,7 +719,7 @@ def test_an_interrupt_is_the_callers_and_not_the_answer_of_a_row() -> None:
 # row threads
 
 
-def test_row_threads_call_in_parallel_and_drop_what_has_not_begun() -> None:
+def test_row_threads_call_in_parallel_and_drop_calls_that_have_not_begun() -> None:
     together, done = threading.Barrier(3), SimpleQueue[int]()
     threads = RowThreads(2, "batched-rows")
 

@@ -194,7 +194,7 @@ def test_columns_of_the_source_are_kept_as_asked(case: Case) -> None:
     ("batch", "kind", "dest"),
     [(5, "vectors", "r.parquet"), (50, "dicts", "r.jsonl"), (50, "texts", "r/")],
 )
-def test_each_chunk_is_read_once_whatever_the_order_of_the_source(
+def test_each_chunk_is_read_once_in_any_order_of_the_source(
     batch: int, kind: str, dest: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = list(range(500))

@@ -73,7 +73,7 @@ def test_the_result_has_every_row_in_the_order_of_the_source(
     assert report.output == str(dest)
 
 
-def test_what_was_committed_is_never_computed_again(tmp_path: Path) -> None:
+def test_committed_rows_are_never_computed_again(tmp_path: Path) -> None:
     rows, dest = rows_of(500), tmp_path / "out.parquet"
     run(Lengths(), rows, dest, batch_size=16)
     before = dest.read_bytes()
@@ -210,7 +210,7 @@ class Both(Lengths):
         ]
 
 
-def test_a_step_reads_what_earlier_steps_wrote(tmp_path: Path) -> None:
+def test_a_step_reads_results_of_earlier_steps(tmp_path: Path) -> None:
     report = chain(tmp_path, Upper(), Both())
     rows = [{**row, "upper": row["text"].upper(), "size": len(row["text"])} for row in rows_of(300)]
     assert read(tmp_path / "out.parquet") == [
@@ -261,7 +261,7 @@ def test_results_of_other_code_are_not_mixed(tmp_path: Path) -> None:
     assert len(fn.given) == 100
 
 
-def test_after_a_function_is_mended_what_was_good_may_stay(tmp_path: Path) -> None:
+def test_after_a_function_is_fixed_its_good_results_may_stay(tmp_path: Path) -> None:
     rows, dest = rows_of(100), tmp_path / "out.parquet"
     run(Lengths(bad=["text 5"]), rows, dest)
     mended = Lengths()
@@ -286,7 +286,7 @@ def test_a_wrong_source_or_column_costs_no_result(tmp_path: Path) -> None:
     assert run(Lengths(), rows, dest).skipped == 20
 
 
-def test_what_is_computed_anew_may_be_of_another_type(tmp_path: Path) -> None:
+def test_results_computed_anew_may_be_of_another_type(tmp_path: Path) -> None:
     rows, dest = rows_of(20), tmp_path / "out.parquet"
     run(Lengths(), rows, dest)
     report = run(Upper(), rows, dest, version=2, on_mismatch="recompute")
@@ -520,7 +520,7 @@ def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -
     assert set(read(dest)[0]) == {"id", "text", "upper"}
 
 
-def test_what_a_function_or_class_does_not_take_is_told_where_the_step_is_written() -> None:
+def test_wrong_arguments_of_a_function_or_class_are_refused_where_the_step_is_written() -> None:
     def plain(texts: list[str], mark: str) -> list[str]:
         return [f"{text}{mark}" for text in texts]
 
@@ -538,7 +538,7 @@ def test_what_a_function_or_class_does_not_take_is_told_where_the_step_is_writte
             offline.Step(**settings)
 
 
-def test_a_setting_that_is_none_is_told_with_the_one_it_is_like(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_refused_with_the_one_it_resembles(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="run has no setting 'worker'; did you mean 'workers'?"):
         run(str.upper, rows_of(5), tmp_path / "out.parquet", worker=2)
 
@@ -686,6 +686,6 @@ def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> No
     assert run(Model, rows, dest).skipped == 10
 
 
-def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="does not exist; create it first"):
         run(Lengths(), rows_of(5), tmp_path / "none" / "out.parquet")

@@ -99,7 +99,7 @@ def computed(server: Trials, folder: Path, way: Way) -> Bytes:
     }
 
 
-def test_the_result_holds_what_the_functions_returned(reference: Bytes, tmp_path: Path) -> None:
+def test_the_result_holds_the_results_of_the_functions(reference: Bytes, tmp_path: Path) -> None:
     assert set(reference) == {"out.parquet", "out.jsonl", "out.csv", "out/part-00000.parquet"}
     rows = [json.loads(line) for line in reference["out.jsonl"].splitlines()]
     keys = [key for key in range(ROWS) if key != WITHOUT]

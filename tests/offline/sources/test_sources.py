@@ -575,7 +575,7 @@ for path in {paths}:
 @pytest.mark.once
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("suffix", ["", ".jsonl", ".csv", ".parquet"])
-def test_memory_is_bounded_whatever_the_size(suffix: str, tmp_path: Path) -> None:
+def test_memory_is_bounded_for_any_size(suffix: str, tmp_path: Path) -> None:
     paths = [tmp_path / f"{count}{suffix}" for count in (20_000, 120_000)]
     for path in paths:
         rows = [{"id": number, "text": f"{number:0400}"} for number in range(int(path.stem))]
