@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,11 @@ def test_an_interrupt_loses_no_result_wherever_it_comes(
     assert run(fn, rows_of(1000), dest).skipped > 0
     assert sorted(computed) == list(range(1000))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_may_be_called_in_any_thread(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run, same, rows_of(10), tmp_path / "out.parquet").result(30).ok == 10
 
 
 def test_a_second_interrupt_while_one_step_ends_leaves_no_other_running(
