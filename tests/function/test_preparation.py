@@ -363,7 +363,7 @@ def test_a_closed_loop_ends_its_calls_in_preparation() -> None:
     future = loop.run_until_complete(_submitted(fn, 1))
     assert gate.entered.wait(BOUND)
     loop.close()
-    with pytest.raises(batched.BatcherClosed, match="event loop that was to run this call was closed"):
+    with pytest.raises(batched.BatcherClosed, match="that was to run this call was closed"):
         future.result(BOUND)
     gate.opened.set()
 

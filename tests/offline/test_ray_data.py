@@ -17,6 +17,7 @@ pytest.importorskip("ray.data", reason="Ray Data is not installed", exc_type=Imp
 import numpy as np  # noqa: E402  # after the skip
 import pyarrow as pa  # noqa: E402  # after the skip
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
+from ray_steps import start_ray  # noqa: E402  # after the skip
 
 import batched  # noqa: E402  # after the skip
 from batched import offline  # noqa: E402  # after the skip
@@ -32,15 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=1,  # that is not there, for Ray's bookkeeping
-        object_store_memory=100 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    start_ray(num_gpus=1)  # that is not there, for Ray's bookkeeping
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -49,14 +42,16 @@ def _cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def predicted(dataset: Any, fn: Callable[..., Any], settings: Any, **options: Any) -> list[Any]:
-    options = {"concurrency": 1, "batch_size": 16, **options}
-    return dataset.map_batches(  # type: ignore[no-any-return]  # Ray is not looked into
+def predicted(dataset: Any, fn: Callable[..., Any], batch_format: str, **settings: Any) -> Any:
+    """Return the dataset with predictions of batches of ten rows."""
+    return dataset.map_batches(
         offline.BatchPredictor,
         fn_constructor_args=(fn,),
         fn_constructor_kwargs=settings,
-        **options,
-    ).take_all()
+        concurrency=1,
+        batch_size=10,
+        batch_format=batch_format,
+    )
 
 
 def test_preprocessing_is_an_operator_of_its_own() -> None:
@@ -68,12 +63,8 @@ def test_preprocessing_is_an_operator_of_its_own() -> None:
         assert len(images) <= 4
         return [float(image.mean()) for image in images]
 
-    rows = predicted(
-        ray.data.range(16).map(prepare),
-        brightness,
-        {"input": "image", "output": "brightness"},
-        batch_format="numpy",
-    )
+    images = ray.data.range(16).map(prepare)
+    rows = predicted(images, brightness, "numpy", input="image", output="brightness").take_all()
     assert [row["brightness"] for row in rows] == list(range(16))
 
 
@@ -87,27 +78,15 @@ def test_a_bad_row_costs_itself_and_not_its_block(batch_format: str, tmp_path: P
             raise ValueError("bad row")
         return [np.full(3, n, "f4") for n in numbers]
 
-    result = ray.data.range(40, override_num_blocks=4).map_batches(
-        offline.BatchPredictor,
-        fn_constructor_args=(root,),
-        fn_constructor_kwargs={"input": "id", "output": "vector"},
-        concurrency=1,
-        batch_size=10,
-        batch_format=batch_format,
-    )
+    numbers = ray.data.range(40, override_num_blocks=4)
+    result = predicted(numbers, root, batch_format, input="id", output="vector")
     result.write_parquet(str(tmp_path))
     table = pq.read_table(tmp_path).sort_by("id")  # which blocks of different types would refuse
     assert table["id"].to_pylist() == list(range(40))
-    assert [row for row in table.to_pylist() if row["_status"] != "ok"] == [
-        {
-            "id": 21,
-            "vector": None
-            if batch_format == "pyarrow"
-            else pytest.approx([np.nan] * 3, nan_ok=True),
-            "_status": "failed",
-            "_error": "ValueError: bad row",
-        }
-    ]
+    (row,) = [row for row in table.to_pylist() if row["_status"] != "ok"]
+    no_vector = pytest.approx([np.nan] * 3, nan_ok=True)
+    assert row.pop("vector") == (None if batch_format == "pyarrow" else no_vector)
+    assert row == {"id": 21, "_status": "failed", "_error": "ValueError: bad row"}
 
 
 def double(numbers: list[int]) -> list[int]:
@@ -173,10 +152,9 @@ def test_tensors_of_one_shape_come_as_arrays_and_are_kept(tmp_path: Path) -> Non
 def test_tensors_of_several_shapes_are_refused(tmp_path: Path) -> None:
     rows = [{"data": np.full((size, 3), size)} for size in (1, 2)]
     dataset = ray.data.from_items(rows, override_num_blocks=1)
+    dest = tmp_path / "result.parquet"
     with pytest.raises(SourceError, match="'data'.* tensors of several shapes"):
-        offline.run(
-            total, dataset, tmp_path / "r.parquet", input="data", output="total", watch=False
-        )
+        offline.run(total, dataset, dest, input="data", output="total", watch=False)
 
 
 def test_vectors_of_different_lengths_and_no_rows_at_all(tmp_path: Path) -> None:
@@ -184,10 +162,5 @@ def test_vectors_of_different_lengths_and_no_rows_at_all(tmp_path: Path) -> None
     dest = tmp_path / "result.parquet"
     offline.run(double, ray.data.from_items(rows), dest, **SETTINGS)
     assert pq.read_table(dest)["vector"].to_pylist() == [[0], [0, 1]]
-    empty = offline.run(
-        double,
-        ray.data.from_arrow(pa.table({"id": pa.array([], "int64")})),
-        tmp_path / "none.parquet",
-        **SETTINGS,
-    )
-    assert empty.ok == 0
+    empty = ray.data.from_arrow(pa.table({"id": pa.array([], "int64")}))
+    assert offline.run(double, empty, tmp_path / "none.parquet", **SETTINGS).ok == 0

@@ -50,20 +50,17 @@ static char folder[PATH_MAX];
 static size_t length;
 static int how;
 static atomic_long count, target;
-static char place[PATH_MAX + 32];
 
 void faults_arm(const char *below, long at, int kind)
 {
     snprintf(folder, sizeof folder, "%s", below);
     length = strlen(folder);
     how = kind;
-    place[0] = 0;
     atomic_store(&target, at);
     atomic_store(&count, 0);
 }
 
 long faults_count(void) { return atomic_load(&count); }
-const char *faults_place(void) { return place; }
 
 static int is_below(const char *path)
 {
@@ -97,7 +94,7 @@ static void die(void)
 }
 
 /* What is to become of a change of `path`; `grows` if it may need room, `bytes` of a write. */
-static int decide(const char *change, const char *path, int grows, size_t bytes)
+static int decide(const char *path, int grows, size_t bytes)
 {
     int old = errno;
     if (!is_below(path))
@@ -107,8 +104,6 @@ static int decide(const char *change, const char *path, int grows, size_t bytes)
     errno = old;
     if (!at || number < at || (number > at && !lasting))
         return GO_ON;
-    if (first)
-        snprintf(place, sizeof place, "%s %s", change, path + length);
     switch (how) {
     case KILL:
         die();
@@ -133,20 +128,20 @@ static int decide(const char *change, const char *path, int grows, size_t bytes)
     if (!next) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 
 /* One half is written: the caller learns how much, if it lives on. */
-#define WRITE(call, half, change, descriptor, bytes) \
+#define WRITE(call, half, descriptor, bytes) \
     char path[PATH_MAX]; \
     if (!length || !of_descriptor(descriptor, path)) return call; \
-    int fate = decide(change, path, 1, bytes); \
+    int fate = decide(path, 1, bytes); \
     if (fate == FAIL) return -1; \
     if (fate == HALF) { ssize_t done = half; if (how == TORN) die(); return done; } \
     ssize_t done = call; \
     if (fate == LAST) die(); \
     return done;
 
-#define CHANGE(call, found, change, grows) \
+#define CHANGE(call, found, grows) \
     char path[PATH_MAX]; \
     if (!length || !(found)) return call; \
-    int fate = decide(change, path, grows, 0); \
+    int fate = decide(path, grows, 0); \
     if (fate == FAIL) return -1; \
     int done = call; \
     if (fate == LAST) die(); \
@@ -155,81 +150,80 @@ static int decide(const char *change, const char *path, int grows, size_t bytes)
 ssize_t write(int fd, const void *data, size_t size)
 {
     NEXT(write);
-    WRITE(next(fd, data, size), next(fd, data, size / 2), "write", fd, size)
+    WRITE(next(fd, data, size), next(fd, data, size / 2), fd, size)
 }
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at)
 {
     NEXT(pwrite);
-    WRITE(next(fd, data, size, at), next(fd, data, size / 2, at), "pwrite", fd, size)
+    WRITE(next(fd, data, size, at), next(fd, data, size / 2, at), fd, size)
 }
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at)
 {
     NEXT(pwrite64);
-    WRITE(next(fd, data, size, at), next(fd, data, size / 2, at), "pwrite64", fd, size)
+    WRITE(next(fd, data, size, at), next(fd, data, size / 2, at), fd, size)
 }
 ssize_t writev(int fd, const struct iovec *parts, int number)
 {
     NEXT(writev);
-    WRITE(next(fd, parts, number), next(fd, parts, number > 1 ? number / 2 : 1), "writev", fd,
-          (size_t)number)
+    WRITE(next(fd, parts, number), next(fd, parts, number > 1 ? number / 2 : 1), fd, (size_t)number)
 }
 
 /* A sync is counted, and may fail, and takes no time. */
-static int sync_of(const char *change, int fd, int (*next)(int))
+static int sync_of(int fd, int (*next)(int))
 {
     char path[PATH_MAX];
     if (!length || !of_descriptor(fd, path) || !is_below(path)) return next(fd);
-    int fate = decide(change, path, 1, 0);
+    int fate = decide(path, 1, 0);
     if (fate == LAST) die();
     return fate == FAIL ? -1 : 0;
 }
-int fsync(int fd) { NEXT(fsync); return sync_of("fsync", fd, next); }
-int fdatasync(int fd) { NEXT(fdatasync); return sync_of("fdatasync", fd, next); }
+int fsync(int fd) { NEXT(fsync); return sync_of(fd, next); }
+int fdatasync(int fd) { NEXT(fdatasync); return sync_of(fd, next); }
 
 int ftruncate(int fd, off_t size)
 {
     NEXT(ftruncate);
-    CHANGE(next(fd, size), of_descriptor(fd, path), "ftruncate", 0)
+    CHANGE(next(fd, size), of_descriptor(fd, path), 0)
 }
 int ftruncate64(int fd, off64_t size)
 {
     NEXT(ftruncate64);
-    CHANGE(next(fd, size), of_descriptor(fd, path), "ftruncate64", 0)
+    CHANGE(next(fd, size), of_descriptor(fd, path), 0)
 }
 int rename(const char *from, const char *to)
 {
     NEXT(rename);
-    CHANGE(next(from, to), of_name(AT_FDCWD, to, path), "rename", 0)
+    CHANGE(next(from, to), of_name(AT_FDCWD, to, path), 0)
 }
 int renameat(int at, const char *from, int there, const char *to)
 {
     NEXT(renameat);
-    CHANGE(next(at, from, there, to), of_name(there, to, path), "renameat", 0)
+    CHANGE(next(at, from, there, to), of_name(there, to, path), 0)
 }
 int renameat2(int at, const char *from, int there, const char *to, unsigned flags)
 {
     NEXT(renameat2);
-    CHANGE(next(at, from, there, to, flags), of_name(there, to, path), "renameat2", 0)
+    CHANGE(next(at, from, there, to, flags), of_name(there, to, path), 0)
 }
 int unlink(const char *name)
 {
     NEXT(unlink);
-    CHANGE(next(name), of_name(AT_FDCWD, name, path), "unlink", 0)
+    CHANGE(next(name), of_name(AT_FDCWD, name, path), 0)
 }
 int unlinkat(int at, const char *name, int flags)
 {
     NEXT(unlinkat);
-    CHANGE(next(at, name, flags), of_name(at, name, path), "unlinkat", 0)
+    CHANGE(next(at, name, flags), of_name(at, name, path), 0)
 }
 int rmdir(const char *name)
 {
     NEXT(rmdir);
-    CHANGE(next(name), of_name(AT_FDCWD, name, path), "rmdir", 0)
+    CHANGE(next(name), of_name(AT_FDCWD, name, path), 0)
 }
 int mkdir(const char *name, mode_t rights)
 {
     NEXT(mkdir);
-    CHANGE(next(name, rights), of_name(AT_FDCWD, name, path), "mkdir", 1)
+    CHANGE(next(name, rights), of_name(AT_FDCWD, name, path), 1)
 }
 
 /* Only the making of a file is a change. */
@@ -245,7 +239,7 @@ static int makes(const char *path, int flags)
         rights = va_arg(more, mode_t); \
         va_end(more); \
     } \
-    CHANGE(call, of_name(at, name, path) && makes(path, flags), "open", 1)
+    CHANGE(call, of_name(at, name, path) && makes(path, flags), 1)
 
 int open(const char *name, int flags, ...)
 {
@@ -306,11 +300,3 @@ def changes() -> int:
     count.restype = ctypes.c_long
     number: int = count()
     return number
-
-
-def place() -> str:
-    """The change that failed, as "write /file"; empty if none has."""
-    place = ctypes.CDLL(None).faults_place
-    place.restype = ctypes.c_char_p
-    found: bytes = place()
-    return found.decode()

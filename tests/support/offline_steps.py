@@ -85,7 +85,7 @@ def faulty(items: list[Any]) -> list[Any]:
 
 
 class Process:
-    """A class that tells which process it was built in, and can fail in it."""
+    """A class that returns the id of its process, and can fail there."""
 
     def __init__(self, *faults: str) -> None:
         for fault in faults:
@@ -123,7 +123,7 @@ def routed(key: str, rows: list[Any]) -> Batch:
 
 
 def close(engine: Engine, seconds: float = SOON) -> None:
-    """Close `engine`, whose running calls may take so long (s)."""
+    """Close `engine`; its running calls may take this time (s)."""
     engine.close(time.perf_counter() + seconds)
 
 
@@ -154,6 +154,15 @@ def results(done: Outcome) -> list[Any]:
     assert done.batch is not None
     found = {id(each[0]): result for each, result in zip(done.slices, done.results, strict=True)}
     return [found[id(each[0])] for each in done.batch.slices]
+
+
+def ask(engine: Engine, outcomes: SimpleQueue[Outcome], *batches: Batch) -> list[Any]:
+    """Return the results of batches that are submitted one after another."""
+    found = []
+    for batch in batches:
+        engine.submit(batch)
+        found += results(outcomes.get(timeout=SOON))
+    return found
 
 
 _known: set[threading.Thread] = set()

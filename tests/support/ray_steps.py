@@ -20,6 +20,21 @@ def notes(log: Path) -> list[list[str]]:
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
+def start_ray(**settings: Any) -> None:
+    """Start a Ray on this machine."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        object_store_memory=100 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        **settings,
+    )
+
+
 class Shout:
     """A model: it notes each time that it is built, and each row, once so many are built."""
 

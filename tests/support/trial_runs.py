@@ -10,11 +10,12 @@ import signal
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from ray_steps import start_ray
 
 from batched import offline
 
@@ -113,11 +114,21 @@ def told(report: offline.Report) -> dict[str, Any]:
     }
 
 
-def _pipeline(log: str, first: Any, version: int = 1, **settings: Any) -> offline.Pipeline:
-    """Both steps; `settings` are of the first one."""
-    of_first: dict[str, Any] = {"args": (log,), "name": "shout", "version": 1, **settings}
+def shout_and_measure(
+    log: str, first: Callable[..., Any], version: int = 1, **settings: Any
+) -> offline.Pipeline:
+    """Return both steps; the first one computes by `first`."""
     return offline.Pipeline(
-        offline.Step(first, input=["id", "text"], output="loud", **of_first),
+        offline.Step(
+            first,
+            args=(log,),
+            name="shout",
+            input=["id", "text"],
+            output="loud",
+            where=is_kept,
+            version=1,
+            **settings,
+        ),
         offline.Step(
             measure,
             args=(log, version),
@@ -147,17 +158,9 @@ def two_steps(
     _calls_left[0] = kill_at_call
     if once:
         source = (json.loads(line) for line in Path(source).read_text().splitlines())
-    pipeline = _pipeline(log, shout, version, where=is_kept)
-    report = pipeline.run(
-        source,
-        dest,
-        key="id",
-        batch_size=batch_size,
-        workers=workers,
-        watch=False,
-        **settings,
-    )
-    return told(report)
+    steps = shout_and_measure(log, shout, version)
+    known: dict[str, Any] = {"batch_size": batch_size, "workers": workers, **settings}
+    return told(steps.run(source, dest, key="id", watch=False, **known))
 
 
 def exported(progress: str, dest: str) -> str:
@@ -240,6 +243,8 @@ def of_kinds(
         ),
     )
     source = [{"id": key, "text": f"row {key}"} for key in range(count)]
+    if place == "ray":
+        start_ray()
     for dest in dests:
         report = pipeline.run(
             source,
@@ -275,21 +280,11 @@ def to_be_killed(count: int, dest: str, log: str, *, place: str, seed: int) -> M
     began = time.perf_counter()
     engine = None
     if place == "ray":
-        import ray
-
-        ray.init(
-            address="local",
-            num_cpus=2,
-            object_store_memory=100 << 20,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        start_ray()
         engine = offline.Ray(num_cpus=0.25)
     started = time.perf_counter() - began
     first = shout_awaited if place == "coroutine" else shout_slowly
-    pipeline = _pipeline(log, first, processes=place == "processes")
-    report = pipeline.run(
+    report = shout_and_measure(log, first, processes=place == "processes").run(
         [{"id": key, "text": _text(key)} for key in range(count)],
         dest,
         key="id",

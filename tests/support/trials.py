@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -38,16 +38,12 @@ class Ended:
     """What the function returned."""
     error: str = ""
     """Type and text of the exception that it raised."""
-    kinds: tuple[str, ...] = ()
+    kinds: Sequence[str] = ()
     """Names of that type and of its bases."""
     lines: str = ""
     """Lines of the traceback."""
     changes: int = 0
     """Changes below the folder of the fault, if the process lived to tell."""
-    place: str = ""
-    """The change that failed, if the process lived to tell."""
-    modules: tuple[str, ...] = field(default=(), repr=False)
-    """Modules that the process had imported, if it lived to tell."""
     seconds: float = 0.0
 
 
@@ -74,7 +70,6 @@ class Trials:
         *,
         fault: Fault | None = None,
         kill_after_s: float | None = None,
-        limit_s: float = LIMIT_S,
         **arguments: Any,
     ) -> Ended:
         """Call a function of `trial_runs.py` in a process of its own, and return its end."""
@@ -86,7 +81,6 @@ class Trials:
             "arguments": arguments,
             "fault": None if fault is None else asdict(fault),
             "kill_after_s": kill_after_s,
-            "limit_s": limit_s,
         }
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
@@ -94,12 +88,10 @@ class Trials:
         assert line, "the server of trials has died"
         answer = json.loads(line)
         self._session = answer.pop("session")
-        for name in ("kinds", "modules"):
-            answer[name] = tuple(answer.get(name, ()))
         return Ended(**answer)
 
     def leftovers(self) -> list[str]:
-        """Commands of processes that the last trial started and that still live."""
+        """Return the commands of processes that the last trial has started and left."""
         return processes_of(self._session)
 
     def close(self) -> None:
@@ -114,11 +106,8 @@ class Trials:
 @contextmanager
 def trials(preload: Path | None = None) -> Iterator[Trials]:
     """Start a server of trials, and end it."""
-    server = Trials(preload)
-    try:
+    with closing(Trials(preload)) as server:
         yield server
-    finally:
-        server.close()
 
 
 def processes_of(session: int) -> list[str]:
@@ -143,20 +132,14 @@ def _serve() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         answer = _attempt(functions, job)
+        modules = answer.pop("modules", ())
         if not warm and answer["how"] == "done":
             # modules that a run imports late are imported here, once for all further children
             warm = True
-            for name in answer["modules"]:
-                if name not in sys.modules and not name.startswith("__"):
-                    _import(name)
-        print(json.dumps({**answer, "modules": ()}), flush=True)
-
-
-def _import(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except Exception:  # a module of the child's own making
-        return
+            for name in modules:
+                with suppress(Exception):  # a module of the child's own making
+                    importlib.import_module(name)
+        print(json.dumps(answer), flush=True)
 
 
 def _attempt(functions: Any, job: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +151,7 @@ def _attempt(functions: Any, job: dict[str, Any]) -> dict[str, Any]:
         os.close(reading)
         _child(getattr(functions, job["function"]), job, writing)
     os.close(writing)
-    data, late = _read_until(reading, job["kill_after_s"] or job["limit_s"])
+    data, late = _read_until(reading, job["kill_after_s"] or LIMIT_S)
     if late:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
@@ -216,7 +199,7 @@ def _child(function: Callable[..., Any], job: dict[str, Any], writing: int) -> N
             "lines": traceback.format_exc(),
         }
     if fault is not None:
-        answer |= {"changes": faults.changes(), "place": faults.place()}
+        answer["changes"] = faults.changes()
         faults.arm(Fault("", 0, "kill"))
     with os.fdopen(writing, "w") as pipe:
         json.dump({**answer, "modules": [*sys.modules]}, pipe)

@@ -35,6 +35,7 @@ from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
     Process,
+    ask,
     batch_of,
     close,
     double,
@@ -49,10 +50,9 @@ from offline_steps import (
     spawned_by,
     step_of,
 )
+from stage import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +68,7 @@ def in_process(func: Callable[..., Any], rows: list[Any], **settings: Any) -> An
 
 def test_a_function_runs_in_a_process_that_is_kept() -> None:
     with running(Process, processes=True) as (engine, outcomes):
-        pids = []
-        for _ in range(3):
-            engine.submit(batch_of([1, 2]))
-            pids += results(outcomes.get(timeout=SOON))
+        pids = ask(engine, outcomes, *[batch_of([1, 2])] * 3)
         assert len(set(pids)) == 1
         assert pids[:1] == spawned_by(os.getpid())
     assert pids[0] != os.getpid()
@@ -88,7 +85,7 @@ def test_lambdas_closures_and_arguments_travel() -> None:
     assert results(done) == [130, 160]
 
 
-def test_what_cannot_travel_is_refused_in_one_sentence_before_anything_runs() -> None:
+def test_a_function_that_cannot_be_sent_is_refused_before_anything_runs() -> None:
     lock = threading.Lock()
 
     def fn(items: list[int]) -> list[int]:
@@ -103,20 +100,21 @@ def test_what_cannot_travel_is_refused_in_one_sentence_before_anything_runs() ->
     assert "define it in a module that can be imported" in str(raised.value)
 
 
-def test_what_its_process_cannot_import_ends_the_workers_with_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hidden = types.ModuleType("hidden_module")
-    exec("def fn(items): return items", vars(hidden))
-    monkeypatch.setitem(sys.modules, "hidden_module", hidden)
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Module that other processes cannot import."""
+    module = types.ModuleType("hidden_module")
+    exec("def fn(items): return items\nclass Row: pass", vars(module))
+    monkeypatch.setitem(sys.modules, "hidden_module", module)
+    return module
+
+
+def test_a_function_that_its_process_cannot_import_ends_the_workers(hidden: Any) -> None:
     done = in_process(hidden.fn, [1])
     assert "fn cannot be found in its process (ModuleNotFoundError" in str(done.fatal)
 
 
-def test_a_row_that_its_process_cannot_make_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden = types.ModuleType("hidden_module")
-    exec("class Row: pass", vars(hidden))
-    monkeypatch.setitem(sys.modules, "hidden_module", hidden)
+def test_a_row_that_its_process_cannot_make_fails_alone(hidden: Any) -> None:
     good, bad = results(in_process(double, [1, hidden.Row()]))
     assert good == 2
     assert "ModuleNotFoundError" in str(bad)
@@ -204,16 +202,9 @@ def test_memory_errors_of_a_process_split() -> None:
     [
         ("hold the GIL", TimeLimitExceeded, "faulty took longer than timeout_s=0.3, and was ended"),
         ("segfault", WorkerDied, "the process of faulty got SIGSEGV"),
-        pytest.param(
-            "exit 0", WorkerDied, "the process of faulty exited with 0", marks=pytest.mark.once
-        ),
+        ("exit 0", WorkerDied, "the process of faulty exited with 0"),
         ("sys.exit", RemoteError, "SystemExit: 0"),
-        pytest.param(
-            "be killed",
-            WorkerKilled,
-            "the process of faulty was killed, as systems do when memory",
-            marks=pytest.mark.once,
-        ),
+        ("be killed", WorkerKilled, "the process of faulty was killed, as systems do when memory"),
         ("raise", RemoteError, "ValueError: bad row"),
     ],
 )
@@ -234,14 +225,10 @@ def test_a_fault_costs_its_row_and_the_next_batch_runs(
 @pytest.mark.once
 def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None:
     with running(Process, processes=True) as (engine, outcomes):
-        engine.submit(batch_of([1, 2]))
-        (pid,) = set(results(outcomes.get(timeout=SOON)))
+        pid, _ = ask(engine, outcomes, batch_of([1, 2]))
         os.kill(pid, signal.SIGKILL)
-        assert is_gone(pid)
-        engine.submit(batch_of([1, 2]))
-        done = outcomes.get(timeout=SOON)
-        (another,) = set(results(done))
-    assert another != pid
+        wait_for_end(pid)
+        assert pid not in ask(engine, outcomes, batch_of([1, 2]))
 
 
 @pytest.mark.once
@@ -251,7 +238,7 @@ def test_a_class_whose_process_dies_while_it_is_built_ends_the_workers() -> None
 
 
 @pytest.mark.once
-def test_what_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> None:
+def test_a_class_that_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     model.write_text("")
 
@@ -313,12 +300,9 @@ def test_features_run_in_processes_as_they_do_online() -> None:
     rows = [{"ids": numpy.arange(size)[None]} for size in (2, 4)]
     requests = [parts.requests.parse(row, (), {}, None, None, True) for row in rows]
     batch = Batch([(each, 0, 1) for each in requests], 2, "full", 0.0)
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(step_of(fn, processes=True), outcomes.put)
-    engine.start()
-    engine.submit(batch)
-    done = outcomes.get(timeout=SOON)
-    close(engine)
+    with running(fn, processes=True) as (engine, outcomes):
+        engine.submit(batch)
+        done = outcomes.get(timeout=SOON)
     assert [each["sum"].tolist() for each in results(done)] == [[1], [6]]
 
 
@@ -332,8 +316,7 @@ def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
 
     with running(holding, processes=True) as (engine, outcomes):
         engine.submit(batch_of([1, 2]))
-        while not begun.exists():
-            threading.Event().wait(0.01)
+        wait_until(begun.exists)
         close(engine, 0.1)
         assert not leftovers()
     assert outcomes.empty()
@@ -341,23 +324,35 @@ def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
 
 def test_closing_ends_a_process_that_is_being_built() -> None:
     with running(Process, processes=True, args=("hang",)) as (engine, outcomes):
-        while not spawned_by(os.getpid()):
-            threading.Event().wait(0.01)
+        wait_until(lambda: bool(spawned_by(os.getpid())))
         close(engine, 0)
         assert not leftovers()
     assert outcomes.empty(), "that it was closed is no error"
 
 
+IMPORTS = """
+import os, threading
+from queue import SimpleQueue
+import batched
+from batched.offline.engines import engine_for
+from offline_steps import Process, batch_of, outcome, results, spawned_by, step_of
+from stage import wait_until
+"""
+STARTED = """
+outcomes = SimpleQueue()
+engine = engine_for(step_of(Process, processes=True, workers=2), outcomes.put)
+engine.start()
+engine.submit(batch_of([1]))
+"""
+
+
 def script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
-    """A script without a main guard that runs workers in two processes."""
+    """Start a script without a main guard."""
     program = tmp_path / "script.py"
-    program.write_text(textwrap.dedent(text))
-    tests = HERE.parents[1]
-    path = [str(tests / "support"), str(tests.parent)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    program.write_text(IMPORTS + textwrap.dedent(text))
     return subprocess.Popen(
         [sys.executable, str(program)],
-        env=environment,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -368,9 +363,6 @@ def test_a_script_without_a_main_guard_works_and_runs_once(tmp_path: Path) -> No
     driver = script(
         tmp_path,
         """
-        import batched
-        from offline_steps import outcome, results
-
         print("the script runs", flush=True)
 
         class Point:
@@ -383,11 +375,10 @@ def test_a_script_without_a_main_guard_works_and_runs_once(tmp_path: Path) -> No
 
         done = outcome(fn, [1, 2], processes=True)
         print([(type(each) is Point, each.x) for each in results(done)])
-                """,
+        """,
     )
     text, _ = driver.communicate(timeout=SOON)
-    lines = text.splitlines()
-    assert lines == ["the script runs", "[(True, 2), (True, 4)]"]
+    assert text.splitlines() == ["the script runs", "[(True, 2), (True, 4)]"]
 
 
 @pytest.mark.parametrize("fault", ["hang", "hold the GIL"])
@@ -396,25 +387,14 @@ def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path, fault: str) -
         pytest.skip("no thread of it can run, and only Linux ends it from outside")
     driver = script(
         tmp_path,
-        f"""
-        import threading
-        from queue import SimpleQueue
-        from offline_steps import Process, batch_of, step_of, spawned_by, results
-        from batched.offline.engines import engine_for
-        import os
-
-        outcomes = SimpleQueue()
-        engine = engine_for(step_of(Process, processes=True, workers=2), outcomes.put)
-        engine.start()
-        engine.submit(batch_of([1]))
-        outcomes.get(timeout=30)
-        for _ in range(2):
-            engine.submit(batch_of([{fault!r}]))
-        while len(spawned_by(os.getpid())) < 2:
-            threading.Event().wait(0.01)
-        print(spawned_by(os.getpid()), flush=True)
-        threading.Event().wait(60)
-        """,
+        f"""{STARTED}
+outcomes.get(timeout=30)
+for _ in range(2):
+    engine.submit(batch_of([{fault!r}]))
+wait_until(lambda: len(spawned_by(os.getpid())) == 2)
+print(spawned_by(os.getpid()), flush=True)
+threading.Event().wait(60)
+""",
     )
     assert driver.stdout is not None
     pids = ast.literal_eval(driver.stdout.readline())
@@ -422,17 +402,18 @@ def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path, fault: str) -
     driver.kill()
     driver.wait(SOON)
     driver.stdout.close()
-    assert all(is_gone(pid) for pid in pids)
+    for pid in pids:
+        wait_for_end(pid)
 
 
-def is_gone(pid: int) -> bool:
-    """Whether the process ends within moments."""
-    for _ in range(500):
+def wait_for_end(pid: int) -> None:
+    """Return once the process has ended."""
+
+    def has_ended() -> bool:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return True
-        if state == "Z":  # ended, and not yet waited for
-            return True
-        threading.Event().wait(0.01)
-    return False
+        return state == "Z"  # and not yet waited for
+
+    wait_until(has_ended)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import re
 import signal
 import socket
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,8 @@ import ray
 import ray_steps
 
 from batched import offline
-from batched.offline.engines import Engine, Outcome, engine_for
 from batched.offline.engines.ray import join
-from offline_steps import SOON, batch_of, close, results, routed, step_of
+from offline_steps import ask, batch_of, close, routed, running
 
 pytestmark = [
     pytest.mark.once,
@@ -120,52 +117,40 @@ def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
     assert "timeout_s=3" in letters[35]
 
 
-@contextlib.contextmanager
-def actors(func: Callable[..., Any], **settings: Any) -> Iterator[tuple[Engine, Any]]:
-    """Start an engine of actors, and yield it with the queue of its outcomes."""
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    engine = engine_for(step_of(func, **settings), outcomes.put, offline.Ray())
-    engine.start()
-    try:
-        yield engine, outcomes
-    finally:
-        close(engine)
+RAY = offline.Ray()
 
 
 def test_actors_that_die_while_they_have_nothing_to_do_cost_no_row(
     cluster: Any, tmp_path: Path
 ) -> None:
     log, pause = tmp_path / "log", threading.Event()
-    with actors(ray_steps.Shout, args=(str(log),), workers=CPUS) as (engine, outcomes):
+    with running(ray_steps.Shout, RAY, args=(str(log),), workers=CPUS) as (engine, outcomes):
         assert engine.slots == 2 * CPUS
         while len(built := ray_steps.notes(log)) < CPUS:
             pause.wait(0.01)
         for _, pid in built:
             os.kill(int(pid), signal.SIGKILL)
-        engine.submit(batch_of([{"id": 1, "text": "a"}]))
-        assert results(outcomes.get(timeout=SOON)) == ["A"]
         large = "x" * 200_000  # which Ray stores first
-        engine.submit(batch_of([{"id": 2, "text": large}]))
-        assert results(outcomes.get(timeout=SOON)) == [large.upper()]
+        batches = [batch_of([{"id": 1, "text": text}]) for text in ("a", large)]
+        assert ask(engine, outcomes, *batches) == ["A", large.upper()]
 
 
 def test_a_batch_goes_to_the_actor_that_has_its_model(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
     settings = {"workers": CPUS, "route": str, "args": (str(log),)}
-    with actors(ray_steps.Keyed, **settings) as (engine, outcomes):
+    with running(ray_steps.Keyed, RAY, **settings) as (engine, outcomes):
         built, before = 0, -1
         while built > before:  # until both actors are there, each key drops the model of another
             before = built
-            for number in range(CPUS):
-                engine.submit(routed(f"model{number}", [1]))
-                assert results(outcomes.get(timeout=SOON)) == [f"model{number}"]
+            keys = [f"model{number}" for number in range(CPUS)]
+            assert ask(engine, outcomes, *[routed(key, [1]) for key in keys]) == keys
             built = len(ray_steps.notes(log))
             pause.wait(0.05)
 
 
 def test_closing_ends_a_call_and_its_actor(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
-    with actors(ray_steps.Shout, args=(str(log), 1e6)) as (engine, outcomes):
+    with running(ray_steps.Shout, RAY, args=(str(log), 1e6)) as (engine, outcomes):
         engine.submit(batch_of([{"id": 1, "text": "a"}]))
         while not (rows := [words for words in ray_steps.notes(log) if words[0] == "rows"]):
             pause.wait(0.01)
@@ -249,7 +234,7 @@ def wait_for_room() -> None:
         pause.wait(0.1)
 
 
-def test_no_step_takes_the_room_of_others(cluster: Any, tmp_path: Path) -> None:
+def test_no_step_takes_the_room_of_another(cluster: Any, tmp_path: Path) -> None:
     wait_for_room()
     # two actors of each step would need 3.6 CPUs
     dest = tmp_path / "out.parquet"
@@ -302,7 +287,7 @@ def test_a_folder_goes_to_the_actors_of_each_run(tmp_path: Path) -> None:
 def test_a_class_that_cannot_be_built_is_a_fatal_error(
     cluster: Any, broken: Any, message: str
 ) -> None:
-    with actors(broken) as (_, outcomes):
+    with running(broken, RAY) as (_, outcomes):
         assert message in str(outcomes.get(timeout=60).fatal)
 
 

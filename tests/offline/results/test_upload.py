@@ -35,7 +35,7 @@ pytestmark = pytest.mark.once
 SECRET = "hidden/secret"
 NUMBERS = count()
 KINDS = ["r.csv", "r/"]
-ROWS = [{"id": number, "text": f"text {number}"} for number in range(40)]
+ROWS: list[dict[str, Any]] = [{"id": number, "text": f"text {number}"} for number in range(40)]
 SETTINGS: dict[str, Any] = {"input": "text", "output": "out", "key": "id", "watch": False}
 COLUMNS = {"id": ["a", "b", "c"], "n": [1, 2, 3]}
 
@@ -110,37 +110,31 @@ def test_a_run_that_was_stopped_goes_on_and_its_result_is_that_of_a_disk(
 ) -> None:
     computed: list[str] = []
 
-    def once(texts: list[str]) -> list[str]:
-        if computed:
+    def some(texts: list[str]) -> list[str]:
+        if len(computed) >= most:
             raise ValueError("stopped")
-        computed.extend(texts)
-        return upper(texts)
-
-    def then(texts: list[str]) -> list[str]:
         computed.extend(texts)
         return upper(texts)
 
     settings = SETTINGS | {"batch_size": 8, "version": "1", "progress": tmp_path / "progress"}
     uri = bucket.uri(f"folder/{kind}")
+    most = 8
     with pytest.raises(RunStopped):
-        offline.run(once, ROWS, uri, max_failed=0, name="f", **settings)
+        offline.run(some, ROWS, uri, max_failed=0, **settings)
     assert not bucket.content()
-    report = offline.run(then, ROWS, uri, name="f", **settings)
-    assert sorted(computed) == sorted(f"text {number}" for number in range(40))
+    most = len(ROWS)
+    report = offline.run(some, ROWS, uri, **settings)
+    assert sorted(computed) == sorted(row["text"] for row in ROWS)
     offline.run(upper, ROWS, f"{tmp_path}/{kind}", **SETTINGS)
-    here = tmp_path / kind
-    files = here.iterdir() if here.is_dir() else [here]
-    names = {file: str(file.relative_to(tmp_path)) for file in files}
-    marks = {"folder/r/_SUCCESS": b""} if kind == "r/" else {}
-    assert (
-        bucket.content()
-        == {f"folder/{name}": file.read_bytes() for file, name in names.items()} | marks
-    )
+    files = [tmp_path / kind] if kind == "r.csv" else [*(tmp_path / kind).iterdir()]
+    expected = {f"folder/{file.relative_to(tmp_path)}": file.read_bytes() for file in files}
+    if kind == "r/":
+        expected["folder/r/_SUCCESS"] = b""
+    assert bucket.content() == expected
     assert report.output == f"s3://{bucket.name}/folder/{kind}"
-    before = bucket.content()
-    offline.run(then, ROWS[:30], uri, name="f", **settings)  # ours: it is replaced
-    assert bucket.content().keys() == before.keys()
-    assert bucket.content() != before
+    offline.run(some, ROWS[:30], uri, **settings)  # ours: it is replaced
+    assert bucket.content().keys() == expected.keys()
+    assert bucket.content() != expected
     assert not bucket.uploads()
 
 
@@ -305,12 +299,9 @@ def test_secrets_are_in_no_report_and_in_no_file(
     seen = f"{out}{err}{report}{report!r}"
     assert seen.count(f"s3://{bucket.name}/r.csv") > 3
     assert "progress=PATH" in err
-    seen += "".join(
-        each.read_bytes().decode(errors="replace") for each in folder.iterdir() if each.is_file()
-    )
-    seen = seen.replace(folder.name, "")
-    assert "hidden" not in seen
-    assert "secret" not in seen
+    for file in filter(Path.is_file, folder.iterdir()):
+        seen += file.read_bytes().decode(errors="replace")
+    assert not re.search("hidden|secret", seen.replace(folder.name, ""))
 
 
 @pytest.mark.parametrize(

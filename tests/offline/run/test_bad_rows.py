@@ -216,21 +216,6 @@ def test_rows_beyond_the_time_limit_cost_themselves(tmp_path: Path, place: Place
     check(Case("time limit", 1, place, 8, rows=40, batch_size=4), tmp_path, seed=1)
 
 
-@pytest.mark.parametrize("way", ["raises", "service"])
-def test_a_finished_dataset_and_one_bad_row_end_in_a_result(tmp_path: Path, way: Way) -> None:
-    case = Case(way, 1, "end", 1, rows=100)
-    source, dest = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    model = Model(way, frozenset({100}))
-    case.write(source, frozenset())
-    assert case.run(model, source, dest).ok == 100
-    with open(source, "a") as file:
-        file.write('{"id": 100, "text": "new"}\n')
-    for _ in range(2):
-        report = case.run(model, source, dest)
-        assert (report.ok, report.failed, report.skipped) == (0, 1, 100)
-        assert [letter["key"] for letter in report.dead_letters()] == [100]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("workers", [1, 8])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,8 +11,6 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import committing
-from batched.errors import RunLocked
 from batched.offline.progress.commit import Key
 from batched.offline.progress.store import Progress
 from progress_files import done, failed, log_of, outputs, query, value
@@ -25,7 +19,6 @@ pytestmark = pytest.mark.once
 
 ROWS = 3000
 ALL: list[Key] = list(range(ROWS))
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def check(progress: Progress, keys: list[Key]) -> None:
@@ -72,7 +65,8 @@ def tear(log: Path, chance: random.Random) -> None:
     log.write_bytes(data)
 
 
-def check_torn_logs(tmp_path: Path, cuts: int) -> None:
+@pytest.mark.parametrize("cuts", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_torn_log_ends_with_a_whole_commit(tmp_path: Path, cuts: int) -> None:
     chance = random.Random(1)
     before, cut, torn = tmp_path / "run", tmp_path / "cut", tmp_path / "torn"
     before.mkdir()
@@ -95,32 +89,3 @@ def check_torn_logs(tmp_path: Path, cuts: int) -> None:
         shutil.rmtree(torn)
     assert min(kept) >= 40 // 3  # rows that a checkpoint had written
     assert len(kept) > min(cuts, 20) // 2
-
-
-def test_a_torn_log_ends_with_a_whole_commit(tmp_path: Path) -> None:
-    check_torn_logs(tmp_path, 20)
-
-
-@pytest.mark.slow
-def test_two_hundred_torn_logs_end_with_a_whole_commit(tmp_path: Path) -> None:
-    check_torn_logs(tmp_path, 200)
-
-
-def test_a_run_that_was_killed_while_it_was_stopped_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "progress"
-    rows = 10 * ROWS  # more than an unread pipe holds
-    with subprocess.Popen(
-        [sys.executable, committing.__file__, path, str(rows), "8"],
-        stdout=subprocess.PIPE,
-        env=ENVIRONMENT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        with pytest.raises(RunLocked):
-            Progress(path)
-        process.kill()
-        process.stdout.readlines()
-    with closing(Progress(path)) as progress:
-        check(progress, [*range(rows)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +46,20 @@ def same(items: list[Any]) -> list[Any]:
     return list(items)
 
 
+class Picky:
+    """A batch function for which some items are bad."""
+
+    def __init__(self, bad: Collection[int], error: type[Exception] = ValueError) -> None:
+        self.bad, self.error = bad, error
+
+    def __call__(self, items: list[int]) -> list[int]:
+        if any(item in self.bad for item in items):
+            raise self.error("bad row")
+        return items
+
+
 def results(dest: Path) -> dict[Any, Any]:
     return {row["id"]: row["y"] for row in pq.read_table(dest).to_pylist()}
-
-
-def ended(function: Callable[[], Any]) -> Any:
-    """Return the result or the error of the function; a hang fails the test."""
-    came: list[Any] = []
-
-    def call() -> None:
-        try:
-            came.append(function())
-        except BaseException as error:
-            came.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(15)
-    assert came, "it hangs"
-    return came[0]
 
 
 @pytest.mark.parametrize("phase", ["preprocess", "postprocess"])
@@ -74,8 +70,7 @@ def test_an_exit_in_the_making_of_one_item_costs_one_row(tmp_path: Path, phase: 
         return value
 
     dest = tmp_path / "out.parquet"
-    report = ended(lambda: run(same, rows_of(100), dest, **{phase: leave}))
-    (letter,) = report.dead_letters()
+    (letter,) = run(same, rows_of(100), dest, **{phase: leave}).dead_letters()
     assert (letter["key"], letter["phase"], letter["error"]) == (50, phase, "SystemExit: 3")
     assert len(results(dest)) == 99
 
@@ -94,10 +89,9 @@ def test_an_item_that_is_never_made_does_not_hold_up_the_end(
     def crash(_: offline.Snapshot) -> None:
         raise Crash
 
-    dest = tmp_path / "out.parquet"
-    error = ended(lambda: run(same, rows_of(100), dest, preprocess=wait, watch=crash))
+    with pytest.raises(Crash):
+        run(same, rows_of(100), tmp_path / "out.parquet", preprocess=wait, watch=crash)
     never.set()
-    assert isinstance(error, Crash)
 
 
 @pytest.mark.parametrize("moment", ["_take_outcome", "_take_finished", "_commit"])
@@ -125,6 +119,11 @@ def test_an_interrupt_loses_no_result_wherever_it_comes(
     assert run(fn, rows_of(1000), dest).skipped > 0
     assert sorted(computed) == list(range(1000))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_may_be_called_in_any_thread(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run, same, rows_of(10), tmp_path / "out.parquet").result(30).ok == 10
 
 
 def test_a_second_interrupt_while_one_step_ends_leaves_no_other_running(
@@ -180,13 +179,8 @@ def test_a_kill_after_the_result_appeared_does_not_pass_it_off_as_that_of_anothe
 def test_the_budget_holds_where_the_number_of_rows_is_known_only_at_the_end(
     tmp_path: Path, most: float
 ) -> None:
-    def picky(items: list[int]) -> list[int]:
-        if min(items) < 8:
-            raise ValueError("bad row")
-        return items
-
     with pytest.raises(RunStopped, match="max_failed"):
-        run(picky, iter(rows_of(300)), tmp_path / "out.parquet", max_failed=most)
+        run(Picky(range(8)), iter(rows_of(300)), tmp_path / "out.parquet", max_failed=most)
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
@@ -209,66 +203,76 @@ def test_a_row_on_which_the_function_leaves_costs_one_row(
 
 @pytest.mark.parametrize("phase", ["inference", "preprocess"])
 def test_bad_rows_that_lie_together_cost_no_other_row(tmp_path: Path, phase: str) -> None:
-    def check(item: int) -> int:
-        if 300 <= item < last:
-            raise ValueError("bad row")
-        return item
-
-    def picky(items: list[int]) -> list[int]:
-        return [check(item) for item in items]
-
     dest = tmp_path / "out.parquet"
     last = 1300 if phase == "inference" else 550
+    picky = Picky(range(300, last))
     if phase == "inference":
         report = run(picky, rows_of(2000), dest)
     else:
-        report = run(same, rows_of(2000), dest, preprocess=check)
+        report = run(same, rows_of(2000), dest, preprocess=lambda item: picky([item])[0])
     assert (report.ok, report.failed) == (2300 - last, last - 300)
     assert {letter["phase"] for letter in report.dead_letters()} == {phase}
     assert list(results(dest)) == [*range(300), *range(last, 2000)]
 
 
+@pytest.mark.parametrize("error", [ConnectionError, ValueError])
+def test_one_new_row_of_a_finished_dataset_may_be_bad(tmp_path: Path, error: Any) -> None:
+    dest = tmp_path / "out.parquet"
+    run(same, rows_of(99), dest)
+    for _ in range(2):
+        report = run(Picky([99], error), rows_of(100), dest)
+        assert (report.ok, report.failed, report.skipped) == (0, 1, 99)
+        assert [letter["key"] for letter in report.dead_letters()] == [99]
+    assert list(results(dest)) == list(range(99))
+
+
+@pytest.mark.parametrize("place", ["middle", "end", "first new batch"])
 @pytest.mark.parametrize("error", [ConnectionError("down"), RuntimeError("device lost")])
-def test_an_outage_in_the_last_batch_of_a_resumed_run_marks_nothing_as_failed(
-    tmp_path: Path, error: Exception
+def test_an_outage_ends_the_run_marks_nothing_as_failed_and_the_next_goes_on(
+    tmp_path: Path, error: Exception, place: str
 ) -> None:
     dest = tmp_path / "out.parquet"
-    calls = 0
+    resumed = place == "first new batch"
+    count = {"middle": 80, "end": 25, "first new batch": 21}[place] * 64
+    calls = wasted = 0
 
-    def dead(items: list[int]) -> list[int]:
-        nonlocal calls
+    def dies(items: list[int]) -> list[int]:
+        nonlocal calls, wasted
         calls += 1
-        raise error
+        if calls > 20 or resumed:
+            wasted += 1
+            raise error
+        return items
 
-    run(same, rows_of(20 * 64), dest, batch_size=64)
-    retry = offline.Retry(attempts=3, wait_initial=0, wait_jitter=0)
-    with pytest.raises(RunStopped) as stopped:
-        run(dead, rows_of(21 * 64), dest, batch_size=64, retry=retry, outage_s=0.5)
-    assert calls <= 60
-    assert list(stopped.value.report.dead_letters()) == []
-    assert run(same, rows_of(21 * 64), dest).ok == 64
+    if resumed:
+        run(same, rows_of(20 * 64), dest, batch_size=64)
+    retry = offline.Retry(attempts=3, wait_initial=0.001, wait_max=0.001)
+    fails = "fails even for a row|has not succeeded for"
+    with pytest.raises(RunStopped, match=fails) as stopped:
+        run(dies, rows_of(count), dest, batch_size=64, retry=retry, outage_s=0.01)
+    report = stopped.value.report
+    assert (report.ok, report.failed) == (0 if resumed else 20 * 64, 0)
+    assert wasted <= 60
+    assert list(report.dead_letters()) == []
+    assert dest.exists() == resumed
+    assert run(same, rows_of(count), dest).ok == count - 20 * 64
+    assert results(dest) == {number: number for number in range(count)}
 
 
 def test_most_rows_may_be_bad(tmp_path: Path) -> None:
     chance = random.Random(1)
-    bad = {number for number in range(2000) if chance.random() < 0.8}
-
-    def picky(items: list[int]) -> list[int]:
-        if bad.intersection(items):
-            raise ValueError("bad row")
-        return items
-
-    report = run(picky, rows_of(2000), tmp_path / "out.parquet", batch_size=8, workers=2)
-    assert (report.ok, report.failed) == (2000 - len(bad), len(bad))
+    bad = {number for number in range(1000) if chance.random() < 0.8}
+    report = run(Picky(bad), rows_of(1000), tmp_path / "out.parquet", batch_size=8, workers=2)
+    assert (report.ok, report.failed) == (1000 - len(bad), len(bad))
 
 
 def test_a_row_is_tried_again_as_its_step_read_it_though_a_later_one_replaces_the_column(
     tmp_path: Path,
 ) -> None:
+    picky = Picky(range(300, 1000))
+
     def double(items: list[int]) -> list[str]:
-        if any(300 <= item < 1000 for item in items):
-            raise ValueError("bad row")
-        return [str(2 * item) for item in items]
+        return [str(2 * item) for item in picky(items)]
 
     steps = [
         offline.Step(double, input="x", output="x", name="double", version=1, batch_size=16),
@@ -298,6 +302,14 @@ def test_batches_are_full_though_their_items_are_made_beside_them(tmp_path: Path
 
     run(remember, rows_of(64), tmp_path / "out.parquet", batch_size=64, preprocess=make)
     assert sizes == [64]
+
+
+def test_many_results_are_committed_without_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_run, "COMMIT_S", 1e12)
+    monkeypatch.setattr(_run, "COMMIT_ROWS", 8)
+    assert run(same, rows_of(64), tmp_path / "out.parquet", batch_size=8).ok == 64
 
 
 def test_few_items_are_made_ahead_of_the_batches(tmp_path: Path) -> None:

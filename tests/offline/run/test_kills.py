@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
 from trial_runs import committed_in, computed_again
-from trials import Ended, Trials, trials
+from trials import Ended, Trials
 
 pytestmark = pytest.mark.once
 
 ROWS: Final = 3000
 SOON: Final = 30.0
 """Longest time in which the processes of a killed run are to end (s)."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Trials]:
-    with trials() as server:
-        yield server
 
 
 class Killing:
@@ -94,26 +87,21 @@ class Killing:
             time.sleep(0.01)
 
 
-@pytest.mark.timeout(120)
+def killed(place: str, times: int) -> Any:
+    return pytest.param(place, times, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+
+
+@pytest.mark.parametrize(
+    ("place", "times"),
+    [
+        pytest.param("threads", 3, marks=pytest.mark.timeout(120)),
+        *(killed(place, 100) for place in ("threads", "coroutine", "processes")),
+        killed("ray", 20),
+    ],
+)
 def test_a_killed_run_goes_on_loses_nothing_and_computes_nothing_twice(
-    server: Trials, tmp_path: Path
+    server: Trials, tmp_path: Path, place: str, times: int
 ) -> None:
-    Killing(server, tmp_path, "threads").kill(3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("place", ["threads", "coroutine", "processes"])
-def test_100_kills_lose_nothing_and_compute_nothing_twice(
-    server: Trials, tmp_path: Path, place: str
-) -> None:
-    Killing(server, tmp_path, place).kill(100)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_20_kills_of_the_driver_of_actors_lose_nothing_and_compute_nothing_twice(
-    server: Trials, tmp_path: Path
-) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
-    Killing(server, tmp_path, "ray").kill(20)
+    if place == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
+    Killing(server, tmp_path, place).kill(times)

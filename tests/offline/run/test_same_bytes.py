@@ -6,8 +6,7 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 import trial_runs
 from trial_runs import ODD, WITHOUT
-from trials import Trials, trials
+from trials import Trials
 
 pytestmark = pytest.mark.once
 
@@ -45,6 +44,7 @@ class Way:
         return f"{self.place}-{self.batch_size}-{self.workers}{killed}"
 
 
+PLACES: Final = ("threads", "coroutine", "processes")
 REFERENCE: Final = Way(64, 1, "threads")
 USUAL: Final = [
     Way(8, 1, "threads"),
@@ -55,17 +55,9 @@ USUAL: Final = [
     Way(64, 1, "processes"),
 ]
 ALL: Final = [
-    Way(size, workers, place, killed)
-    for size, workers, place, killed in itertools.product(
-        (8, 64, 512), (1, 4), ("threads", "coroutine", "processes"), (False, True)
-    )
+    *itertools.starmap(Way, itertools.product((8, 64, 512), (1, 4), PLACES, (False, True))),
+    *(Way(size, 2, "ray") for size in (8, 64, 512)),
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Trials]:
-    with trials() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -83,30 +75,22 @@ def computed(server: Trials, folder: Path, way: Way) -> Bytes:
         "dests": [f"{folder}/{dest}" for dest in dests],
         "progress": f"{folder}/progress",
         "log": f"{folder}/log",
-        **asdict(way),
+        "batch_size": way.batch_size,
+        "workers": way.workers,
+        "place": way.place,
     }
-    killed = arguments.pop("killed")
-    kills = 0
-    while killed and kills < 3:
-        most = 2 * ROWS // way.batch_size
-        sizes = chance.choice([(8, 1), (64, 4), (512, 1)])
-        # functions in processes of their own count no calls here
-        call = chance.randrange(1, max(2, most // (2 if way.place == "processes" else 1)))
-        ended = server.run(
-            "of_kinds",
-            **{**arguments, "batch_size": sizes[0], "workers": sizes[1]},
-            kill_at_call=call,
-        )
-        kills += 1
+    # functions in processes of their own count no calls here
+    most = ROWS // way.batch_size * (1 if way.place == "processes" else 2)
+    for _ in range(3 * way.killed):
+        batch_size, workers = chance.choice([(8, 1), (64, 4), (512, 1)])
+        sizes = {"batch_size": batch_size, "workers": workers}
+        call = chance.randrange(1, max(2, most))
+        ended = server.run("of_kinds", **{**arguments, **sizes}, kill_at_call=call)
         if ended.how == "done":  # before that call
             break
         assert ended.how == "killed", ended.lines
     ended = server.run("of_kinds", **arguments)
     assert ended.how == "done", ended.lines
-    return bytes_in(folder)
-
-
-def bytes_in(folder: Path) -> Bytes:
     files = [*folder.glob("out.[!.]*"), *folder.glob("out/part*")]
     return {
         str(file.relative_to(folder)): file.read_bytes()
@@ -115,11 +99,7 @@ def bytes_in(folder: Path) -> Bytes:
     }
 
 
-def differences(found: Bytes, expected: Bytes) -> list[str]:
-    return [name for name in {*found, *expected} if found.get(name) != expected.get(name)]
-
-
-def test_the_result_holds_what_the_functions_returned(reference: Bytes, tmp_path: Path) -> None:
+def test_the_result_holds_the_results_of_the_functions(reference: Bytes, tmp_path: Path) -> None:
     assert set(reference) == {"out.parquet", "out.jsonl", "out.csv", "out/part-00000.parquet"}
     rows = [json.loads(line) for line in reference["out.jsonl"].splitlines()]
     keys = [key for key in range(ROWS) if key != WITHOUT]
@@ -139,46 +119,14 @@ def test_the_result_holds_what_the_functions_returned(reference: Bytes, tmp_path
     assert str(table.schema.field("number").type) == "double"
 
 
-@pytest.mark.parametrize("way", USUAL, ids=str)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "way", [*USUAL, *(pytest.param(way, marks=pytest.mark.slow) for way in ALL)], ids=str
+)
 def test_each_way_gives_the_same_bytes(
     server: Trials, reference: Bytes, tmp_path: Path, way: Way
 ) -> None:
-    assert not differences(computed(server, tmp_path, way), reference)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ALL, ids=str)
-def test_all_ways_give_the_same_bytes(
-    server: Trials, reference: Bytes, tmp_path: Path, way: Way
-) -> None:
-    assert not differences(computed(server, tmp_path, way), reference)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("default")  # of Ray
-@pytest.mark.parametrize("batch_size", [8, 64, 512])
-def test_actors_give_the_same_bytes(reference: Bytes, tmp_path: Path, batch_size: int) -> None:
-    ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
-    if not ray.is_initialized():
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    try:
-        trial_runs.of_kinds(
-            ROWS,
-            [f"{tmp_path}/{dest}" for dest in DESTS],
-            f"{tmp_path}/progress",
-            f"{tmp_path}/log",
-            batch_size=batch_size,
-            workers=2,
-            place="ray",
-        )
-    finally:
-        ray.shutdown()
-    assert not differences(bytes_in(tmp_path), reference)
+    if way.place == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
+    found = computed(server, tmp_path, way)
+    assert not [name for name in {*found, *reference} if found.get(name) != reference.get(name)]

@@ -34,10 +34,9 @@ class Taking:
     def end(self, result: Any) -> Outcome:
         """Return the outcome of the oldest batch, with one result for all its rows."""
         batch = self.batches.pop(0)
+        listed = not isinstance(result, Exception)
         results = [
-            [result] * (stop - start)
-            if request.listed and not isinstance(result, Exception)
-            else result
+            [result] * (stop - start) if request.listed and listed else result
             for request, start, stop in batch.slices
         ]
         return Outcome(batch, batch.slices, results, [1] * len(results), 1.0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from trial_runs import calls_in, committed_in, computed_again
-from trials import Trials, trials
+from trials import Trials
 
 pytestmark = pytest.mark.once
 
@@ -48,12 +47,6 @@ REASONS: Final = ("", None, *ERRORS.values())
 
 Work = tuple[int, int]
 """Step and key."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Trials]:
-    with trials() as server:
-        yield server
 
 
 class Runs(RuleBasedStateMachine):
@@ -329,7 +322,16 @@ class Runs(RuleBasedStateMachine):
                 self.committed.pop((int(text.startswith(SECOND)), key), None)
 
 
-def check_machine(server: Trials, *, examples: int, steps: int, shrink: bool) -> None:
+@pytest.mark.parametrize(
+    ("examples", "steps"),
+    [
+        pytest.param(12, 12, marks=pytest.mark.timeout(180)),
+        pytest.param(150, 30, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_runs_in_any_order_come_to_the_result_of_one(
+    server: Trials, examples: int, steps: int
+) -> None:
     kind = type("Runs", (Runs,), {"server": server})
     chosen = settings(
         max_examples=examples,
@@ -338,18 +340,7 @@ def check_machine(server: Trials, *, examples: int, steps: int, shrink: bool) ->
         database=None,
         print_blob=True,
         # kills come when they come: the same rules may not fail twice
-        phases=[Phase.generate, *[Phase.shrink] * shrink],
+        phases=[Phase.generate, *[Phase.shrink] * (examples > 12)],
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(kind, settings=chosen)
-
-
-@pytest.mark.timeout(180)
-def test_runs_in_any_order_come_to_the_result_of_one(server: Trials) -> None:
-    check_machine(server, examples=12, steps=12, shrink=False)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_many_runs_in_any_order_come_to_the_result_of_one(server: Trials) -> None:
-    check_machine(server, examples=150, steps=30, shrink=True)

@@ -33,8 +33,11 @@ def rows(count: int) -> list[Row]:
 class Judge:
     """Verdicts, and calls of them as a stage makes them."""
 
-    def __init__(self, retry: Retry = RETRY, outage_s: float = 60.0) -> None:
+    def __init__(
+        self, retry: Retry = RETRY, outage_s: float = 60.0, sample: Row | None = None
+    ) -> None:
         self.verdicts = Verdicts(retry, outage_s)
+        self.verdicts.sample = sample
 
     def batch(
         self,
@@ -140,9 +143,8 @@ def test_no_row_leaves_while_the_step_is_in_doubt() -> None:
 
 
 def test_rows_that_failed_in_an_outage_are_called_as_if_for_the_first_time() -> None:
-    judge = Judge()
     known, *some = rows(3)
-    judge.verdicts.sample = known
+    judge = Judge(sample=known)
     judge.batch(some, AWAY, alone=False, at=(0.0, 0.0))
     judge.trial(known, AWAY, 0.0)
     assert judge.verdicts.next_moment() == 1.0, "trials wait"
@@ -154,9 +156,8 @@ def test_rows_that_failed_in_an_outage_are_called_as_if_for_the_first_time() -> 
 
 
 def test_a_row_that_fails_whenever_the_step_works_is_at_fault_in_the_end() -> None:
-    judge = Judge(Retry(attempts=1))
     known, row = rows(2)
-    judge.verdicts.sample = known
+    judge = Judge(Retry(attempts=1), sample=known)
     for now in map(float, range(1, MAX_OUTAGES + 2)):
         assert judge.dead == []
         judge.batch([row], AWAY, at=(now, now))
@@ -169,9 +170,8 @@ def test_a_row_that_fails_whenever_the_step_works_is_at_fault_in_the_end() -> No
 
 
 def test_the_only_row_left_is_at_fault_if_the_sample_succeeds() -> None:
-    judge = Judge(Retry(attempts=1))
     known, row = rows(2)
-    judge.verdicts.sample = known
+    judge = Judge(Retry(attempts=1), sample=known)
     judge.batch([row], AWAY, at=(0.0, 0.0))
     judge.trial(known, None, 0.0)
     assert judge.verdicts.take_due(0.0) == [row]
@@ -181,22 +181,20 @@ def test_the_only_row_left_is_at_fault_if_the_sample_succeeds() -> None:
 
 
 def test_an_outage_ends_the_run_after_its_time_and_not_before() -> None:
-    judge = Judge(outage_s=60.0)
     known, row = rows(2)
-    judge.verdicts.sample = known
+    judge = Judge(outage_s=60.0, sample=known)
     judge.batch([row], AWAY, at=(99.0, 100.0))
     judge.trial(known, AWAY, 159.9)
     assert judge.verdicts.stopped is None
     judge.trial(known, AWAY, 160.0)
-    assert judge.verdicts.stopped is not None
+    assert judge.verdicts.stopped
     assert judge.verdicts.stopped[1] is AWAY
     assert judge.dead == [], "nothing that is set aside is committed"
 
 
 def test_time_without_work_is_no_outage() -> None:
-    judge = Judge(outage_s=60.0)
     known, row = rows(2)
-    judge.verdicts.sample = known
+    judge = Judge(outage_s=60.0, sample=known)
     judge.batch([], BAD, ok=True, at=(0.0, 0.0))
     judge.batch([row], AWAY, at=(900.0, 900.0))
     judge.trial(known, AWAY, 901.0)
@@ -204,9 +202,8 @@ def test_time_without_work_is_no_outage() -> None:
 
 
 def test_a_sample_that_fails_by_itself_ends_the_run_soon() -> None:
-    judge = Judge()
     known, row = rows(2)
-    judge.verdicts.sample = known
+    judge = Judge(sample=known)
     judge.batch([row], BAD)
     for trial in range(SAMPLE_TRIALS):
         assert judge.verdicts.stopped is None

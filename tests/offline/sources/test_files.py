@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,12 +148,9 @@ def test_the_number_of_rows_of_text_is_estimated(
     suffix: str, packed: str, tmp_path: Path, opened: Open
 ) -> None:
     for part in "ab":
-        lines = [f"{number:032x}" for number in range(10_000)]
-        if suffix == ".jsonl":
-            lines = [json.dumps({"id": line}) for line in lines]
-        else:
-            lines.insert(0, "id")
-        data = "\n".join(lines).encode()
+        form = '{{"id": "{:032x}"}}' if suffix == ".jsonl" else "{:032x}"
+        lines = map(form.format, range(10_000))
+        data = "\n".join(lines if suffix == ".jsonl" else ["id", *lines]).encode()
         (tmp_path / f"{part}{suffix}{packed}").write_bytes(PACK[packed](data))
     source = opened(f"{tmp_path}/*{suffix}{packed}")
     assert source.estimate_rows() is None
@@ -219,10 +215,10 @@ def test_uris_of_this_machine_are_paths(tmp_path: Path, opened: Open) -> None:
 def test_uris_that_cannot_be_used_are_refused_without_their_secrets(opened: Open) -> None:
     for uri in "s3://key:secret@bucket/?nonsense=secret", "nonsense://key:secret@bucket/a.csv":
         with pytest.raises(
-            SourceError, match="the source [a-z0-9]+://bucket.* cannot be used"
-        ) as e:
+            SourceError, match="^the source [a-z0-9]+://bucket.* cannot be"
+        ) as error:
             opened(uri)
-        assert "secret" not in str(e.value)
+        assert "secret" not in str(error.value)
     with pytest.raises(SourceError, match="have several filesystems"):
         opened(["/a.csv", "s3://key:secret@bucket/a.csv?region=x"])
 

@@ -129,25 +129,19 @@ def test_no_step_ends_before_the_one_that_it_reads_from() -> None:
 
 def test_a_step_that_computes_nothing_has_no_time_of_its_own() -> None:
     # its rows were committed before, and enter the second step
+    steps = [counts(10 * second, 500 - 10 * second, second) for second in (1, 2)]
     first, second = paces_of(
-        *[
-            snapshot(
-                float(second), counts(), counts(10 * second, 500 - 10 * second, second), read=500
-            )
-            for second in (1, 2)
-        ]
+        snapshot(1.0, counts(), steps[0], read=500), snapshot(2.0, counts(), steps[1], read=500)
     )
     assert (first.rate, first.left, first.done) == (None, None, 500)
     assert second.left == 98
 
 
 def test_filtered_rows_count_for_the_rate() -> None:
-    first, second = (
-        StepCounts("f", ok, 0, 0, batches, 0.0, filtered=9 * ok) for ok, batches in ((1, 1), (2, 2))
-    )
     meter = Meter()
-    meter.add(1.0, first)
-    meter.add(2.0, second)
+    for second in (1, 2):
+        counted = StepCounts("f", second, 0, 0, second, 0.0, filtered=9 * second)
+        meter.add(float(second), counted)
     assert meter.rate == 10
 
 
@@ -176,34 +170,19 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
     assert status == read_status(progress)
     assert status.pop("started") <= status.pop("updated")
     assert status.pop("host")
+    embed = {"name": "embed", "ok": 10, "failed": 3, "waiting": 17, "batches": 1, "filtered": 0}
+    rows = {"total": 1000, "total_is_estimate": False, "read": 30, "skipped": 0, "recomputed": 0}
     assert status == {
         "state": "running",
         "pid": os.getpid(),
         "result": "vectors.parquet",
         "progress": str(progress),
-        "total": 1000,
-        "read": 30,
-        "skipped": 0,
-        "recomputed": 0,
+        **rows,
         "seconds": 1.0,
-        "steps": [
-            {
-                "name": "embed",
-                "ok": 10,
-                "failed": 3,
-                "waiting": 17,
-                "batches": 1,
-                "seconds": 0.0,
-                "filtered": 0,
-                "types": {},
-                "rows_per_s": None,
-                "seconds_left": None,
-            }
-        ],
+        "steps": [{**embed, "seconds": 0.0, "types": {}, "rows_per_s": None, "seconds_left": None}],
         "errors": {"ValueError": 3},
         "examples": {"ValueError": dict(LETTER)},
         "stopped": "",
-        "total_is_estimate": False,
         "unreadable": 0,
         "failed": 3,
     }
@@ -221,18 +200,17 @@ def test_the_status_file_is_written_once_a_second_and_whenever_the_state_changes
         assert status
         return status["state"], status["read"]
 
-    view.update(snapshot(1.0, counts(), read=1))
-    assert known() == ("running", 1)
-    clock.now += 0.9
-    view.update(snapshot(1.9, counts(), read=2))
-    assert known() == ("running", 1)
-    clock.now += 0.1
-    view.update(snapshot(2.0, counts(), read=3))
-    assert known() == ("running", 3)
-    view.update(snapshot(2.1, counts(), read=4), "writing")
-    assert known() == ("writing", 4)
-    view.update(snapshot(2.2, counts(), read=5), "stopped")
-    assert known() == ("stopped", 5)
+    updates: list[tuple[float, State, tuple[str, int]]] = [
+        (0.0, "running", ("running", 1)),
+        (0.9, "running", ("running", 1)),
+        (0.1, "running", ("running", 3)),
+        (0.0, "writing", ("writing", 4)),
+        (0.0, "stopped", ("stopped", 5)),
+    ]
+    for read, (passed, state, expected) in enumerate(updates, 1):
+        clock.now += passed
+        view.update(snapshot(1.0, counts(), read=read), state)
+        assert known() == expected
 
 
 @pytest.mark.parametrize("content", ["", "{", "3"])
