@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
-import sys
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -22,22 +22,21 @@ from batched._core.scheduler import Scheduler
 from batched._runtime import runtime, thread, timer_thread, wakers, wakeups
 from batched._runtime.async_backend import current_loop
 from batched._runtime.call_queue import CallQueue
-from stage import BOUND, Gate, python, wait_until
+from stage import (
+    BOUND,
+    call_with_little_stack,
+    held,
+    in_time,
+    python,
+    refuse_thread,
+    wait_until,
+)
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
 
 class Interrupt(BaseException):
     """Exception that a signal handler raises."""
-
-
-def held(**settings: Any) -> tuple[Gate, Any, Any]:
-    """Return a gate, a batched function that is busy with one item, and the future of that item."""
-    gate = Gate()
-    fn: Any = batched.dynamically(**{"batch_size": 1, **settings})(gate)
-    running = fn.submit("running")
-    assert gate.entered.wait(BOUND)
-    return gate, fn, running
 
 
 def interrupting(
@@ -91,13 +90,11 @@ def test_a_signal_within_the_library_leaves_no_caller_waiting(
     futures = asyncio.run(submitted())
     with monkeypatch.context() as patch:
         interrupting(patch, where, name, before=before)
-        try:
+        with contextlib.suppress(Interrupt):
             if way == "cancel":
                 futures[1].cancel()
             else:
                 fn.shutdown(wait=False, cancel_futures=True)
-        except Interrupt:
-            pass
     gate.opened.set()
     for future in (running, *futures):
         wait_until(future.done)
@@ -112,20 +109,12 @@ def test_a_signal_within_the_library_leaves_no_caller_waiting(
 
 
 def test_a_full_stack_in_a_cancellation_leaves_no_caller_waiting() -> None:
-    def deep(frames: int, function: Callable[[], Any]) -> Any:
-        return deep(frames - 1, function) if frames else function()
-
     async def main() -> None:
         for spare in range(45, 0, -1):
             gate, fn, running = held(max_queue_size=1)
             futures = [fn.submit(i) for i in range(2)]
-            depth, frame = 0, sys._getframe()
-            while frame is not None:
-                depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
-            try:
-                deep(sys.getrecursionlimit() - depth - spare, futures[0].cancel)
-            except RecursionError:
-                pass
+            with contextlib.suppress(RecursionError):
+                call_with_little_stack(spare, futures[0].cancel)
             gate.opened.set()
             for future in (running, *futures):
                 wait_until(future.done)
@@ -160,10 +149,7 @@ def test_a_worker_is_counted_once_if_a_signal_interrupts_its_start(
     gate.opened.set()
     assert running.result(BOUND) == "running"
     assert fn("next") == "next"
-    closing = threading.Thread(target=fn.shutdown, daemon=True)
-    closing.start()
-    closing.join(BOUND)
-    assert not closing.is_alive()
+    in_time(fn.shutdown)
     assert fn._batcher.runtime._workers == 0
 
 
@@ -399,17 +385,13 @@ def test_calls_end_if_no_worker_can_be_started_now_or_later(
     with monkeypatch.context() as patch:
         interrupting(patch, type(fn._batcher.runtime), "_start_worker", before=True)
         patch.setattr(timer_thread.timer, "_thread", None)
-        patch.setattr(threading.Thread, "start", no_threads)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         with pytest.raises(Interrupt):
             fn.submit(1)
     assert fn._batcher.runtime._workers == 0
     assert fn.stats.queue_size == 0
     assert fn(2) == 2
     fn.shutdown()
-
-
-def no_threads(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 # ---------------------------------------------------------------- callbacks
@@ -444,15 +426,12 @@ def test_callbacks_of_expired_calls_run_even_if_no_thread_can_be_started(
     def fn(items: list[str]) -> list[str]:
         return items
 
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     assert isinstance(fn.submit("first").exception(BOUND), batched.QueueTimeout)
     called = threading.Event()
     future = fn.submit("second")
     future.add_done_callback(lambda _: called.set())
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         assert called.wait(BOUND)
     fn.shutdown()
 
@@ -491,22 +470,20 @@ def test_closing_with_prefetch_waits_until_all_callers_are_answered(closing: str
     first, second = fn.submit(1), fn.submit(2)
     first.add_done_callback(slow)
     assert called.wait(BOUND)
-    seen: list[bool] = []
 
-    def close() -> None:
+    def close() -> bool:
         if closing == "shutdown":
             fn.shutdown()
         else:
             asyncio.run(fn.aclose())
-        seen.append(second.done())
+        return second.done()
 
-    thread = threading.Thread(target=close, daemon=True)
-    thread.start()
-    wait_until(lambda: fn._batcher.runtime._workers == 0)  # type: ignore[union-attr]
-    assert not seen
-    release.set()
-    thread.join(BOUND)
-    assert seen == [True]
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(close)
+        wait_until(lambda: fn._batcher.runtime._workers == 0)  # type: ignore[union-attr]
+        assert not closed.done()
+        release.set()
+        assert closed.result(BOUND)
 
 
 # ---------------------------------------------------------------- forks
