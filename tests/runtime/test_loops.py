@@ -262,31 +262,6 @@ def test_a_loop_that_is_closed_ends_what_waited_on_it() -> None:
     asyncio.run(again())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine")
-def test_a_loop_that_is_closed_without_cancelling_ends_what_waited_on_it() -> None:
-    @batched.aio.dynamically
-    async def never(items: list[int]) -> list[int]:
-        await asyncio.get_running_loop().create_future()
-        return items
-
-    futures: list[Future[int]] = []
-
-    async def main() -> None:
-        futures.append(never.submit(1))
-        await asyncio.sleep(0)
-        futures.append(never.submit(2))
-
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # the pending task is reported there
-    loop.run_until_complete(main())
-    loop.close()
-    del loop
-    gc.collect()
-    never.shutdown()
-    for future in futures:
-        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
-
-
 def test_cancelling_every_task_of_a_loop_ends_its_calls_and_the_next_one_is_served() -> None:
     @batched.aio.dynamically(batch_size=2, flush="window", timeout_ms=1e9)
     async def held(items: list[int]) -> list[int]:
