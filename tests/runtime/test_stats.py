@@ -14,7 +14,7 @@ import pytest
 
 from batched._core.linger import FlushReason
 from batched._core.scheduler import Batch, Request
-from batched._runtime.recorder import ENDS, Ending, Recorder, _Histogram
+from batched._runtime.recorder import ENDS, Recorder, _Histogram
 from batched.stats import Percentiles, Stats
 
 DAY = 24 * 3600.0
@@ -143,18 +143,6 @@ def test_nothing_is_counted_at_first() -> None:
     )
 
 
-def test_calls_are_counted_by_what_became_of_them() -> None:
-    recorder = Recorder()
-    for _ in range(5):
-        recorder.accepted()
-    endings: list[Ending] = ["cancelled", "rejected", "timed_out", "cancelled"]
-    for ending in endings:
-        recorder.count(ending)
-    counted = snapshot(recorder)
-    assert (counted.calls, counted.errors) == (5, 0)
-    assert (counted.cancelled, counted.rejected, counted.timed_out) == (2, 1, 1)
-
-
 def test_batches_are_counted_by_size_and_by_reason() -> None:
     recorder = Recorder()
     batches: list[tuple[int, FlushReason]] = [
@@ -170,14 +158,6 @@ def test_batches_are_counted_by_size_and_by_reason() -> None:
     assert (counted.total_batches, counted.total_processed, counted.avg_batch_size) == (5, 12, 2.4)
     assert list(counted.batch_sizes.items()) == [(1, 2), (2, 1), (4, 2)]
     assert counted.flush_reasons == {"full": 2, "eager": 1, "timeout": 1, "drain": 1}
-
-
-def test_errors_are_counted_by_call() -> None:
-    recorder = Recorder()
-    recorder.ended(ended_batch(request(), request(), request(), started=0.0, ended=0.0), errors=2)
-    recorder.ended(ended_batch(request(), started=0.0, ended=0.0), errors=1)
-    recorder.ended(ended_batch(request(), started=0.0, ended=0.0), errors=0)
-    assert snapshot(recorder).errors == 3
 
 
 def test_the_processing_time_is_that_of_batches() -> None:
