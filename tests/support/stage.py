@@ -73,6 +73,10 @@ def held(**settings: Any) -> tuple[Gate, Any, Any]:
     return gate, fn, running
 
 
+async def echo_coroutine(items: list[Any]) -> list[Any]:
+    return items
+
+
 class Turnstile:
     """A batch function that waits to be let through, once for each batch."""
 
