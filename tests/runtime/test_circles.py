@@ -18,7 +18,7 @@ import pytest
 
 import batched
 from batched._runtime import waits
-from stage import BOUND, LOOPS, Stage, python, wait_until
+from stage import BOUND, LOOPS, Stage, echo_coroutine, python, wait_until
 
 
 def raised_or_returned(future: Any) -> Any:
@@ -466,9 +466,9 @@ def test_a_run_that_has_been_answered_waits_no_more() -> None:
     def outer(items: list[str]) -> list[str]:
         return [inner("x")] if items == ["outer"] else items
 
-    @batched.dynamically(flush="window", timeout_ms=1e9, batch_size=2)
-    def inner(items: list[str]) -> list[str]:
-        return items
+    inner: Any = batched.dynamically(flush="window", timeout_ms=1e9, batch_size=2)(
+        lambda items: items
+    )
 
     def callback(_: Any) -> None:
         try:
@@ -580,9 +580,7 @@ def test_many_calls_of_one_run_cost_the_same_each(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(waits.Wait, "is_blocked", counting)
 
-    @batched.aio.dynamically(batch_size=256)
-    async def inner(items: list[int]) -> list[int]:
-        return items
+    inner: Any = batched.aio.dynamically(batch_size=256)(echo_coroutine)
 
     @batched.aio.dynamically
     async def outer(items: list[int]) -> list[int]:

@@ -25,6 +25,7 @@ from batched._runtime.call_queue import CallQueue
 from stage import (
     BOUND,
     call_with_little_stack,
+    echo_coroutine,
     held,
     in_time,
     python,
@@ -126,10 +127,9 @@ def test_a_full_stack_in_a_cancellation_leaves_no_caller_waiting() -> None:
 def test_the_next_call_sets_a_timer_that_a_signal_has_prevented(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=20)
-    def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=20)(
+        lambda items: items
+    )
     with monkeypatch.context() as patch:
         interrupting(patch, timer_thread.TimerThread, "call_at", before=True)
         with pytest.raises(Interrupt):
@@ -157,14 +157,8 @@ def test_a_worker_is_counted_once_if_a_signal_interrupts_its_start(
 def test_a_resting_worker_ends_if_a_signal_interrupts_its_start(
     coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plain(items: list[int]) -> list[int]:
-        return items
-
-    async def awaited(items: list[int]) -> list[int]:
-        return items
-
     fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(
-        awaited if coroutine else plain
+        echo_coroutine if coroutine else lambda items: items
     )
 
     async def main() -> None:
@@ -267,9 +261,7 @@ def test_a_worker_that_fails_when_its_function_is_gone_logs_nothing(
 
 
 def test_a_worker_task_cancelled_before_it_begins_leaves_no_caller_waiting() -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(echo_coroutine)
 
     async def main() -> None:
         call = asyncio.ensure_future(fn(1))
@@ -360,10 +352,7 @@ def test_a_queue_that_was_left_half_changed_is_repaired_by_any_change(way: str) 
 
 
 def test_a_resting_worker_repairs_an_interrupted_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    @batched.dynamically(batch_size=4, flush="window", timeout_ms=1e9)
-    def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.dynamically(batch_size=4, flush="window", timeout_ms=1e9)(lambda items: items)
     first: Any = fn.submit(1)
     runtime: Any = fn._batcher.runtime
     wait_until(lambda: runtime._parked)
@@ -398,10 +387,9 @@ def test_calls_end_if_no_worker_can_be_started_now_or_later(
 
 
 def test_a_blocking_callback_of_an_expired_call_delays_no_other_batcher() -> None:
-    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
-    def fn(items: list[str]) -> list[str]:
-        return items
-
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)(
+        lambda items: items
+    )
     other = fn.with_options()
     retried = threading.Event()
 
@@ -422,10 +410,9 @@ def test_a_blocking_callback_of_an_expired_call_delays_no_other_batcher() -> Non
 def test_callbacks_of_expired_calls_run_even_if_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
-    def fn(items: list[str]) -> list[str]:
-        return items
-
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)(
+        lambda items: items
+    )
     assert isinstance(fn.submit("first").exception(BOUND), batched.QueueTimeout)
     called = threading.Event()
     future = fn.submit("second")
@@ -459,9 +446,9 @@ def test_a_caller_that_gets_room_is_woken_before_callbacks_run() -> None:
 def test_closing_with_prefetch_waits_until_all_callers_are_answered(closing: str) -> None:
     called, release = threading.Event(), threading.Event()
 
-    @batched.dynamically(prefetch=1, batch_size=2, flush="window", timeout_ms=1e9)
-    def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.dynamically(prefetch=1, batch_size=2, flush="window", timeout_ms=1e9)(
+        lambda items: items
+    )
 
     def slow(_: Any) -> None:
         called.set()
