@@ -220,10 +220,7 @@ def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(
 def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @batched.dynamically(queue_timeout_ms=1e6)
-    def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.dynamically(queue_timeout_ms=1e6)(lambda items: items)
     with monkeypatch.context() as patch:
         patch.setattr(timer, "_thread", None)
         patch.setattr(threading.Thread, "start", refuse_thread)

@@ -19,7 +19,7 @@ from batched._core.linger import NEVER
 from batched._core.scheduler import Scheduler
 from batched._runtime.runtime import Runtime
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND, held, in_time, python, wait_until
+from stage import BOUND, echo_coroutine, held, in_time, python, wait_until
 
 
 def breaking_in(
@@ -177,9 +177,7 @@ def test_a_finalizer_may_submit_and_cancel_on_a_loop(
 def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @batched.aio.dynamically(flush="window", timeout_ms=1e9)
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(echo_coroutine)
 
     async def main() -> None:
         futures = [fn.submit(item) for item in range(3)]

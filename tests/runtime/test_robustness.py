@@ -19,7 +19,7 @@ from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
 from batched._runtime.recorder import Recorder
 from batched._runtime.thread import ThreadRuntime, _Parker
-from stage import BOUND, Gate, call_with_little_stack, held, in_time, wait_until
+from stage import BOUND, Gate, call_with_little_stack, echo_coroutine, held, in_time, wait_until
 
 
 def echo(items: list[Any]) -> list[Any]:
@@ -296,9 +296,7 @@ def test_a_future_ends_when_the_loop_is_closed() -> None:
 
 
 def test_a_plain_with_closes_a_batcher_on_a_loop_once_its_calls_are_answered() -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(echo_coroutine)
 
     async def main() -> None:
         for _ in range(2):
@@ -344,10 +342,7 @@ def test_calls_end_if_a_failure_within_the_library_loses_their_results(
 def test_an_interrupt_in_a_worker_on_a_loop_reaches_the_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.aio.dynamically(echo_coroutine)
     with monkeypatch.context() as patch:
         patch.setattr(EventLoopRuntime, "_finish", _raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

@@ -16,7 +16,7 @@ from batched._execution.attempts import Outcomes
 from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND, Gate, held, refuse_thread, wait_until
+from stage import BOUND, Gate, echo_coroutine, held, refuse_thread, wait_until
 
 
 def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(
@@ -71,9 +71,7 @@ def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(
 def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
     run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @batched.aio.dynamically(name="broken")
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(name="broken")(echo_coroutine)
 
     def fail(*_: object) -> None:
         raise MemoryError("here")
