@@ -1,4 +1,4 @@
-"""What a call returns, what shares a batch, and in which order."""
+"""Results of calls, and the contents and order of batches."""
 
 from __future__ import annotations
 
