@@ -37,7 +37,7 @@ def test_each_setting_selects_its_rule() -> None:
 # ---------------------------------------------------------------- the gain in hindsight
 
 
-def test_the_gains_are_those_of_the_formula() -> None:
+def test_the_gains_follow_the_formula() -> None:
     """Two items are ready. Two more come 0.5 and 2 ms later. A wait of 0.52 ms would have caught
     one of them.
     """
