@@ -41,7 +41,7 @@ def blocked(fn: Any, item: Any) -> tuple[threading.Thread, list[Any]]:
 def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
     turnstile, fn, earlier = full()
     thread, futures = blocked(fn, "late")
-    turnstile.let_through()  # what waited runs now, and what stood in line waits
+    turnstile.let_through()  # the waiting item runs, and the blocked item waits
     thread.join(BOUND)
     assert not thread.is_alive()
     assert not futures[0].done()
@@ -199,7 +199,7 @@ def test_the_clock_calls_in_the_order_of_the_moments_and_not_before() -> None:
     assert time.perf_counter() >= now + 0.04
 
 
-def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(
+def test_the_timer_keeps_nothing_alive_and_survives_a_callback_that_raises(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rung: list[str] = []

@@ -183,7 +183,7 @@ def test_a_circle_through_threads_and_a_loop_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_two_functions_that_wait_for_each_others_queues_are_told_so(workers: int) -> None:
+def test_two_functions_that_wait_for_the_queues_of_each_other_are_told_so(workers: int) -> None:
     """No request of one is in a batch of the other: each is queued behind batches that wait for the
     other function.
     """
@@ -419,7 +419,7 @@ def test_threads_with_the_context_of_a_run_get_the_same_answer_whenever_they_cal
         fn.shutdown()
 
 
-def test_two_functions_that_wait_for_what_the_other_has_prefetched_are_told_so() -> None:
+def test_two_functions_that_wait_for_prefetched_batches_of_each_other_are_told_so() -> None:
     ready = threading.Event()
     both = threading.Barrier(2)
 
@@ -485,7 +485,7 @@ def test_a_run_that_has_been_answered_waits_no_more() -> None:
     inner.shutdown()
 
 
-def test_a_function_may_wait_for_what_another_worker_is_running_already() -> None:
+def test_a_function_may_wait_for_a_batch_that_another_worker_runs() -> None:
     @batched.dynamically(batch_size=1, max_concurrent_batches=2)
     def fn(items: list[Any]) -> list[Any]:
         if isinstance(items[0], str):

@@ -119,7 +119,7 @@ def test_a_finalizer_may_close_and_open_under_the_lock(
     in_time(fn.shutdown)
 
 
-def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(
+def test_an_item_that_a_finalizer_submits_under_the_lock_fails_after_closing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fn: Any = batched.dynamically(lambda items: items)
@@ -174,7 +174,7 @@ def test_a_finalizer_may_submit_and_cancel_on_a_loop(
     anyio.run(main, backend=backend)
 
 
-def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(
+def test_a_finalizer_in_another_thread_may_cancel_a_future_of_a_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(echo_coroutine)

@@ -458,7 +458,7 @@ def test_closing_with_prefetch_waits_until_all_callers_are_answered(closing: str
     first.add_done_callback(slow)
     assert called.wait(BOUND)
 
-    def close() -> bool:
+    def close() -> Any:
         if closing == "shutdown":
             fn.shutdown()
         else:
@@ -467,7 +467,7 @@ def test_closing_with_prefetch_waits_until_all_callers_are_answered(closing: str
 
     with ThreadPoolExecutor(1) as pool:
         closed = pool.submit(close)
-        wait_until(lambda: fn._batcher.runtime._workers == 0)  # type: ignore[union-attr]
+        wait_until(lambda: fn._batcher.runtime._workers == 0)
         assert not closed.done()
         release.set()
         assert closed.result(BOUND)

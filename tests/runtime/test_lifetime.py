@@ -331,7 +331,7 @@ def test_a_waiting_coroutine_does_not_keep_a_dead_loop_alive() -> None:
     wait_until(lambda: ref() is None)  # the worker holds it until its message is sent
 
 
-def test_what_is_finished_at_exit_may_call_other_batched_functions() -> None:
+def test_batches_at_exit_may_call_other_batched_functions() -> None:
     done = python(
         """
         import threading

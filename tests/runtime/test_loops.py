@@ -226,7 +226,7 @@ def test_a_future_that_another_loop_answers_is_awaited_as_long_as_that_is_there(
     asyncio.run(left())
 
 
-def test_another_thread_may_wait_for_what_a_loop_answers() -> None:
+def test_another_thread_may_wait_for_a_result_of_a_loop() -> None:
     fn = batched.aio.dynamically(coroutine)
 
     async def main() -> int:
@@ -480,7 +480,7 @@ def test_aclose_ends_if_the_function_is_opened_again_meanwhile() -> None:
         loop.close()
 
 
-def test_loops_may_go_while_the_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_may_end_while_statistics_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     fn: Any = batched.aio.dynamically(echo_coroutine)
 
     async def main() -> None:

@@ -77,7 +77,7 @@ def test_as_many_threads_call_it_as_batches_may_run_at_once() -> None:
     fn.shutdown()
 
 
-def test_shutdown_finishes_what_is_ready_and_what_waits() -> None:
+def test_shutdown_finishes_prefetched_and_waiting_batches() -> None:
     model = Turnstile()
     fn = batched.dynamically(batch_size=1, prefetch=1)(model)
     futures = started(model, fn, 5)
@@ -171,7 +171,7 @@ def test_where_a_thread_cannot_be_started_the_call_ends(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail"])
-def test_shutdown_ends_when_what_waited_is_gone_without_having_run(end: str) -> None:
+def test_shutdown_ends_when_waiting_items_go_without_having_run(end: str) -> None:
     gate, running = threading.Event(), threading.Event()
 
     def compute(items: list[int]) -> list[int]:
@@ -204,7 +204,7 @@ def test_shutdown_ends_when_what_waited_is_gone_without_having_run(end: str) -> 
     assert not [thread for thread in threading.enumerate() if "drained" in thread.name]
 
 
-def test_what_was_made_ready_by_one_thread_is_taken_over_by_the_one_that_calls(
+def test_the_calling_thread_takes_over_a_batch_that_another_thread_collated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, int, Any]] = []

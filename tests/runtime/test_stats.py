@@ -81,13 +81,13 @@ def test_percentiles_of_random_durations_are_exact_within_3_percent(seed: int) -
 
 
 @pytest.mark.parametrize("duration", [0.0, 1e-12, 4e-7, 9.99e-7, -1e-9])
-def test_what_is_shorter_than_a_microsecond_counts_as_a_microsecond(duration: float) -> None:
+def test_a_duration_below_a_microsecond_counts_as_a_microsecond(duration: float) -> None:
     """A clock that steps back a little does no harm either."""
     assert recorded(duration).p99 == pytest.approx(1e-6, rel=0.03)
 
 
 @pytest.mark.parametrize("duration", [2 * DAY, 1e9, 1e300])
-def test_what_is_longer_than_a_day_counts_as_more_than_a_day(duration: float) -> None:
+def test_a_duration_above_a_day_counts_as_more_than_a_day(duration: float) -> None:
     assert DAY < recorded(duration).p50 < 2 * DAY
     assert recorded(0.5, 0.5, duration).p50 == pytest.approx(0.5, rel=0.03)
 

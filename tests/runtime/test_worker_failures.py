@@ -31,7 +31,7 @@ def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(
     fn.shutdown()
 
 
-def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(
+def test_a_worker_that_fails_beside_other_workers_leaves_a_batcher_that_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gates = {name: threading.Event() for name in ("fails", "runs on")}
