@@ -350,6 +350,35 @@ def test_an_interrupt_in_a_worker_on_a_loop_reaches_the_loop(
     assert asyncio.run(fn.acall(2)) == 2
 
 
+def test_a_batcher_serves_calls_after_an_interrupt_before_a_worker_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn: Any = batched.dynamically(echo)
+    runtime = fn._batcher.runtime
+    lock = runtime._lock
+
+    class Second:
+        """Lock that a signal handler interrupts at the second entry."""
+
+        entered = 0
+        _is_owned = staticmethod(lock._is_owned)
+
+        def __enter__(self) -> None:
+            self.entered += 1
+            if self.entered == 2:
+                raise KeyboardInterrupt
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runtime, "_lock", Second())
+        fn.submit(2)
+    assert fn.submit(3).result(BOUND) == 3
+    fn.shutdown()
+
+
 def test_a_worker_that_is_woken_without_a_runtime_is_parked_again() -> None:
     runtime = batched.dynamically(sorted)._batcher.runtime
     assert isinstance(runtime, ThreadRuntime)
