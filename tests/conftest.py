@@ -7,6 +7,7 @@ decorators. The fixture `together` makes calls of features that share batches.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -62,6 +63,15 @@ def unmeasured() -> Iterator[None]:
     sys.settrace(None)
     yield
     sys.settrace(tracer)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Stop the garbage collector during this test: only reference counts free objects."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(params=SCENARIOS, ids=lambda scenario: f"{scenario.kind}-{scenario.loop}")

@@ -18,6 +18,10 @@ from .._services.errors import is_service_error, retry_after
 from ..errors import RemoteError
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)
+MOST_FRAMES: Final = 100
+"""Frames of a traceback that are kept, the outermost ones. The traceback of one exception object
+that is raised for many rows grows with each row.
+"""
 
 
 class RemoteMemoryError(RemoteError, MemoryError):
@@ -46,7 +50,7 @@ def error_text(error: BaseException) -> ErrorText:
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         first = first.tb_next
     try:
-        lines = "".join(traceback.format_exception(type(error), error, first))
+        lines = "".join(traceback.format_exception(type(error), error, first, limit=MOST_FRAMES))
     except Exception:  # of the code of an exception class, that of a cause or a part
         lines = ""
     text = f"{name}: {message}" if message else name

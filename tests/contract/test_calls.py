@@ -1,4 +1,4 @@
-"""What a call returns, what shares a batch, and in which order."""
+"""Results of calls, and the contents and order of batches."""
 
 from __future__ import annotations
 
@@ -46,12 +46,6 @@ async def test_the_caller_may_change_its_list_after_the_call(stage: Stage) -> No
         items.clear()
         stage.let_through(2)
     assert callers.answers[number] == [("done", 1), ("done", 2), ("done", 3)]
-
-
-async def test_what_is_left_of_a_call_is_not_held_back(stage: Stage) -> None:
-    stage.decorate(batch_size=4, timeout_ms=1e9, flush="window")
-    assert await stage.call([1, 2, 3, 4, 5]) == [("done", i) for i in (1, 2, 3, 4, 5)]
-    assert stage.batches == [[1, 2, 3, 4], [5]]
 
 
 async def test_a_window_lets_a_lone_call_go_after_its_timeout(stage: Stage) -> None:

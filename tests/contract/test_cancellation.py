@@ -1,4 +1,4 @@
-"""Callers that go away: nothing is computed for them, and nobody else notices."""
+"""Calls of callers that go away are not computed. No other caller notices."""
 
 from __future__ import annotations
 

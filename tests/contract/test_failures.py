@@ -1,4 +1,4 @@
-"""A failure reaches its callers, as itself, and touches nobody else."""
+"""A failure reaches its callers unchanged, and no other caller."""
 
 from __future__ import annotations
 

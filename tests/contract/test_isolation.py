@@ -74,7 +74,7 @@ async def test_whichever_items_are_bad_the_others_get_their_results(
     assert len(stage.given) <= 1 + 2 * 8 - 1
 
 
-async def test_a_call_of_several_fails_with_its_first_bad_item_and_others_do_not(
+async def test_a_call_of_several_fails_with_its_first_bad_item_and_no_other_call_fails(
     stage: NumberStage,
 ) -> None:
     stage.decorate(picky, gated=True, batch_size=8, isolate_errors=True)
@@ -85,7 +85,7 @@ async def test_a_call_of_several_fails_with_its_first_bad_item_and_others_do_not
     assert [BAD + 2] not in stage.given, "nothing more is run for a call that has failed"
 
 
-async def test_a_call_that_is_given_up_meanwhile_changes_nothing_for_the_others(
+async def test_a_call_that_is_cancelled_meanwhile_changes_nothing_for_other_calls(
     stage: NumberStage,
 ) -> None:
     if stage.kind == "threads":

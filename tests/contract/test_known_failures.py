@@ -331,6 +331,3 @@ async def test_threads_that_race_for_the_first_access_find_one_batcher(stage: Nu
         for method in methods:
             assert stage.values(await stage.call(stage.one(1), on=method)) == [1]
         assert instance.method.stats.calls == racers
-
-
-# --- tensors

@@ -128,7 +128,7 @@ async def test_a_call_that_waits_too_long_ends_and_is_never_computed(stage: Numb
     assert stats.timed_out == stats.calls - 1 >= 4
 
 
-async def test_closing_runs_what_stands_in_line(stage: NumberStage) -> None:
+async def test_closing_runs_blocked_calls(stage: NumberStage) -> None:
     fn = stage.decorate(gated=True, max_queue_size=1)
     async with stage.busy() as callers:
         calls = [await callers.call(stage.one(number)) for number in range(4)]
@@ -137,7 +137,7 @@ async def test_closing_runs_what_stands_in_line(stage: NumberStage) -> None:
     assert [stage.values(callers.answers[call]) for call in calls] == [[0], [1], [2], [3]]
 
 
-async def test_closing_with_cancel_ends_what_stands_in_line(stage: NumberStage) -> None:
+async def test_closing_with_cancel_ends_blocked_calls(stage: NumberStage) -> None:
     fn = stage.decorate(gated=True, max_queue_size=1)
     async with stage.busy() as callers:
         calls = [await callers.call(stage.one(number)) for number in range(3)]

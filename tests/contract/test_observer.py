@@ -138,7 +138,7 @@ async def test_callers_are_answered_before_the_observer_is_called(stage: Stage) 
 
 
 @pytest.mark.parametrize("hook", [3, "print", batched])
-def test_what_cannot_observe_is_refused_at_decoration(hook: Any) -> None:
+def test_an_observer_that_is_no_function_is_refused_at_decoration(hook: Any) -> None:
     with pytest.raises(TypeError, match="on_batch must be a plain function of a BatchRecord"):
         batched.dynamically(on_batch=hook)
 

@@ -1,4 +1,4 @@
-"""Closing: what was accepted ends, what comes later is refused, and it can be opened again."""
+"""Closing: accepted calls end, later calls are refused, and the batcher can be opened again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_closing_finishes_what_was_accepted(stage: Stage) -> None:
     assert callers.answers == {i: ("done", i) for i in range(5)}
 
 
-async def test_closing_lets_go_of_what_was_held_back(stage: Stage) -> None:
+async def test_closing_runs_held_calls(stage: Stage) -> None:
     fn = stage.decorate(flush="window", timeout_ms=1e9)
     async with stage.callers() as callers:
         await callers.call("held")

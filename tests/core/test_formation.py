@@ -31,11 +31,6 @@ def leader(batch: Batch) -> Request:
     return batch.slices[0][0]
 
 
-def part(batch: Batch, request: Request) -> list[tuple[int, int]]:
-    """Return the positions of a request that are in a batch."""
-    return [(start, stop) for other, start, stop in batch.slices if other is request]
-
-
 # ---------------------------------------------------------------- when all fits
 
 
@@ -81,34 +76,6 @@ def test_the_items_nearest_in_length_join_the_oldest_small_call() -> None:
     assert [batch.longest for batch in batches] == [30, 90, 60]
 
 
-def test_equal_lengths_leave_in_the_order_of_arrival() -> None:
-    busy = scheduler(batch_size=2)
-    calls = [call(7) for _ in range(7)]
-    submitted(busy, *calls)
-    assert [leader(batch) for batch in all_ran(busy)] == calls[::2]
-
-
-def test_all_of_the_leader_goes_first_even_if_its_lengths_differ() -> None:
-    busy = scheduler(batch_size=4)
-    first = call(60, 50, 10)
-    submitted(busy, first, *map(call, [90, 80, 70, 20, 15, 5]))
-    batches = all_ran(busy)
-    assert [lengths(batch) for batch in batches] == [[70, 60, 50, 10], [90, 80, 20, 15], [5]]
-    assert batches[0].slices[0] == (first, 0, 3)
-
-
-def test_a_leader_that_does_not_fit_is_split_and_leads_again() -> None:
-    busy = scheduler(batch_size=4)
-    first = call(90, 80, 30, 20, 10)
-    submitted(busy, first, *map(call, [85, 25]))
-    batches = all_ran(busy)
-    assert part(batches[0], first) == [(0, 4)]
-    assert lengths(batches[0]) == [90, 80, 30, 20]
-    assert leader(batches[1]) is first
-    assert batches[1].slices[0] == (first, 4, 5)
-    assert lengths(batches[1]) == [85, 25, 10]
-
-
 def test_calls_beyond_the_look_ahead_are_not_brought_forward() -> None:
     """Earlier calls are nearer in line, even if a later call has the length of the leader."""
     busy = scheduler(batch_size=2)
@@ -143,23 +110,6 @@ def test_large_calls_give_longer_items_only_as_long_as_they_fit() -> None:
     batch = ran(busy)
     assert batch.slices == [(small, 0, 1), (large, 4, 6)]
     assert (batch.size, batch.longest) == (3, 40)
-
-
-def test_the_oldest_large_call_fills_first() -> None:
-    busy = scheduler(batch_size=4, small_batch_threshold=1)
-    older, younger, small = call(90, 10), call(30, 30), call(30)
-    submitted(busy, older, younger, small)
-    assert ran(busy).slices == [(small, 0, 1), (older, 0, 2), (younger, 0, 1)]
-
-
-def test_large_calls_fill_only_the_room_that_small_calls_leave() -> None:
-    busy = scheduler(batch_size=4, small_batch_threshold=1)
-    large = call(50, 50, 50, 50, 50)
-    submitted(busy, large, *map(call, [50, 90, 10, 20, 50]))
-    assert lengths(ran(busy)) == [50, 50, 20, 10]
-    assert large.dispatched == 0
-    assert lengths(ran(busy)) == [90, 50, 50, 50]
-    assert large.dispatched == 3
 
 
 def earns(busy: Scheduler, large: Request, batches: int) -> None:
@@ -324,20 +274,6 @@ def test_an_item_larger_than_the_token_budget_leaves_at_once_and_alone() -> None
     assert [lengths(ran(held, 0.5)) for _ in range(2)] == [[10], [41]]
 
 
-def test_a_group_is_held_again_when_its_longest_item_has_gone() -> None:
-    held = windowed(8, max_batch_tokens=40)
-    giant = call(30)
-    held.submit(call(10), 0.25)
-    held.submit(giant, 0.5)
-    assert held.next_deadline() == AT_ONCE
-    held.cancel(giant)
-    assert held.next_deadline() == 1.25
-    held.submit(call(10, 10), 0.5)
-    assert held.next_deadline() == 1.25
-    held.submit(call(10), 0.5)
-    assert lengths(ran(held, 0.5)) == [10, 10, 10, 10]
-
-
 # ---------------------------------------------------------------- memory errors
 
 
@@ -388,13 +324,3 @@ def test_a_call_cancelled_in_the_length_index_is_never_in_a_batch() -> None:
     assert busy.cancel(calls[3]) is True
     assert busy.cancel(calls[3]) is False
     assert [lengths(batch) for batch in all_ran(busy)] == [[10, 10], [30]]
-
-
-def test_a_call_with_many_lengths_leaves_the_length_index_completely() -> None:
-    busy = scheduler(batch_size=2)
-    several = call(90, 60, 40, 20, 5)
-    submitted(busy, *map(call, [60, 80]), several, *map(call, [50, 30, 10]))
-    assert lengths(ran(busy)) == [60, 60]
-    assert busy.cancel(several) is False
-    assert busy.waiting == 4
-    assert [lengths(batch) for batch in all_ran(busy)] == [[80, 50], [30, 10]]

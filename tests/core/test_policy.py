@@ -22,7 +22,7 @@ INTEGERS = {
 """Integer settings, each with its least value."""
 
 
-def test_the_defaults_are_those_of_the_settings_table() -> None:
+def test_the_defaults_equal_the_table_of_settings() -> None:
     assert dataclasses.asdict(BatchPolicy()) == {
         "batch_size": 32,
         "timeout_ms": 5.0,

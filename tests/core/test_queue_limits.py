@@ -21,25 +21,6 @@ def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
 # ---------------------------------------------------------------- room in the queue
 
 
-def test_calls_that_do_not_fit_wait_and_enter_in_their_order() -> None:
-    full = scheduler(max_queue_size=4, batch_size=2)
-    calls = submitted(full, 2, 2, 1, 1)
-    assert (full.waiting, len(full.blocked)) == (4, 2)
-    assert requests_of(ran(full)) == [calls[0]]
-    assert (full.waiting, len(full.blocked), list(full.admitted)) == (4, 0, calls[2:])
-    assert [requests_of(ran(full)) for _ in range(2)] == [[calls[1]], calls[2:]]
-
-
-def test_a_small_call_does_not_pass_a_large_one_in_line() -> None:
-    full = scheduler(max_queue_size=4)
-    first, large, small = submitted(full, 2, 3, 1)
-    assert (full.waiting, len(full.blocked)) == (2, 2), (
-        "the third would fit, but is not the first in line"
-    )
-    assert requests_of(ran(full)) == [first]
-    assert (full.waiting, len(full.blocked), list(full.admitted)) == (4, 0, [large, small])
-
-
 def test_a_call_larger_than_the_queue_holds_newer_ones_back_and_enters_alone() -> None:
     full = scheduler(max_queue_size=3, batch_size=2)
     first, giant, newer = submitted(full, 1, 7, 1)
@@ -53,14 +34,6 @@ def test_a_call_larger_than_the_queue_holds_newer_ones_back_and_enters_alone() -
         "one item of the large call waits, and so there is room"
     )
     assert set(requests_of(ran(full))) == {newer, giant}
-
-
-def test_a_call_larger_than_the_queue_enters_an_empty_one_at_once() -> None:
-    empty = scheduler(max_queue_size=3)
-    assert empty.admits(call(100))
-    submitted(empty, 100)
-    assert (empty.waiting, len(empty.blocked)) == (100, 0)
-    assert not empty.admits(call())
 
 
 def test_a_call_that_leaves_makes_room() -> None:
@@ -104,14 +77,6 @@ def test_a_call_expires_exactly_when_its_time_is_over() -> None:
     )
 
 
-def test_calls_that_waited_too_long_expire_oldest_first() -> None:
-    impatient = scheduler(queue_timeout_ms=1000, small_batch_threshold=1)
-    large, small = submitted(impatient, 3, 1)
-    (late,) = submitted(impatient, 1, now=0.5)
-    assert impatient.expire(1.25) == [large, small]
-    assert (list(impatient), impatient.next_expiry()) == ([late], 1.5)
-
-
 def test_blocked_time_counts_and_an_expired_call_makes_room() -> None:
     impatient = scheduler(max_queue_size=1, queue_timeout_ms=1000)
     first, in_line = submitted(impatient, 1, 1)
@@ -122,15 +87,6 @@ def test_blocked_time_counts_and_an_expired_call_makes_room() -> None:
         0,
         last,
     )
-
-
-def test_a_call_with_a_part_that_has_left_does_not_expire() -> None:
-    impatient = scheduler(queue_timeout_ms=1000)
-    submitted(impatient, 5)
-    assert ran(impatient).size == 4
-    assert impatient.next_expiry() == NEVER
-    assert impatient.expire(1e9) == []
-    assert ran(impatient).size == 1
 
 
 def test_a_call_is_queued_once_if_a_signal_interrupts_its_admission() -> None:

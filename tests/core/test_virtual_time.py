@@ -135,7 +135,7 @@ def test_bursts_have_their_size(burst: int) -> None:
 # ---------------------------------------------------------------- chance
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_one_others() -> None:
+def test_equal_seeds_give_equal_figures_and_different_seeds_different_figures() -> None:
     closed = [
         closed_loop(rule("eager"), Model(1.0, 0.02), 8, Way(0.015, think=0.3), seed, 500)
         for seed in (1, 1, 2)

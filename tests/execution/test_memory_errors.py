@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import traceback
 import weakref
@@ -126,6 +125,7 @@ def test_an_output_that_is_too_large_splits_the_batch(together: Make) -> None:
     assert [result.tolist() for result in results] == [[[0]], [[2]], [[4]], [[6]]]
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_a_failed_attempt_is_freed_before_the_next(together: Make) -> None:
     alive: list[weakref.ref[Any]] = []
 
@@ -145,11 +145,7 @@ def test_a_failed_attempt_is_freed_before_the_next(together: Make) -> None:
         return features["x"] + 1
 
     two = together(compute)
-    gc.disable()  # what only the collector finds is still in the way
-    try:
-        results = two.results(*({"x": numpy.array([[number, number]])} for number in range(5)))
-    finally:
-        gc.enable()
+    results = two.results(*({"x": numpy.array([[number, number]])} for number in range(5)))
     assert [result.tolist() for result in results] == [[[number + 1.0] * 2] for number in range(5)]
 
 
@@ -329,6 +325,7 @@ def test_the_frame_of_a_suspended_generator_is_not_cleared() -> None:
     assert next(going_on) == 2
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("coroutine", [True, False])
 def test_an_item_that_runs_out_of_memory_alone_keeps_no_memory_and_shows_every_line(
     coroutine: bool,
@@ -337,6 +334,7 @@ def test_an_item_that_runs_out_of_memory_alone_keeps_no_memory_and_shows_every_l
     gate = Gate()
 
     def allocate(items: list[int]) -> None:
+        assert [reference() is None for reference in alive] == [True] * len(alive)
         work = Work()
         alive.append(weakref.ref(work))
         if 0 in items:
@@ -344,34 +342,28 @@ def test_an_item_that_runs_out_of_memory_alone_keeps_no_memory_and_shows_every_l
 
     def compute(items: list[int]) -> list[int]:
         gate(items)
-        assert [reference() is None for reference in alive] == [True] * len(alive)
         allocate(items)
         return items
 
     async def compute_async(items: list[int]) -> list[int]:
-        assert [reference() is None for reference in alive] == [True] * len(alive)
         allocate(items)
         return items
 
     async def answers(fn: Any) -> list[Any]:
         return await asyncio.gather(*map(fn, range(4)), return_exceptions=True)
 
-    gc.disable()  # what only the collector finds is still in the way
-    try:
-        if coroutine:
-            fn: Any = batched.aio.dynamically(on_oom="split", batch_size=4)(compute_async)
-            error, *results = asyncio.run(answers(fn))
-        else:
-            fn = batched.dynamically(on_oom="split")(compute)
-            fn.submit("busy")
-            assert gate.entered.wait(BOUND)
-            futures = [fn.submit(number) for number in range(4)]
-            gate.opened.set()
-            error = futures[0].exception(BOUND)
-            results = [future.result(BOUND) for future in futures[1:]]
-            fn.shutdown()
-    finally:
-        gc.enable()
+    if coroutine:
+        fn: Any = batched.aio.dynamically(on_oom="split", batch_size=4)(compute_async)
+        error, *results = asyncio.run(answers(fn))
+    else:
+        fn = batched.dynamically(on_oom="split")(compute)
+        fn.submit("busy")
+        assert gate.entered.wait(BOUND)
+        futures = [fn.submit(number) for number in range(4)]
+        gate.opened.set()
+        error = futures[0].exception(BOUND)
+        results = [future.result(BOUND) for future in futures[1:]]
+        fn.shutdown()
     assert results == [1, 2, 3]
     assert type(error) is MemoryError
     assert lines_of(error)[-2:] == ["compute_async" if coroutine else "compute", "allocate"]

@@ -20,7 +20,7 @@ import httpx
 
 from batched._services.errors import is_service_error, retry_after
 from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
-from batched.offline.failures import RemoteMemoryError, error_text, to_remote
+from batched.offline.failures import MOST_FRAMES, RemoteMemoryError, error_text, to_remote
 from batched.offline.retry import Retry
 from offline_steps import fail, outcome
 
@@ -278,6 +278,18 @@ def test_an_error_is_described_by_class_message_and_lines() -> None:
     assert "raise error\n" in text.traceback
     assert text.traceback.rstrip().endswith("ValueError: bad row")
     assert error_text(ValueError()).error == "ValueError"
+
+
+def test_the_text_of_an_error_that_is_raised_again_and_again_is_bounded() -> None:
+    error = ValueError("bad row")
+
+    def fn() -> None:
+        raise error
+
+    for _ in range(10 * MOST_FRAMES):
+        with pytest.raises(ValueError, match="bad row"):
+            fn()
+    assert error_text(error).traceback.count("in fn") <= MOST_FRAMES
 
 
 def test_tracebacks_begin_with_the_function() -> None:

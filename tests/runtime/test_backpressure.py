@@ -7,9 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from typing import Any
@@ -19,29 +16,16 @@ import pytest
 import batched
 from batched._runtime.timer_thread import TimerThread, timer
 from batched._runtime.wakers import POLL_INTERVAL
-from stage import BOUND, wait_until
+from stage import BOUND, Turnstile, python, refuse_thread, wait_until
 
 
-class Gate:
-    """A batch function that waits to be let through, once for each batch."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[Any]] = []
-        self.open = threading.Semaphore(0)
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        self.batches.append(items)
-        assert self.open.acquire(timeout=BOUND)
-        return items
-
-
-def full(**settings: Any) -> tuple[Gate, Any, list[Any]]:
+def full(**settings: Any) -> tuple[Turnstile, Any, list[Any]]:
     """A function whose queue is full: one item runs and one waits."""
-    gate = Gate()
-    fn: Any = batched.dynamically(**{"max_queue_size": 1, **settings})(gate)
+    turnstile = Turnstile()
+    fn: Any = batched.dynamically(**{"max_queue_size": 1, **settings})(turnstile)
     first = fn.submit("running")
-    wait_until(lambda: bool(gate.batches))
-    return gate, fn, [first, fn.submit("waiting")]
+    wait_until(lambda: bool(turnstile.batches))
+    return turnstile, fn, [first, fn.submit("waiting")]
 
 
 def blocked(fn: Any, item: Any) -> tuple[threading.Thread, list[Any]]:
@@ -55,13 +39,13 @@ def blocked(fn: Any, item: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
-    gate, fn, earlier = full()
+    turnstile, fn, earlier = full()
     thread, futures = blocked(fn, "late")
-    gate.open.release()  # what waited runs now, and what stood in line waits
+    turnstile.let_through()  # the waiting item runs, and the blocked item waits
     thread.join(BOUND)
     assert not thread.is_alive()
     assert not futures[0].done()
-    gate.open.release(2)
+    turnstile.let_through(2)
     assert [future.result(BOUND) for future in (*earlier, *futures)] == [
         "running",
         "waiting",
@@ -71,26 +55,26 @@ def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
 
 
 def test_a_thread_that_waits_for_room_is_let_go_when_an_earlier_call_is_cancelled() -> None:
-    gate, fn, earlier = full()
+    turnstile, fn, earlier = full()
     thread, _ = blocked(fn, "late")
     assert earlier[1].cancel()
     thread.join(BOUND)
     assert not thread.is_alive()
-    gate.open.release(2)
+    turnstile.let_through(2)
     fn.shutdown()
-    assert gate.batches == [["running"], ["late"]]
+    assert turnstile.batches == [["running"], ["late"]]
 
 
 @pytest.mark.parametrize("cancel", [True, False])
 def test_a_thread_that_waits_for_room_is_let_go_at_shutdown(cancel: bool) -> None:
-    gate, fn, earlier = full()
+    turnstile, fn, earlier = full()
     thread, futures = blocked(fn, "late")
     closing = threading.Thread(target=lambda: fn.shutdown(cancel_futures=cancel), daemon=True)
     closing.start()
     if cancel:
         thread.join(BOUND)
         assert [future.cancelled() for future in (*earlier, *futures)] == [False, True, True]
-    gate.open.release(3)
+    turnstile.let_through(3)
     for each in (thread, closing):
         each.join(BOUND)
         assert not each.is_alive()
@@ -99,27 +83,27 @@ def test_a_thread_that_waits_for_room_is_let_go_at_shutdown(cancel: bool) -> Non
 
 
 def test_a_thread_that_waits_too_long_for_room_has_a_future_that_says_so() -> None:
-    gate = Gate()
-    fn: Any = batched.dynamically(max_queue_size=1, queue_timeout_ms=50)(gate)
-    while not gate.batches:  # on a slow machine the first may come too late, too
+    turnstile = Turnstile()
+    fn: Any = batched.dynamically(max_queue_size=1, queue_timeout_ms=50)(turnstile)
+    while not turnstile.batches:  # on a slow machine the first may come too late, too
         fn.submit("running")
-        wait_until(lambda: bool(gate.batches) or fn.stats.timed_out == fn.stats.calls)
+        wait_until(lambda: bool(turnstile.batches) or fn.stats.timed_out == fn.stats.calls)
     futures = [fn.submit(i) for i in range(3)]
     assert all(isinstance(future.exception(BOUND), batched.QueueTimeout) for future in futures)
-    gate.open.release(10)
+    turnstile.let_through(10)
     fn.shutdown()
-    assert gate.batches == [["running"]]
+    assert turnstile.batches == [["running"]]
 
 
 def test_a_loop_that_submits_is_not_blocked() -> None:
     async def main() -> None:
-        gate, fn, earlier = full()
+        turnstile, fn, earlier = full()
         late = fn.submit("late")
         assert fn.stats.blocked == 1
         assert late.cancel()
         assert fn.stats.blocked == 0
         late = fn.submit("later")
-        gate.open.release(3)
+        turnstile.let_through(3)
         futures = [asyncio.wrap_future(future) for future in (*earlier, late)]
         assert await asyncio.wait_for(asyncio.gather(*futures), BOUND) == [
             "running",
@@ -132,7 +116,7 @@ def test_a_loop_that_submits_is_not_blocked() -> None:
 
 
 def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -> None:
-    gate, fn, earlier = full()
+    turnstile, fn, earlier = full()
 
     class Interrupted(Exception):
         pass
@@ -163,17 +147,18 @@ def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -
         thread.join(BOUND)
         signal.signal(signal.SIGUSR1, old)
     assert (fn.stats.blocked, fn.stats.cancelled) == (0, 1)
-    gate.open.release(2)
+    turnstile.let_through(2)
     assert [future.result(BOUND) for future in earlier] == ["running", "waiting"]
     fn.shutdown()
-    assert gate.batches == [["running"], ["waiting"]]
+    assert turnstile.batches == [["running"], ["waiting"]]
 
 
 # ---------------------------------------------------------------- the timer
 
 
 def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it() -> None:
-    program = """
+    done = python(
+        """
         import threading, batched
         def names():
             return [each.name for each in threading.enumerate() if each.name == "batched-timer"]
@@ -183,13 +168,7 @@ def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it()
         assert names() == []
         assert [fn(1) for fn in fns] == [1] * 20
         assert names() == ["batched-timer"]
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=BOUND * 2,
-        check=False,
+        """
     )
     assert done.returncode == 0, done.stderr
 
@@ -220,7 +199,7 @@ def test_the_clock_calls_in_the_order_of_the_moments_and_not_before() -> None:
     assert time.perf_counter() >= now + 0.04
 
 
-def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(
+def test_the_timer_keeps_nothing_alive_and_survives_a_callback_that_raises(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rung: list[str] = []
@@ -241,16 +220,10 @@ def test_the_clock_keeps_nothing_alive_and_survives_what_it_calls(
 def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    @batched.dynamically(queue_timeout_ms=1e6)
-    def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.dynamically(queue_timeout_ms=1e6)(lambda items: items)
     with monkeypatch.context() as patch:
         patch.setattr(timer, "_thread", None)
-        patch.setattr(threading.Thread, "start", fail)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             fn(1)
     assert fn.stats.calls == 0

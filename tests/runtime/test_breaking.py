@@ -1,5 +1,5 @@
-"""Whatever breaks in on the library, wherever: nobody is left waiting, the next call is served, and
-it can be shut down.
+"""An interrupt at any moment within the library leaves no caller waiting. The next call is served,
+and the batcher can be shut down.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_callbacks_of_futures_that_wait_too_long_see_no_context_of_a_caller() ->
     assert noted.callers == [None]
 
 
-def test_the_timer_and_what_it_starts_see_no_context_of_whoever_needed_it_first() -> None:
+def test_the_timer_and_its_callbacks_see_no_context_of_the_first_caller() -> None:
     noted, timer = Noted(), TimerThread()
     timer.start()
     timer.call_soon(noted)
@@ -91,7 +91,7 @@ def test_the_timer_and_what_it_starts_see_no_context_of_whoever_needed_it_first(
     assert noted.callers == [None]
 
 
-def test_what_a_finalizer_put_off_sees_no_context_of_it() -> None:
+def test_an_action_that_a_finalizer_put_off_sees_no_context_of_it() -> None:
     noted = Noted()
     fn: Any = batched.dynamically(lambda items: items)
     with fn:

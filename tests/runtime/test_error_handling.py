@@ -1,5 +1,5 @@
-"""Whatever code of the user's fails while an error is handled, only the callers of that batch are
-told of an error, and of theirs.
+"""User code that fails while an error is handled: only the callers of that batch get an error,
+each its own.
 """
 
 from __future__ import annotations

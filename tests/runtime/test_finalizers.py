@@ -5,7 +5,6 @@ also under a lock.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import gc
 import signal
 import threading
@@ -20,7 +19,7 @@ from batched._core.linger import NEVER
 from batched._core.scheduler import Scheduler
 from batched._runtime.runtime import Runtime
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND, python, wait_until
+from stage import BOUND, echo_coroutine, held, in_time, python, wait_until
 
 
 def breaking_in(
@@ -50,20 +49,6 @@ def breaking_in(
 
     monkeypatch.setattr(of, name, broken_in_on)
     return came
-
-
-def in_time(function: Callable[[], Any]) -> Any:
-    """Return the result of `function`, called in a thread that may be left hanging."""
-    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return outcome.result(BOUND)
 
 
 @pytest.mark.parametrize("where", ["submit", "_enqueue", "take", "_learn", "finished"])
@@ -134,7 +119,7 @@ def test_a_finalizer_may_close_and_open_under_the_lock(
     in_time(fn.shutdown)
 
 
-def test_what_a_finalizer_submits_under_the_lock_is_told_if_it_cannot_be_served(
+def test_an_item_that_a_finalizer_submits_under_the_lock_fails_after_closing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fn: Any = batched.dynamically(lambda items: items)
@@ -189,12 +174,10 @@ def test_a_finalizer_may_submit_and_cancel_on_a_loop(
     anyio.run(main, backend=backend)
 
 
-def test_a_finalizer_may_cancel_what_a_loop_answers_from_another_thread(
+def test_a_finalizer_in_another_thread_may_cancel_a_future_of_a_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @batched.aio.dynamically(flush="window", timeout_ms=1e9)
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(echo_coroutine)
 
     async def main() -> None:
         futures = [fn.submit(item) for item in range(3)]
@@ -301,35 +284,25 @@ def test_cancelled_calls_behind_a_large_one_keep_no_items() -> None:
     class Item:
         pass
 
-    entered, gate = threading.Event(), threading.Event()
+    async def cancelled(item: Item) -> None:
+        task = asyncio.ensure_future(fn.acall(item))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
 
-    @batched.dynamically(batch_size=1)
-    def fn(items: list[Any]) -> list[Any]:
-        entered.set()
-        assert gate.wait(BOUND)
-        return items
-
-    large = threading.Thread(target=lambda: fn(list(range(100))))
+    gate, fn, _ = held()
+    large = threading.Thread(target=fn, args=(list(range(100)),))
     large.start()
-    assert entered.wait(BOUND)
+    wait_until(lambda: fn.stats.queue_size == 100)
     refs = []
-    for way in ("cancel", "task") * 5:
-        item = Item()
-        refs.append(weakref.ref(item))
-        if way == "cancel":
-            assert fn.submit(item).cancel()
-        else:
-
-            async def cancelled(item: Item) -> None:
-                task = asyncio.ensure_future(fn.acall(item))
-                await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.wait([task])
-
-            asyncio.run(cancelled(item))
-        del item
+    for _ in range(5):
+        items = [Item(), Item()]
+        refs += [weakref.ref(item) for item in items]
+        assert fn.submit(items[0]).cancel()
+        asyncio.run(cancelled(items[1]))
+        del items
     gc.collect()
     assert [ref() for ref in refs] == [None] * 10
-    gate.set()
+    gate.opened.set()
     large.join(BOUND)
     fn.shutdown()

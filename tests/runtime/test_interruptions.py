@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
-import sys
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -22,22 +22,22 @@ from batched._core.scheduler import Scheduler
 from batched._runtime import runtime, thread, timer_thread, wakers, wakeups
 from batched._runtime.async_backend import current_loop
 from batched._runtime.call_queue import CallQueue
-from stage import BOUND, Gate, python, wait_until
+from stage import (
+    BOUND,
+    call_with_little_stack,
+    echo_coroutine,
+    held,
+    in_time,
+    python,
+    refuse_thread,
+    wait_until,
+)
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
 
 class Interrupt(BaseException):
     """Exception that a signal handler raises."""
-
-
-def held(**settings: Any) -> tuple[Gate, Any, Any]:
-    """Return a gate, a batched function that is busy with one item, and the future of that item."""
-    gate = Gate()
-    fn: Any = batched.dynamically(**{"batch_size": 1, **settings})(gate)
-    running = fn.submit("running")
-    assert gate.entered.wait(BOUND)
-    return gate, fn, running
 
 
 def interrupting(
@@ -91,13 +91,11 @@ def test_a_signal_within_the_library_leaves_no_caller_waiting(
     futures = asyncio.run(submitted())
     with monkeypatch.context() as patch:
         interrupting(patch, where, name, before=before)
-        try:
+        with contextlib.suppress(Interrupt):
             if way == "cancel":
                 futures[1].cancel()
             else:
                 fn.shutdown(wait=False, cancel_futures=True)
-        except Interrupt:
-            pass
     gate.opened.set()
     for future in (running, *futures):
         wait_until(future.done)
@@ -112,20 +110,12 @@ def test_a_signal_within_the_library_leaves_no_caller_waiting(
 
 
 def test_a_full_stack_in_a_cancellation_leaves_no_caller_waiting() -> None:
-    def deep(frames: int, function: Callable[[], Any]) -> Any:
-        return deep(frames - 1, function) if frames else function()
-
     async def main() -> None:
         for spare in range(45, 0, -1):
             gate, fn, running = held(max_queue_size=1)
             futures = [fn.submit(i) for i in range(2)]
-            depth, frame = 0, sys._getframe()
-            while frame is not None:
-                depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
-            try:
-                deep(sys.getrecursionlimit() - depth - spare, futures[0].cancel)
-            except RecursionError:
-                pass
+            with contextlib.suppress(RecursionError):
+                call_with_little_stack(spare, futures[0].cancel)
             gate.opened.set()
             for future in (running, *futures):
                 wait_until(future.done)
@@ -137,10 +127,9 @@ def test_a_full_stack_in_a_cancellation_leaves_no_caller_waiting() -> None:
 def test_the_next_call_sets_a_timer_that_a_signal_has_prevented(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=20)
-    def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=20)(
+        lambda items: items
+    )
     with monkeypatch.context() as patch:
         interrupting(patch, timer_thread.TimerThread, "call_at", before=True)
         with pytest.raises(Interrupt):
@@ -160,10 +149,7 @@ def test_a_worker_is_counted_once_if_a_signal_interrupts_its_start(
     gate.opened.set()
     assert running.result(BOUND) == "running"
     assert fn("next") == "next"
-    closing = threading.Thread(target=fn.shutdown, daemon=True)
-    closing.start()
-    closing.join(BOUND)
-    assert not closing.is_alive()
+    in_time(fn.shutdown)
     assert fn._batcher.runtime._workers == 0
 
 
@@ -171,14 +157,8 @@ def test_a_worker_is_counted_once_if_a_signal_interrupts_its_start(
 def test_a_resting_worker_ends_if_a_signal_interrupts_its_start(
     coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plain(items: list[int]) -> list[int]:
-        return items
-
-    async def awaited(items: list[int]) -> list[int]:
-        return items
-
     fn: Any = batched.aio.dynamically(flush="window", timeout_ms=1e9)(
-        awaited if coroutine else plain
+        echo_coroutine if coroutine else lambda items: items
     )
 
     async def main() -> None:
@@ -281,9 +261,7 @@ def test_a_worker_that_fails_when_its_function_is_gone_logs_nothing(
 
 
 def test_a_worker_task_cancelled_before_it_begins_leaves_no_caller_waiting() -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(echo_coroutine)
 
     async def main() -> None:
         call = asyncio.ensure_future(fn(1))
@@ -374,10 +352,7 @@ def test_a_queue_that_was_left_half_changed_is_repaired_by_any_change(way: str) 
 
 
 def test_a_resting_worker_repairs_an_interrupted_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    @batched.dynamically(batch_size=4, flush="window", timeout_ms=1e9)
-    def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.dynamically(batch_size=4, flush="window", timeout_ms=1e9)(lambda items: items)
     first: Any = fn.submit(1)
     runtime: Any = fn._batcher.runtime
     wait_until(lambda: runtime._parked)
@@ -399,7 +374,7 @@ def test_calls_end_if_no_worker_can_be_started_now_or_later(
     with monkeypatch.context() as patch:
         interrupting(patch, type(fn._batcher.runtime), "_start_worker", before=True)
         patch.setattr(timer_thread.timer, "_thread", None)
-        patch.setattr(threading.Thread, "start", no_threads)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         with pytest.raises(Interrupt):
             fn.submit(1)
     assert fn._batcher.runtime._workers == 0
@@ -408,18 +383,13 @@ def test_calls_end_if_no_worker_can_be_started_now_or_later(
     fn.shutdown()
 
 
-def no_threads(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 # ---------------------------------------------------------------- callbacks
 
 
 def test_a_blocking_callback_of_an_expired_call_delays_no_other_batcher() -> None:
-    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
-    def fn(items: list[str]) -> list[str]:
-        return items
-
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)(
+        lambda items: items
+    )
     other = fn.with_options()
     retried = threading.Event()
 
@@ -440,19 +410,15 @@ def test_a_blocking_callback_of_an_expired_call_delays_no_other_batcher() -> Non
 def test_callbacks_of_expired_calls_run_even_if_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)
-    def fn(items: list[str]) -> list[str]:
-        return items
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+    fn: Any = batched.dynamically(flush="window", timeout_ms=1e9, queue_timeout_ms=10)(
+        lambda items: items
+    )
     assert isinstance(fn.submit("first").exception(BOUND), batched.QueueTimeout)
     called = threading.Event()
     future = fn.submit("second")
     future.add_done_callback(lambda _: called.set())
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         assert called.wait(BOUND)
     fn.shutdown()
 
@@ -480,9 +446,9 @@ def test_a_caller_that_gets_room_is_woken_before_callbacks_run() -> None:
 def test_closing_with_prefetch_waits_until_all_callers_are_answered(closing: str) -> None:
     called, release = threading.Event(), threading.Event()
 
-    @batched.dynamically(prefetch=1, batch_size=2, flush="window", timeout_ms=1e9)
-    def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.dynamically(prefetch=1, batch_size=2, flush="window", timeout_ms=1e9)(
+        lambda items: items
+    )
 
     def slow(_: Any) -> None:
         called.set()
@@ -491,22 +457,20 @@ def test_closing_with_prefetch_waits_until_all_callers_are_answered(closing: str
     first, second = fn.submit(1), fn.submit(2)
     first.add_done_callback(slow)
     assert called.wait(BOUND)
-    seen: list[bool] = []
 
-    def close() -> None:
+    def close() -> Any:
         if closing == "shutdown":
             fn.shutdown()
         else:
             asyncio.run(fn.aclose())
-        seen.append(second.done())
+        return second.done()
 
-    thread = threading.Thread(target=close, daemon=True)
-    thread.start()
-    wait_until(lambda: fn._batcher.runtime._workers == 0)  # type: ignore[union-attr]
-    assert not seen
-    release.set()
-    thread.join(BOUND)
-    assert seen == [True]
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(close)
+        wait_until(lambda: fn._batcher.runtime._workers == 0)
+        assert not closed.done()
+        release.set()
+        assert closed.result(BOUND)
 
 
 # ---------------------------------------------------------------- forks

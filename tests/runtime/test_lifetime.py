@@ -17,7 +17,9 @@ import pytest
 
 import batched
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND, python, wait_until
+from stage import BOUND, held, python, refuse_thread, wait_until
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
 def workers(name: str) -> list[threading.Thread]:
@@ -137,18 +139,8 @@ def test_idle_workers_do_not_wake_up() -> None:
 
 
 def test_a_signal_that_interrupts_a_waiting_caller_takes_its_call_out_of_the_queue() -> None:
-    gate, entered = threading.Event(), threading.Event()
-    batches: list[list[str]] = []
-
-    @batched.dynamically
-    def fn(items: list[str]) -> list[str]:
-        batches.append(items)
-        entered.set()
-        assert gate.wait(BOUND)
-        return items
-
-    busy = fn.submit("busy")
-    assert entered.wait(BOUND)
+    records: list[batched.BatchRecord] = []
+    gate, fn, running = held(on_batch=records.append)
 
     def interrupt() -> None:
         wait_until(lambda: fn.stats.queue_size == 1)
@@ -161,24 +153,21 @@ def test_a_signal_that_interrupts_a_waiting_caller_takes_its_call_out_of_the_que
     thread.join(BOUND)
     assert fn.stats.queue_size == 0
     assert fn.stats.cancelled == 1
-    gate.set()
-    assert busy.result(BOUND) == "busy"
+    gate.opened.set()
+    assert running.result(BOUND) == "running"
     assert fn("next") == "next"
-    assert batches == [["busy"], ["next"]]
+    fn.shutdown()
+    assert [record.size for record in records] == [1, 1], "the call was not computed"
 
 
 def test_where_no_thread_can_be_started_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     fn: Any = batched.dynamically(name="threadless")(lambda items: items)
 
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(batched.BatcherClosed, match="can't start new thread"):
-            fn(1)
-        with pytest.raises(batched.BatcherClosed, match="can't start new thread"):
-            fn([1, 2])
+        patch.setattr(threading.Thread, "start", refuse_thread)
+        for items in (1, [1, 2]):
+            with pytest.raises(batched.BatcherClosed, match="can't start new thread"):
+                fn(items)
     assert fn(3) == 3
 
 
@@ -224,21 +213,16 @@ def test_interpreter_exit_finishes_what_was_accepted() -> None:
 
 
 def test_an_interrupt_at_exit_abandons_what_is_left() -> None:
+    program = """
+        import batched, threading
+        @batched.dynamically
+        def fn(items):
+            print("running", flush=True)
+            threading.Event().wait()
+        fn.submit(1)
+    """
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(
-                """
-                import batched, threading
-                @batched.dynamically
-                def fn(items):
-                    print("running", flush=True)
-                    threading.Event().wait()
-                fn.submit(1)
-                """
-            ),
-        ],
+        [sys.executable, "-c", textwrap.dedent(program)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -254,7 +238,7 @@ def test_an_interrupt_at_exit_abandons_what_is_left() -> None:
     process.communicate(timeout=BOUND)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@needs_fork
 @pytest.mark.parametrize("decorator", ["batched.dynamically", "batched.aio.dynamically"])
 def test_after_a_fork_parent_and_child_serve_calls(decorator: str) -> None:
     done = python(
@@ -304,7 +288,7 @@ def test_after_a_fork_parent_and_child_serve_calls(decorator: str) -> None:
     assert done.stdout == "fine\n", done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@needs_fork
 def test_a_fork_while_threads_are_calling_leaves_a_child_that_serves() -> None:
     done = python(
         """
@@ -347,7 +331,7 @@ def test_a_waiting_coroutine_does_not_keep_a_dead_loop_alive() -> None:
     wait_until(lambda: ref() is None)  # the worker holds it until its message is sent
 
 
-def test_what_is_finished_at_exit_may_call_other_batched_functions() -> None:
+def test_batches_at_exit_may_call_other_batched_functions() -> None:
     done = python(
         """
         import threading

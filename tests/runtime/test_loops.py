@@ -8,11 +8,11 @@ import asyncio
 import gc
 import sys
 import threading
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 from typing import Any
 
 import anyio.lowlevel
@@ -22,7 +22,7 @@ import uvloop
 
 import batched
 from batched._runtime.async_backend import current_loop
-from stage import BOUND, LOOPS, wait_until
+from stage import BOUND, LOOPS, echo_coroutine, in_time, wait_until
 
 
 def plain(items: list[int]) -> list[int]:
@@ -181,9 +181,9 @@ def test_a_future_is_awaited_on_any_loop(
 def test_a_task_that_gives_up_a_future_takes_the_item_out_of_the_queue(
     backend: str, options: dict[str, Any]
 ) -> None:
-    @batched.aio.dynamically(batch_size=2, flush="window", timeout_ms=1e9)
-    async def held(items: list[int]) -> list[int]:
-        return items
+    held: Any = batched.aio.dynamically(batch_size=2, flush="window", timeout_ms=1e9)(
+        echo_coroutine
+    )
 
     async def main() -> None:
         future = held.submit(1)
@@ -226,7 +226,7 @@ def test_a_future_that_another_loop_answers_is_awaited_as_long_as_that_is_there(
     asyncio.run(left())
 
 
-def test_another_thread_may_wait_for_what_a_loop_answers() -> None:
+def test_another_thread_may_wait_for_a_result_of_a_loop() -> None:
     fn = batched.aio.dynamically(coroutine)
 
     async def main() -> int:
@@ -260,31 +260,6 @@ def test_a_loop_that_is_closed_ends_what_waited_on_it() -> None:
             await asyncio.wait_for(never(3), 0.01)
 
     asyncio.run(again())
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine")
-def test_a_loop_that_is_closed_without_cancelling_ends_what_waited_on_it() -> None:
-    @batched.aio.dynamically
-    async def never(items: list[int]) -> list[int]:
-        await asyncio.get_running_loop().create_future()
-        return items
-
-    futures: list[Future[int]] = []
-
-    async def main() -> None:
-        futures.append(never.submit(1))
-        await asyncio.sleep(0)
-        futures.append(never.submit(2))
-
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # the pending task is reported there
-    loop.run_until_complete(main())
-    loop.close()
-    del loop
-    gc.collect()
-    never.shutdown()
-    for future in futures:
-        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
 
 
 def test_cancelling_every_task_of_a_loop_ends_its_calls_and_the_next_one_is_served() -> None:
@@ -394,9 +369,7 @@ def test_a_plain_call_on_a_running_loop_is_answered_and_warned_about_once() -> N
 def test_other_ways_of_calling_are_not_warned_about(
     run: Callable[[Coroutine[Any, Any, list[int]]], list[int]],
 ) -> None:
-    @batched.dynamically
-    def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.dynamically(lambda items: items)
 
     async def main() -> list[int]:
         future = fn.submit(0)
@@ -409,9 +382,7 @@ def test_other_ways_of_calling_are_not_warned_about(
 def test_trio_as_a_guest_of_asyncio_is_told_from_its_host() -> None:
     """In guest mode both loops run in one thread."""
 
-    @batched.dynamically
-    def plain(items: list[int]) -> list[int]:
-        return items
+    plain: Any = batched.dynamically(lambda items: items)
 
     @batched.aio.dynamically
     async def coroutine(items: list[int]) -> list[str]:
@@ -509,10 +480,8 @@ def test_aclose_ends_if_the_function_is_opened_again_meanwhile() -> None:
         loop.close()
 
 
-def test_loops_may_go_while_the_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        return items
+def test_loops_may_end_while_statistics_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Any = batched.aio.dynamically(echo_coroutine)
 
     async def main() -> None:
         assert await fn(1) == 1
@@ -531,17 +500,9 @@ def test_loops_may_go_while_the_others_are_looked_at(monkeypatch: pytest.MonkeyP
     asyncio.run(main())
 
 
-class Shell:
-    """What `IPython.get_ipython` returns: in a notebook it belongs to a kernel."""
-
-    def __init__(self, *, kernel: object = None) -> None:
-        self.kernel = kernel
-
-
-def in_ipython(monkeypatch: pytest.MonkeyPatch, shell: Shell | None) -> None:
-    module = types.ModuleType("IPython")
-    vars(module)["get_ipython"] = lambda: shell
-    monkeypatch.setitem(sys.modules, "IPython", module)
+def in_ipython(monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
+    """Let `IPython.get_ipython` return `shell`. The shell of a notebook has a kernel."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
 async def called_plainly() -> list[str]:
@@ -553,24 +514,18 @@ async def called_plainly() -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_a_plain_call_in_a_notebook_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_ipython(monkeypatch, Shell(kernel=object()))
-    assert asyncio.run(called_plainly()) == []
-
-
-def test_a_loop_of_another_thread_of_a_notebook_is_not_to_be_blocked(
+def test_a_plain_call_warns_in_a_notebook_only_on_the_loop_of_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    in_ipython(monkeypatch, Shell(kernel=object()))
-    with ThreadPoolExecutor(1) as thread:
-        told = thread.submit(asyncio.run, called_plainly()).result(BOUND)
-    assert len(told) == 1
-    assert "blocks the event loop" in told[0]
+    in_ipython(monkeypatch, SimpleNamespace(kernel=object()))
+    assert asyncio.run(called_plainly()) == []
+    [warning] = in_time(lambda: asyncio.run(called_plainly()))
+    assert "blocks the event loop" in warning
 
 
-@pytest.mark.parametrize("shell", [None, Shell()], ids=["none", "terminal"])
+@pytest.mark.parametrize("shell", [None, SimpleNamespace(kernel=None)], ids=["none", "terminal"])
 def test_a_loop_beside_ipython_without_a_kernel_is_not_to_be_blocked(
-    shell: Shell | None, monkeypatch: pytest.MonkeyPatch
+    shell: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_ipython(monkeypatch, shell)
     assert len(asyncio.run(called_plainly())) == 1

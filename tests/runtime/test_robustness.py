@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import concurrent.futures
+import contextlib
 import sys
 import threading
 import types
@@ -18,7 +19,7 @@ from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
 from batched._runtime.recorder import Recorder
 from batched._runtime.thread import ThreadRuntime, _Parker
-from stage import BOUND, Gate, wait_until
+from stage import BOUND, Gate, call_with_little_stack, echo_coroutine, held, in_time, wait_until
 
 
 def echo(items: list[Any]) -> list[Any]:
@@ -79,17 +80,14 @@ def _raising(error: type[BaseException]) -> Any:
 def test_an_interrupt_while_a_call_is_queued_ends_no_other_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate = Gate()
-    fn: Any = batched.dynamically(batch_size=1)(gate)
-    running = fn.submit(1)
-    assert gate.entered.wait(BOUND)
+    gate, fn, running = held()
     waiting = fn.submit(2)
     with monkeypatch.context() as patch:
         patch.setattr(type(fn._batcher.runtime._scheduler), "submit", _raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             fn(3)
     gate.opened.set()
-    assert [future.result(BOUND) for future in (running, waiting)] == [1, 2]
+    assert [future.result(BOUND) for future in (running, waiting)] == ["running", 2]
     assert fn(4) == 4
     fn.shutdown()
 
@@ -97,18 +95,9 @@ def test_an_interrupt_while_a_call_is_queued_ends_no_other_call(
 def test_a_batcher_serves_calls_after_calls_at_the_end_of_the_stack() -> None:
     fn: Any = batched.dynamically(echo)
     assert fn(1) == 1
-
-    def deep(frames: int) -> Any:
-        return deep(frames - 1) if frames else fn(2)
-
     for spare in range(2, 40):
-        depth, frame = 0, sys._getframe()
-        while frame is not None:
-            depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
-        try:
-            assert deep(sys.getrecursionlimit() - depth - spare) == 2
-        except (RecursionError, batched.BatcherClosed):
-            pass
+        with contextlib.suppress(RecursionError, batched.BatcherClosed):
+            assert call_with_little_stack(spare, lambda: fn(2)) == 2
         assert fn.submit(3).result(BOUND) == 3
     fn.shutdown()
 
@@ -117,18 +106,13 @@ def test_a_callback_may_wait_for_a_shutdown() -> None:
     fn: Any = batched.dynamically(flush="window", timeout_ms=1e9)(echo)
     future = fn.submit(1)
     future.add_done_callback(lambda _: fn.shutdown())
-    thread = threading.Thread(target=lambda: fn.shutdown(cancel_futures=True), daemon=True)
-    thread.start()
-    thread.join(BOUND)
-    assert not thread.is_alive()
+    in_time(lambda: fn.shutdown(cancel_futures=True))
     assert future.cancelled()
 
 
 def test_a_slow_callback_delays_no_other_caller_of_its_batch() -> None:
-    gate, release = Gate(), threading.Event()
-    fn: Any = batched.dynamically(gate)
-    busy = fn.submit("busy")
-    assert gate.entered.wait(BOUND)
+    release = threading.Event()
+    gate, fn, busy = held(batch_size=2)
     slow = fn.submit("slow")
     slow.add_done_callback(lambda _: release.wait(BOUND))
     answers: list[str] = []
@@ -139,7 +123,7 @@ def test_a_slow_callback_delays_no_other_caller_of_its_batch() -> None:
     caller.join(BOUND)
     assert answers == ["plain"]
     release.set()
-    assert busy.result(BOUND) == "busy"
+    assert busy.result(BOUND) == "running"
     fn.shutdown()
 
 
@@ -162,6 +146,7 @@ def test_a_refused_call_starts_no_thread() -> None:
     assert not any("refused" in thread.name for thread in threading.enumerate())
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("way", ["call", "submit", "map", "broken map", "acall", "aio"])
 def test_a_failed_call_leaves_no_garbage(way: str) -> None:
     class Item:
@@ -199,13 +184,8 @@ def test_a_failed_call_leaves_no_garbage(way: str) -> None:
                 ways[way](item)
         return weakref.ref(item)
 
-    gc.collect()
-    gc.disable()
-    try:
-        ref = attempt()
-        wait_until(lambda: ref() is None)  # without the garbage collector
-    finally:
-        gc.enable()
+    ref = attempt()
+    wait_until(lambda: ref() is None)
 
 
 def test_a_result_may_raise_on_every_access_to_an_attribute() -> None:
@@ -244,20 +224,13 @@ def test_map_reports_a_shutdown_as_batcher_closed() -> None:
 
 
 def test_a_cancelled_future_is_done_even_if_its_callback_raises() -> None:
-    import concurrent.futures
-
-    gate = Gate()
-    fn: Any = batched.dynamically(batch_size=1)(gate)
-    running = fn.submit(1)
-    assert gate.entered.wait(BOUND)
+    gate, fn, running = held()
     future = fn.submit(2)
     future.add_done_callback(_raising(SystemExit))
-    assert future.cancel(), (
-        "what its callbacks raise is logged, as it is when they are called by a worker"
-    )
+    assert future.cancel(), "errors of callbacks are logged"
     assert concurrent.futures.wait([future], timeout=0).done == {future}
     gate.opened.set()
-    assert running.result(BOUND) == 1
+    assert running.result(BOUND) == "running"
 
 
 def test_shutdown_and_futures_end_when_the_loop_stops() -> None:
@@ -323,9 +296,7 @@ def test_a_future_ends_when_the_loop_is_closed() -> None:
 
 
 def test_a_plain_with_closes_a_batcher_on_a_loop_once_its_calls_are_answered() -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(echo_coroutine)
 
     async def main() -> None:
         for _ in range(2):
@@ -371,10 +342,7 @@ def test_calls_end_if_a_failure_within_the_library_loses_their_results(
 def test_an_interrupt_in_a_worker_on_a_loop_reaches_the_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        return items
-
+    fn: Any = batched.aio.dynamically(echo_coroutine)
     with monkeypatch.context() as patch:
         patch.setattr(EventLoopRuntime, "_finish", _raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -382,7 +350,9 @@ def test_an_interrupt_in_a_worker_on_a_loop_reaches_the_loop(
     assert asyncio.run(fn.acall(2)) == 2
 
 
-def test_a_batcher_serves_calls_after_an_interrupt_before_a_worker_is_chosen() -> None:
+def test_a_batcher_serves_calls_after_an_interrupt_before_a_worker_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fn: Any = batched.dynamically(echo)
     runtime = fn._batcher.runtime
     lock = runtime._lock
@@ -402,12 +372,9 @@ def test_a_batcher_serves_calls_after_an_interrupt_before_a_worker_is_chosen() -
         def __exit__(self, *_: object) -> None:
             lock.release()
 
-    runtime._lock = Second()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            fn.submit(2)
-    finally:
-        runtime._lock = lock
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runtime, "_lock", Second())
+        fn.submit(2)
     assert fn.submit(3).result(BOUND) == 3
     fn.shutdown()
 

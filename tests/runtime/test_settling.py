@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import gc
 import threading
 import weakref
 
@@ -19,24 +18,18 @@ from batched._runtime.wakers import Future, wait
 from stage import BOUND
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_a_raised_error_is_freed_with_its_caller() -> None:
-    """Neither the request nor its own traceback keeps the error alive.
-
-    The error is freed without garbage collection.
-    """
+    """Neither the request nor its own traceback keeps the error alive."""
 
     class BadItem(Exception):
         pass
 
     failed = Request([0], 1, "g", error=BadItem())
     gone = weakref.ref(failed.error)
-    gc.disable()
-    try:
-        with contextlib.suppress(BadItem):
-            raise_error(failed)
-        assert gone() is None
-    finally:
-        gc.enable()
+    with contextlib.suppress(BadItem):
+        raise_error(failed)
+    assert gone() is None
 
 
 def test_a_cancellation_in_the_function_is_a_failure() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from batched._core.linger import FlushReason
 from batched._core.scheduler import Batch, Request
-from batched._runtime.recorder import ENDS, Ending, Recorder, _Histogram
+from batched._runtime.recorder import ENDS, Recorder, _Histogram
 from batched.stats import Percentiles, Stats
 
 DAY = 24 * 3600.0
@@ -81,13 +81,13 @@ def test_percentiles_of_random_durations_are_exact_within_3_percent(seed: int) -
 
 
 @pytest.mark.parametrize("duration", [0.0, 1e-12, 4e-7, 9.99e-7, -1e-9])
-def test_what_is_shorter_than_a_microsecond_counts_as_a_microsecond(duration: float) -> None:
+def test_a_duration_below_a_microsecond_counts_as_a_microsecond(duration: float) -> None:
     """A clock that steps back a little does no harm either."""
     assert recorded(duration).p99 == pytest.approx(1e-6, rel=0.03)
 
 
 @pytest.mark.parametrize("duration", [2 * DAY, 1e9, 1e300])
-def test_what_is_longer_than_a_day_counts_as_more_than_a_day(duration: float) -> None:
+def test_a_duration_above_a_day_counts_as_more_than_a_day(duration: float) -> None:
     assert DAY < recorded(duration).p50 < 2 * DAY
     assert recorded(0.5, 0.5, duration).p50 == pytest.approx(0.5, rel=0.03)
 
@@ -120,39 +120,11 @@ def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) 
 
 
 def test_nothing_is_counted_at_first() -> None:
-    nothing = Percentiles(0.0, 0.0, 0.0)
-    assert Recorder().snapshot(queue_size=3, blocked=1, in_flight=2) == Stats(
-        queue_size=3,
-        blocked=1,
-        in_flight=2,
-        total_processed=0,
-        total_batches=0,
-        avg_batch_size=0.0,
-        avg_processing_time=0.0,
-        calls=0,
-        errors=0,
-        cancelled=0,
-        timed_out=0,
-        rejected=0,
-        queue_wait=nothing,
-        processing_time=nothing,
-        padding_waste=0.0,
-        memory_errors=0,
-        batch_sizes={},
-        flush_reasons={},
-    )
-
-
-def test_calls_are_counted_by_what_became_of_them() -> None:
-    recorder = Recorder()
-    for _ in range(5):
-        recorder.accepted()
-    endings: list[Ending] = ["cancelled", "rejected", "timed_out", "cancelled"]
-    for ending in endings:
-        recorder.count(ending)
-    counted = snapshot(recorder)
-    assert (counted.calls, counted.errors) == (5, 0)
-    assert (counted.cancelled, counted.rejected, counted.timed_out) == (2, 1, 1)
+    counted = dataclasses.asdict(Recorder().snapshot(queue_size=3, blocked=1, in_flight=2))
+    present = {name: counted.pop(name) for name in ("queue_size", "blocked", "in_flight")}
+    assert present == {"queue_size": 3, "blocked": 1, "in_flight": 2}
+    nothing = dataclasses.asdict(Percentiles(0.0, 0.0, 0.0))
+    assert all(value in (0, {}, nothing) for value in counted.values())
 
 
 def test_batches_are_counted_by_size_and_by_reason() -> None:
@@ -170,14 +142,6 @@ def test_batches_are_counted_by_size_and_by_reason() -> None:
     assert (counted.total_batches, counted.total_processed, counted.avg_batch_size) == (5, 12, 2.4)
     assert list(counted.batch_sizes.items()) == [(1, 2), (2, 1), (4, 2)]
     assert counted.flush_reasons == {"full": 2, "eager": 1, "timeout": 1, "drain": 1}
-
-
-def test_errors_are_counted_by_call() -> None:
-    recorder = Recorder()
-    recorder.ended(ended_batch(request(), request(), request(), started=0.0, ended=0.0), errors=2)
-    recorder.ended(ended_batch(request(), started=0.0, ended=0.0), errors=1)
-    recorder.ended(ended_batch(request(), started=0.0, ended=0.0), errors=0)
-    assert snapshot(recorder).errors == 3
 
 
 def test_the_processing_time_is_that_of_batches() -> None:

@@ -16,50 +16,22 @@ from batched._execution.attempts import Outcomes
 from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
 from batched._runtime.thread import ThreadRuntime
-from stage import BOUND, wait_until
+from stage import BOUND, Gate, echo_coroutine, held, refuse_thread, wait_until
 
 
 def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate = threading.Event()
-
-    @batched.dynamically(name="lonely", batch_size=1, max_concurrent_batches=2)
-    def fn(items: list[int]) -> list[int]:
-        assert gate.wait(BOUND)
-        return items
-
-    first = fn.submit(0)
-    wait_until(lambda: fn.stats.in_flight > 0)
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+    gate, fn, running = held(max_concurrent_batches=2)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         others = [fn.submit(i) for i in (1, 2)]
-    gate.set()
-    assert [future.result(BOUND) for future in (first, *others)] == [0, 1, 2]
+    gate.opened.set()
+    assert [future.result(BOUND) for future in (running, *others)] == ["running", 1, 2]
     fn.shutdown()
 
 
-def test_an_interrupt_while_a_thread_is_started_reaches_the_caller_and_the_next_call_is_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fn: Any = batched.dynamically(lambda items: items)
-
-    def interrupt(thread: threading.Thread) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            fn(1)
-    assert fn(2) == 2
-    fn.shutdown()
-
-
-def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(
+def test_a_worker_that_fails_beside_other_workers_leaves_a_batcher_that_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gates = {name: threading.Event() for name in ("fails", "runs on")}
@@ -99,9 +71,7 @@ def test_a_worker_that_fails_beside_others_leaves_a_batcher_that_serves(
 def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
     run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @batched.aio.dynamically(name="broken")
-    async def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.aio.dynamically(name="broken")(echo_coroutine)
 
     def fail(*_: object) -> None:
         raise MemoryError("here")
@@ -118,20 +88,14 @@ def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
 
 
 def test_an_answer_to_a_loop_that_is_closed_is_dropped() -> None:
-    gate, entered = threading.Event(), threading.Event()
-
-    @batched.dynamically(batch_size=1)
-    def fn(items: list[int]) -> list[int]:
-        entered.set()
-        assert gate.wait(BOUND)
-        return items
-
+    gate = Gate()
+    fn = batched.dynamically(batch_size=1)(gate)
     loop = asyncio.new_event_loop()
     task = loop.create_task(fn.acall(1))
     loop.run_until_complete(asyncio.sleep(0))
-    assert entered.wait(BOUND)
+    assert gate.entered.wait(BOUND)
     loop.close()
-    gate.set()
+    gate.opened.set()
     assert fn(2) == 2
     fn.shutdown()
     del task

@@ -4,6 +4,7 @@ written in.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import os
 import subprocess
@@ -61,6 +62,68 @@ class Gate:
         self.entered.set()
         assert self.opened.wait(BOUND)
         return items
+
+
+def held(**settings: Any) -> tuple[Gate, Any, Any]:
+    """Return a gate, a batched function that is busy with one item, and the future of that item."""
+    gate = Gate()
+    fn: Any = batched.dynamically(**{"batch_size": 1, **settings})(gate)
+    running = fn.submit("running")
+    assert gate.entered.wait(BOUND)
+    return gate, fn, running
+
+
+async def echo_coroutine(items: list[Any]) -> list[Any]:
+    return items
+
+
+class Turnstile:
+    """A batch function that waits to be let through, once for each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.threads: list[int] = []  # that called it
+        self._opened = threading.Semaphore(0)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.threads.append(threading.get_ident())
+        self.batches.append(items.copy())
+        assert self._opened.acquire(timeout=BOUND), "nobody let the batch through"
+        return items
+
+    def let_through(self, batches: int = 1) -> None:
+        self._opened.release(batches)
+
+
+def in_time(function: Callable[[], Any]) -> Any:
+    """Return the result of `function`, called in a thread that may be left hanging."""
+    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome.result(BOUND)
+
+
+def refuse_thread(_: threading.Thread) -> None:
+    """Stand in for `Thread.start` where no thread can be started."""
+    raise RuntimeError("can't start new thread")
+
+
+def call_with_little_stack(frames: int, function: Callable[[], Any]) -> Any:
+    """Call `function` where so many frames are left of the stack."""
+
+    def deep(above: int) -> Any:
+        return deep(above - 1) if above else function()
+
+    depth, frame = 0, sys._getframe()
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
+    return deep(sys.getrecursionlimit() - depth - frames)
 
 
 LOOPS: list[tuple[str, dict[str, Any]]] = [
