@@ -99,7 +99,7 @@ def test_errors_of_many_coroutines_are_no_longer_than_those_of_lone_ones(
 
 
 @pytest.mark.parametrize("raises", [each for each in RAISING if each is not uncopyable])
-async def test_what_a_caller_adds_to_its_exception_no_other_sees(
+async def test_a_change_of_an_exception_by_one_caller_reaches_no_other_caller(
     stage: Stage, raises: Raise
 ) -> None:
     stage.decorate(failing(raises), gated=True)

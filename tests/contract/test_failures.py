@@ -53,7 +53,7 @@ async def test_a_lone_caller_gets_an_exception_of_its_own(stage: Stage) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_must_not_be_raised_into_a_caller_is_wrapped_and_the_next_call_is_served(
+async def test_exceptions_that_must_not_reach_a_caller_are_wrapped_and_the_next_call_is_served(
     stage: Stage, error: BaseException
 ) -> None:
     stage.decorate(failing(error))

@@ -60,7 +60,7 @@ async def test_one_bad_item_in_64_costs_13_calls_and_fails_alone(stage: NumberSt
 
 
 @pytest.mark.parametrize("bad", [{0}, {7}, {0, 7}, {2, 3, 4}, set(range(8)), set()], ids=str)
-async def test_whichever_items_are_bad_the_others_get_their_results(
+async def test_good_items_get_their_results_whichever_items_are_bad(
     stage: NumberStage, bad: set[int]
 ) -> None:
     stage.decorate(picky, gated=True, batch_size=8, isolate_errors=True)

@@ -617,7 +617,7 @@ def test_a_loop_that_is_closed_while_runs_wait_there_is_collected(
     assert [ref() for ref in refs] == [None, None]
 
 
-def test_what_a_callback_has_a_loop_do_may_wait_for_the_next_batch() -> None:
+def test_work_that_a_callback_gives_to_a_loop_may_wait_for_the_next_batch() -> None:
     """It starts with the context of the run, which is not over until all its callers have been
     told.
     """
