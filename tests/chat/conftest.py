@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from batched._chat import limits, session
+from batched._chat import limits
 from chat_server import ChatServer, chat_server
 
 if importlib.util.find_spec("openai") is None:
@@ -23,6 +23,6 @@ def server() -> Iterator[ChatServer]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses, except for pauses that the server names."""
-    monkeypatch.setattr(session, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr("batched._chat.session.FIRST_BACKOFF", 0.01)
     monkeypatch.setattr(limits, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(limits, "MOST_PAUSE", 0.2)
