@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -28,6 +29,31 @@ def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(
         others = [fn.submit(i) for i in (1, 2)]
     gate.opened.set()
     assert [future.result(BOUND) for future in (running, *others)] == ["running", 1, 2]
+    fn.shutdown()
+
+
+def test_a_worker_that_could_not_be_started_is_started_after_the_next_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, both = Gate(), threading.Barrier(2)
+
+    @batched.dynamically(batch_size=1, max_concurrent_batches=2)
+    def fn(items: list[int]) -> list[int]:
+        if items[0] == 1:
+            first(items)
+        elif items[0]:
+            both.wait(BOUND)  # the last two items run at once
+        return items
+
+    fn(0)
+    with ThreadPoolExecutor(1) as caller:
+        caller.submit(int).result()  # its thread has started
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse_thread)
+            answers = caller.submit(fn, [1, 2, 3])
+            assert first.entered.wait(BOUND)
+        first.opened.set()
+        assert answers.result(BOUND) == [1, 2, 3]
     fn.shutdown()
 
 
