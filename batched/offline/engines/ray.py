@@ -7,9 +7,10 @@ computes elsewhere. So a run can go on where a run with another engine ended.
 2. `max_in_flight` batches are sent to each actor ahead, so that an actor never waits for the
    driver. An actor runs one batch after another, in the order in which they were sent.
 3. A lost actor, with its process or its node, is replaced. Its unanswered calls are made again,
-   each after a probe. A call is at fault if its actor answers the probe and is lost before the
-   answer of the call. So neither a row that kills its process nor a node that goes costs another
-   row. An actor that Ray ended for its memory is a memory error.
+   each after a probe, and no call is sent behind it before it is answered. A call is at fault if
+   its actor answers the probe and is lost before the answer of the call. So neither a row that
+   kills its process nor a node that goes costs another row. An actor that Ray ended for its memory
+   is a memory error.
 4. Once a step begins, every step reserves room by its first actor. No step gets a second actor
    before all steps have their first one, since a step with all CPUs would starve another step.
 5. A step without an actor for `startup_timeout_s` is an error.
@@ -90,6 +91,7 @@ class _Actor:
         self.built = handle.build.remote()  # answered once the function is built
         self.ready = False  # `built` is answered
         self.calls: list[Any] = []  # calls that the actor has not answered, in their order
+        self.repeated: Any = None  # its last call, if that is made again
         self.freed = 0.0  # moment of the last answer (s)
         self.keys = deque[Any](maxlen=models)  # routing keys of its instances
 
@@ -173,6 +175,8 @@ class ActorPool(Worker):
             probe = actor.handle.__ray_ready__.remote() if again else None
             reference = actor.handle.reply.remote(data)
             actor.calls.append(reference)
+            if again:
+                actor.repeated = reference
         limit, sent, wait = self.step.timeout_s or inf, perf_counter(), _POLL
         at_fault = False
         try:
@@ -194,6 +198,8 @@ class ActorPool(Worker):
         finally:
             with self._changed:
                 actor.calls.remove(reference)
+                if actor.repeated is reference:
+                    actor.repeated = None
                 actor.freed = perf_counter()
                 self._changed.notify_all()
 
@@ -203,7 +209,11 @@ class ActorPool(Worker):
             self.make_ready()
             self._advance(0)
             most = self._settings.max_in_flight
-            free = [each for each in self._actors if each.ready and len(each.calls) < most]
+            free = [
+                each
+                for each in self._actors
+                if each.ready and each.repeated is None and len(each.calls) < most
+            ]
             if free:
                 break
             self._changed.wait(_POLL)
