@@ -89,6 +89,7 @@ class Reader:
         self._kept = kept
         self._columns = lru_cache(CACHED)(progress.chunk)  # of a chunk, by its number
         self._sampled = 0  # steps of which a sample was found
+        self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
         self._asked = threading.Semaphore(0)
         self._closed = False
@@ -163,7 +164,7 @@ class Reader:
         for place, why in sorted(faults.items()):
             text = letter_text("source", why)
             found.letters.append(Letter(window.first + place, keys[place], text))
-        committed = self._progress.committed([row.key for row in rows])
+        committed = {} if self._first else self._progress.committed([row.key for row in rows])
         if not committed:
             found.rows[0] = rows
             return found
