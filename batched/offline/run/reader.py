@@ -12,14 +12,15 @@ is a row with the key of an earlier row, and a row with a value that the result 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from itertools import repeat
+from typing import Any, Final, cast
 
 from ..failures import letter_text
 from ..identity.inputs import hash_inputs
-from ..progress.commit import Committed, Letter
+from ..progress.commit import Committed, Key, Letter
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of
@@ -147,26 +148,40 @@ class Reader:
             self._kept.check(window)
         faults = window.faults
         usable = [None if place in faults else key for place, key in enumerate(keys)]
-        for place in self._progress.order.note(window.first, usable):
+        for place in self._progress.order.note(window.first, usable if faults else keys):
             window.note_fault(
                 place,
                 f"the key {keys[place]!r} stands twice in the source, here and in an earlier row; "
                 "each row needs a key of its own",
             )
         inputs = zip(*[hashes[names] for names in plan.depends], strict=True)
-        values = zip(*columns, strict=True)
-        rows = [
-            Row(key, hashed, dict(zip(plan.source, row, strict=True)), window.first + place)
-            for place, (key, hashed, row) in enumerate(zip(keys, inputs, values, strict=True))
-            if key is not None and place not in faults
-        ]
+        values: Iterable[dict[str, Any]]
+        if len(columns) == 1:
+            (name,) = plan.source
+            values = [{name: value} for value in columns[0]]
+        else:
+            values = map(dict, map(zip, repeat(plan.source), zip(*columns, strict=True)))
         found = Reading(window.size, rows=[[] for _ in range(steps)])
-        for place, why in sorted(faults.items()):
-            text = letter_text("source", why)
-            found.letters.append(Letter(window.first + place, keys[place], text))
-        committed = {} if self._first else self._progress.committed([row.key for row in rows])
+        rows: Iterable[Row] = map(
+            Row,
+            cast("list[Key]", keys),
+            inputs,
+            values,
+            range(window.first, window.first + window.size),
+        )
+        if faults:
+            for place, why in sorted(faults.items()):
+                number = window.first + place
+                text = letter_text("source", why)
+                found.letters.append(Letter(number, keys[place], text))
+            rows = (row for place, row in enumerate(rows) if place not in faults)
+        committed = (
+            {}
+            if self._first
+            else self._progress.committed([key for key in usable if key is not None])
+        )
         if not committed:
-            found.rows[0] = rows
+            found.rows[0] = list(rows)
             return found
         for row in rows:
             self._look_up(row, committed, found)
