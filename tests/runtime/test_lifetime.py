@@ -59,6 +59,7 @@ def test_one_caller_needs_one_thread_however_many_are_allowed() -> None:
     fn: Any = batched.dynamically(name="one", max_concurrent_batches=8)(lambda items: items)
     for i in range(50):
         assert fn(i) == i
+        wait_until(lambda: fn._batcher.runtime._parked)  # the worker has answered and waits again
     assert len(workers("one")) == 1
     fn.shutdown()
 
