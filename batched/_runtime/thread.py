@@ -19,8 +19,8 @@ from collections.abc import Callable
 from .._core.linger import NEVER
 from .._core.scheduler import Batch, Scheduler
 from .._execution.execution import Prepared
-from .call_queue import AWAKE, CallQueue
-from .runtime import Runtime, alive
+from .call_queue import AWAKE, CallQueue, alive
+from .runtime import Runtime
 from .timer_thread import daemon_thread
 from .waits import WorkerContext, enter_worker
 from .wakers import POLL_INTERVAL, log_failure

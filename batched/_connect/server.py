@@ -1,0 +1,297 @@
+"""Model process: runs a batched function for the clients that connect to its socket.
+
+Every call of a client is a call of the function on the event loop of this process. So groups,
+lengths, limits and statistics are those of the function. Answers of one batch to one client leave
+in one write. No second queue exists here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import pkgutil
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from .._execution.exceptions import SharedError
+from .._function.batched import BatchedCallable
+from .._function.requests import MISSING
+from .._services.failures import error_text, to_remote
+from ..errors import BatchedError, BatcherClosed
+from .greeting import Greeting, welcome
+from .messages import CALL, CANCEL, ERROR, RESET, RESULT, STATS, Channel, Frame, pickled
+from .place import Place, listen
+from .starting import READY
+
+BATCHES: Final = 4
+"""Batches of calls that each client may have under way, for each batch that may run at once."""
+
+logger = logging.getLogger("batched")
+
+
+def find_function(reference: str) -> BatchedCallable[Any, Any, Any]:
+    """Return the batched function `module:attribute`.
+
+    Raises:
+        TypeError: the object is no batched function.
+        Exception: its module cannot be imported, or has no such attribute.
+    """
+    found = pkgutil.resolve_name(reference)
+    if not isinstance(found, BatchedCallable):
+        raise TypeError(
+            f"{reference} is no batched function but {type(found).__name__}; decorate it with "
+            "@batched.dynamically, and name a method of an instance as module:instance.method"
+        )
+    return found
+
+
+def main(reference: str, path: str, linger: float, report: int, lock: int) -> None:
+    """Serve a function for the client that started this process.
+
+    `report` and `lock` are descriptors: of a pipe for the one sentence that the client reads, and
+    of the lock file, which is unlocked once this process listens.
+    """
+    for descriptor in (report, lock):
+        os.set_inheritable(descriptor, False)
+    place = Place(Path(path))
+    try:
+        function = find_function(reference)
+        listener = listen(place.path)
+    except BaseException as error:
+        _report(report, error_text(error).error.partition("\n")[0])
+        raise
+
+    def ready() -> None:
+        os.close(lock)
+        _report(report, READY)
+
+    asyncio.run(ModelServer(function, listener, place, linger).run(ready))
+
+
+def _report(descriptor: int, text: str) -> None:
+    with suppress(OSError), os.fdopen(descriptor, "wb") as file:  # the client may have gone
+        file.write(text.encode())
+
+
+class ModelServer:
+    """Server of one function. With `linger`, it ends once no client was there for so long (s)."""
+
+    def __init__(
+        self,
+        function: BatchedCallable[Any, Any, Any],
+        listener: socket.socket,
+        place: Place,
+        linger: float | None,
+    ) -> None:
+        self.function = function
+        self.name = function._function.name
+        self.loop: asyncio.AbstractEventLoop
+        self.closing = False
+        self.sessions: set[_Session] = set()
+        self._listener = listener
+        self._place = place
+        self._linger = linger
+        self._ended: asyncio.Event
+        self._greeted: set[asyncio.Task[None]] = set()
+        options = function._function.options
+        policy = options.policy
+        self._greeting: Greeting = {
+            "name": self.name,
+            "features": options.features is not None,
+            "credit": BATCHES * policy.batch_size * policy.max_concurrent_batches,
+        }
+
+    async def run(self, ready: Any = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT, or until no client is left. Call `ready` once it serves.
+
+        What was accepted is answered first.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._listener.setblocking(False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(RuntimeError, ValueError):  # in a test, the thread is not the main one
+                self.loop.add_signal_handler(number, self.stop)
+        accepting = asyncio.create_task(self._accept())
+        self._wait_for_clients()
+        ready()
+        await self._ended.wait()
+        self.closing = True
+        with suppress(OSError), self._place.locked(wait=True):
+            self._place.remove()
+        accepting.cancel()
+        self._listener.close()
+        await self.function.aclose()
+        while any(session.replies for session in self.sessions):
+            await asyncio.sleep(0.001)
+        for session in list(self.sessions):
+            session.close()
+        while self.sessions:
+            await asyncio.sleep(0.001)
+
+    def stop(self) -> None:
+        """Answer what was accepted, refuse what comes, and end. Only the server's loop calls it."""
+        self._ended.set()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = await self.loop.sock_accept(self._listener)
+            except OSError as error:  # too many open files, or the client has gone
+                logger.warning("%s cannot accept a client: %s", self.name, error)
+                await asyncio.sleep(0.1)
+                continue
+            task = asyncio.create_task(self._welcome(link))
+            self._greeted.add(task)
+            task.add_done_callback(self._greeted.discard)
+
+    async def _welcome(self, link: socket.socket) -> None:
+        try:
+            link.setblocking(True)
+            _, channel = await asyncio.to_thread(welcome, link, self._greeting)
+            await self.loop.connect_accepted_socket(lambda: _Session(self, channel), link)
+        except (EOFError, OSError, BatchedError, KeyError, ValueError) as error:
+            if not isinstance(error, EOFError):
+                logger.warning("%s refused a client: %s", self.name, error)
+            link.close()
+
+    def _wait_for_clients(self) -> None:
+        """End once no client has come for `linger` seconds."""
+        if self._linger is not None:
+            self.loop.call_later(self._linger, self._end_if_alone)
+
+    def _end_if_alone(self) -> None:
+        if not self.sessions and not self._greeted:
+            self.stop()
+
+
+class _Session(asyncio.Protocol):
+    """Connection of one client."""
+
+    def __init__(self, server: ModelServer, channel: Channel) -> None:
+        self.server = server
+        self.replies: dict[int, _Reply] = {}
+        """Calls that were accepted and not answered, by number."""
+        self._channel = channel
+        self._transport: asyncio.Transport
+        self._unsent: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # that of a socket
+        self.server.sessions.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        server = self.server
+        server.sessions.discard(self)
+        replies, self.replies = self.replies, {}
+        for reply in replies.values():
+            reply.abandon()
+        if not server.sessions:
+            server._wait_for_clients()
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._channel.read(data):
+            if frame.kind == CALL:
+                self._call(frame)
+            elif frame.kind == CANCEL:
+                if (reply := self.replies.pop(frame.number, None)) is not None:
+                    reply.abandon()
+            elif frame.kind in (STATS, RESET):
+                function = self.server.function
+                if frame.kind == RESET:
+                    function.reset_stats()
+                self.send(frame.kind, frame.number, function.stats)
+
+    def close(self) -> None:
+        """Close the connection, after what was sent."""
+        self._flush()
+        self._transport.close()
+
+    def _call(self, frame: Frame) -> None:
+        server = self.server
+        number = frame.number
+        batched = server.function
+        try:
+            given, kwargs, single = frame.load()
+            if server.closing:
+                raise BatcherClosed(f"{server.name}: its model process is shutting down")
+            item, args = (given[0], given[1:]) if given else (MISSING, ())
+            batcher = batched._batcher
+            reply = _Reply(self, number, batcher.runtime.here(server.loop))
+            reply.request = request = batcher.requests.parse(
+                item, args, kwargs, batched._owner, reply, single
+            )
+            del given, item, args, kwargs
+            if not request.size:
+                self.send(RESULT, number, [])
+                return
+            self.replies[number] = reply
+            reply.runtime.submit(request, from_event_loop=True)
+        except Exception as error:
+            self.replies.pop(number, None)
+            self.send_error(number, error)
+
+    def send(self, kind: int, number: int, value: object) -> None:
+        """Send a frame, with all others of this turn of the loop."""
+        if not self._unsent:
+            self.server.loop.call_soon(self._flush)
+        self._unsent += self._channel.write(kind, number, pickled(value))
+
+    def send_error(self, number: int, error: BaseException) -> None:
+        """Send the error of a call."""
+        remote = to_remote(error)
+        data = None
+        with suppress(Exception):  # of its class
+            data = pickle.dumps(error, 5)
+            pickle.loads(data)
+        self.send(ERROR, number, (data, remote))
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent:
+            self._transport.write(b"".join(unsent))
+
+
+class _Reply:
+    """Waker of a call of a client: sends the answer, on the loop of the server."""
+
+    __slots__ = ("_done", "_number", "_session", "request", "runtime")
+
+    def __init__(self, session: _Session, number: int, runtime: Any) -> None:
+        self.runtime = runtime
+        self.request: Any = None
+        self._session = session
+        self._number = number
+        self._done = False
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._session.server.loop
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, _: None, /) -> None:
+        """Send the answer of the request, unless its caller has gone."""
+        self._done = True
+        request, session = self.request, self._session
+        if session.replies.pop(self._number, None) is None:
+            return
+        error = request.error
+        if error is None:
+            try:
+                session.send(RESULT, self._number, request.result)
+                return
+            except Exception as failed:
+                why = f"({type(failed).__name__}: {failed})"
+                name = session.server.name
+                error = TypeError(f"{name} returned what cannot be sent from its process {why}")
+        session.send_error(self._number, error.restored() if type(error) is SharedError else error)
+
+    def abandon(self) -> None:
+        """Drop the call: its caller has gone."""
+        self.runtime.abandon(self.request)
