@@ -128,7 +128,7 @@ class Books:
                     f"{call} ended with {error!r}, but the batcher was open",
                 )
             self.end(call, "closed")
-        elif self.faults.refused(call.items, call.tag, error):
+        elif self.faults.refused(call.items, error):
             self.end(call, "refused")
         elif self._by_queue(call, error):
             self.gone += call.items

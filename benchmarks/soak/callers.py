@@ -11,7 +11,7 @@ from typing import Any
 
 import batched
 from soak.books import Call
-from soak.faults import RAISED, Incomparable, Injected, Unhashable, raise_in_callback
+from soak.faults import RAISED, Injected, Untouchable, raise_in_callback
 from soak.subject import Subject
 
 BOUND = 30.0
@@ -44,7 +44,7 @@ class Caller:
         if tagged and (draw := rng.random()) < 0.2:
             tag = int(draw * 15)
             if draw < self.fault_rate / 4:
-                tag = (Unhashable if rng.random() < 0.5 else Incomparable)(self.faults)
+                tag = Untouchable()
         call = self.books.begin(
             size,
             tag=tag,

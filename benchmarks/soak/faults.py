@@ -58,7 +58,6 @@ SHORT, LONG, ODD = "output too short", "output too long", "output of a wrong typ
 BATCH_KINDS = [*RAISED, SHORT, LONG, ODD]
 """Faults of a whole batch, on the request of one item."""
 LENGTH = "length= raised"
-HASH, EQUAL = "hash of an argument raised", "equality of an argument raised"
 CALLBACK = "done-callback raised"
 ITSELF = "function called itself"
 HOOK = "on_batch hook raised"
@@ -171,11 +170,9 @@ class Faults:
         """Return whether a fault in a batch with one of `items` explains `error`."""
         return any(_explains(self.struck[item], error) for item in items if item in self.struck)
 
-    def refused(self, items: Sequence[int], tag: object, error: BaseException) -> bool:
-        """Return whether a call of `items` and `tag` was refused with `error` unqueued."""
-        return any(self.refusals.get(item) is error for item in items) or (
-            isinstance(tag, Unhashable) and tag.error is error
-        )
+    def refused(self, items: Sequence[int], error: BaseException) -> bool:
+        """Return whether a call of `items` was refused with `error` unqueued."""
+        return any(self.refusals.get(item) is error for item in items)
 
 
 def _explains(mark: Any, error: BaseException) -> bool:
@@ -200,37 +197,14 @@ def _is_copy(error: BaseException | None, mark: Any) -> bool:
     return type(error) is type(mark) and vars(error).get("mark") is vars(mark).get("mark")
 
 
-class Unhashable:
-    """Extra argument whose hash raises."""
-
-    def __init__(self, faults: Faults) -> None:
-        self.faults = faults
-        self.error: Exception | None = None
+class Untouchable:
+    """Extra argument whose hash and comparison raise: no code of its class may run."""
 
     def __hash__(self) -> int:
-        self.faults.injected.append(HASH)
-        self.error = Injected(HASH)
-        raise self.error
-
-    def __eq__(self, other: object) -> bool:  # without `__eq__` the hash would not be called
-        return self is other
-
-
-class Incomparable:
-    """Extra argument with the hash of all its kind, whose comparison raises."""
-
-    def __init__(self, faults: Faults) -> None:
-        self.faults = faults
-
-    def __hash__(self) -> int:
-        return 7
-
-    def __repr__(self) -> str:
-        return "Incomparable"
+        raise AssertionError("the hash of an argument was taken")
 
     def __eq__(self, other: object) -> bool:
-        self.faults.injected.append(EQUAL)
-        raise Injected(EQUAL)
+        raise AssertionError("an argument was compared")
 
 
 def raise_in_callback(faults: Faults, kind: str) -> Callable[[object], None]:
