@@ -45,7 +45,7 @@ LEAST_AHEAD: Final = 256
 PATIENCE: Final = 10.0
 """Time for the model process to send its statistics (s)."""
 
-Dial = Callable[[], tuple[socket.socket, dict[str, Any], Channel, Place]]
+Dial = Callable[[], tuple[socket.socket, dict[str, Any], Channel, Place | None]]
 
 
 class ClientParser:
@@ -90,7 +90,7 @@ class ClientParser:
 class _Connection:
     """Socket of a client, and the calls that were sent and not answered."""
 
-    def __init__(self, link: socket.socket, channel: Channel, credit: int, place: Place) -> None:
+    def __init__(self, link: socket.socket, channel: Channel, credit: int, place: Place | None) -> None:
         self.channel = channel
         self.credit = credit  # most calls under way
         self.place = place
@@ -183,7 +183,8 @@ class ClientRuntime(CallQueue):
         return queued
 
     def cancel(self, request: Request, even_begun: bool = False) -> bool:
-        cancelled = super().cancel(request, even_begun)
+        del even_begun  # only the model process knows; it drops a call that has not begun there
+        cancelled = super().cancel(request, True)
         if cancelled and request.dispatched:
             with self._lock:
                 connection = self._connection
@@ -438,15 +439,18 @@ def received(link: socket.socket) -> bytes:
 def restored(data: bytes | None, remote: RemoteError) -> BaseException:
     """Return an error of another process.
 
-    `data` is the pickled error, None if it cannot be pickled. The `RemoteError` stands for an error
-    whose class this process does not know.
+    `data` is the pickled error with its causes, None if these cannot be pickled. The `RemoteError`
+    stands for an error whose class this process does not know.
     """
     error: BaseException = remote
     if data is not None:
         try:
-            error = pickle.loads(data)
-        except Exception:  # its class may not be importable here
-            pass
+            error, *causes = pickle.loads(data)
+            effect = error
+            for effect.__cause__ in causes:
+                effect = effect.__cause__
+        except Exception:  # a class may not be importable here
+            error = remote
     if remote.lines:
         error.add_note(f"In the model process:\n{remote.lines}")
     return error
@@ -477,7 +481,7 @@ def _serve(ref: weakref.ref[ClientRuntime], dial: Dial) -> None:
         runtime = ref()
     if runtime is not None:
         runtime.lost(connection, why)
-    if connection is not None:
+    if connection is not None and connection.place is not None:
         connection.place.clean()
 
 

@@ -201,9 +201,9 @@ class _Connected(BatchedCallable[T, U, ...]):
     def _ahead(
         self, buffersize: int | None, timeout: float | None, return_exceptions: bool
     ) -> Ahead[T]:
-        return super()._ahead(
-            buffersize or self._batcher.runtime.most_ahead, timeout, return_exceptions
-        )
+        if buffersize is None:
+            buffersize = self._batcher.runtime.most_ahead
+        return super()._ahead(buffersize, timeout, return_exceptions)
 
     @property
     def stats(self) -> Stats:

@@ -55,7 +55,7 @@ def welcome(link: socket.socket, greeting: Greeting) -> tuple[Greeting, Channel]
             "refused": f"its model process has batched {__version__}, and this process batched "
             f"{theirs['version']}; restart the model process with the same version"
         }
-    elif theirs["features"] is not greeting["features"]:
+    elif theirs.get("features", greeting["features"]) is not greeting["features"]:
         kind, module = (
             ("features", "batched.inference") if greeting["features"] else ("items", "batched")
         )

@@ -29,6 +29,10 @@ MOST_PATH: Final = 104
 """Most bytes of a socket's path, the end included: 108 on Linux, 104 on macOS."""
 
 
+served_here: set[Path] = set()
+"""Sockets on which this process serves a function."""
+
+
 class Place:
     """Socket of a model process, and the lock file beside the socket."""
 
@@ -54,6 +58,11 @@ class Place:
         Raises:
             ServerGone: the socket cannot be used.
         """
+        if self.path in served_here:
+            raise ServerGone(
+                "this process serves the function, and would wait for itself; call the function "
+                "instead of connecting to it"
+            )
         link = socket.socket(socket.AF_UNIX)
         try:
             if len(os.fsencode(self.path)) >= MOST_PATH:

@@ -25,7 +25,7 @@ from .._services.failures import error_text, to_remote
 from ..errors import BatchedError, BatcherClosed
 from .greeting import Greeting, welcome
 from .messages import CALL, CANCEL, ERROR, RESET, RESULT, STATS, Channel, Frame, pickled
-from .place import Place, listen
+from .place import Place, listen, served_here
 from .starting import READY
 
 BATCHES: Final = 4
@@ -67,6 +67,7 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
         raise
 
     def ready() -> None:
+        served_here.add(place.path)
         os.close(lock)
         _report(report, READY)
 
@@ -117,14 +118,14 @@ class ModelServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(RuntimeError, ValueError):  # in a test, the thread is not the main one
                 self.loop.add_signal_handler(number, self.stop)
-        accepting = asyncio.create_task(self._accept())
+        self.loop.add_reader(self._listener, self._accept)
         self._wait_for_clients()
         ready()
         await self._ended.wait()
         self.closing = True
         with suppress(OSError), self._place.locked(wait=True):
             self._place.remove()
-        accepting.cancel()
+        self.loop.remove_reader(self._listener)
         self._listener.close()
         await self.function.aclose()
         while any(session.replies for session in self.sessions):
@@ -138,27 +139,30 @@ class ModelServer:
         """Answer what was accepted, refuse what comes, and end. Only the server's loop calls it."""
         self._ended.set()
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                link, _ = await self.loop.sock_accept(self._listener)
-            except OSError as error:  # too many open files, or the client has gone
-                logger.warning("%s cannot accept a client: %s", self.name, error)
-                await asyncio.sleep(0.1)
-                continue
-            task = asyncio.create_task(self._welcome(link))
-            self._greeted.add(task)
-            task.add_done_callback(self._greeted.discard)
+    def _accept(self) -> None:
+        """Accept the clients that wait."""
+        try:
+            while True:
+                link, _ = self._listener.accept()
+                task = asyncio.create_task(self._welcome(link))
+                self._greeted.add(task)
+                task.add_done_callback(self._greeted.discard)
+        except BlockingIOError:
+            pass
+        except OSError as error:  # for instance, too many files are open
+            logger.warning("%s cannot accept a client: %s", self.name, error)
 
     async def _welcome(self, link: socket.socket) -> None:
         try:
             link.setblocking(True)
             _, channel = await asyncio.to_thread(welcome, link, self._greeting)
             await self.loop.connect_accepted_socket(lambda: _Session(self, channel), link)
-        except (EOFError, OSError, BatchedError, KeyError, ValueError) as error:
+        except BaseException as error:
+            link.close()
+            if not isinstance(error, Exception):
+                raise
             if not isinstance(error, EOFError):
                 logger.warning("%s refused a client: %s", self.name, error)
-            link.close()
 
     def _wait_for_clients(self) -> None:
         """End once no client has come for `linger` seconds."""
@@ -244,12 +248,14 @@ class _Session(asyncio.Protocol):
 
     def send_error(self, number: int, error: BaseException) -> None:
         """Send the error of a call."""
-        remote = to_remote(error)
         data = None
-        with suppress(Exception):  # of its class
-            data = pickle.dumps(error, 5)
+        with suppress(Exception):  # of a class
+            chain = [error]
+            while (cause := chain[-1].__cause__) is not None and cause not in chain:
+                chain.append(cause)
+            data = pickle.dumps(chain, 5)
             pickle.loads(data)
-        self.send(ERROR, number, (data, remote))
+        self.send(ERROR, number, (data, to_remote(error)))
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []

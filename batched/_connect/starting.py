@@ -20,19 +20,24 @@ from .place import History, Place, describe_os_error
 
 BUILDS: Final = 3
 """Deaths in a row, while the model is built, after which the start has failed."""
+MOST_WAIT: Final = 1.0
+"""Longest rest of a pause for which calls wait (s)."""
 UNIX: Final = "unix:"
 """Begin of the address of a process that was started by hand."""
 
 
-Found = tuple[socket.socket, Greeting, Channel, Place]
-"""A connection: its socket, the greeting of the server, the channel, and the place."""
+Found = tuple[socket.socket, Greeting, Channel, Place | None]
+"""A connection: its socket, the greeting of the server, the channel, and the place, which is None
+if the process was started by hand.
+"""
 
 
 def find(address: str, greeting: Greeting) -> Found | None:
     """Return a connection to the process at `address`, or None if it does not run."""
-    unix = address.startswith(UNIX)
-    place = Place(Path(address.removeprefix(UNIX))) if unix else Place.of(address)
-    return _greeted(place, greeting)
+    if address.startswith(UNIX):
+        found = _greeted(Place(Path(address.removeprefix(UNIX))), greeting)
+        return None if found is None else (*found[:3], None)
+    return _greeted(Place.of(address), greeting)
 
 
 def connect(address: str, greeting: Greeting, linger: float) -> Found:
@@ -93,10 +98,14 @@ def _start(place: Place, reference: str, linger: float, lock: int) -> None:
         return
     history = History(lock)
     left = history.left()
-    if left > 0:
-        if history.failure:
-            raise ServerGone(history.failure)
-        time.sleep(left)
+    if left > 0 and history.failure:
+        raise ServerGone(history.failure)
+    if left > MOST_WAIT:
+        raise ServerGone(
+            f"the process of {reference} has died several times; the next one is started in "
+            f"{left:.0f} s"
+        )
+    time.sleep(max(0.0, left))
     for _ in range(BUILDS):
         history.note()
         failure, death = _launch(place, reference, linger, lock)
