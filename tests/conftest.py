@@ -1,6 +1,6 @@
 """Fixtures of the contract suite.
 
-A test with the fixture `stage` runs in seven scenarios, and with `-m matrix` in the remaining seven.
+A test with the fixture `stage` runs in seven scenarios, and with `-m matrix` in seven more.
 A test with `numbers` runs for plain items and, in five scenarios, for features: for all four
 decorators. The fixture `together` makes calls of features that share batches.
 """

@@ -122,9 +122,7 @@ def _parser(prog: str) -> _Parser:
         "Serve a batched function on a Unix socket, for functions that batched.connect makes",
         "; SIGTERM and Ctrl-C end it once accepted calls are answered",
     )
-    serve.add_argument(
-        "target", nargs="?", metavar="module:function", help="a batched function"
-    )
+    serve.add_argument("target", nargs="?", metavar="module:function", help="a batched function")
     serve.add_argument(
         "--socket", type=Path, required=True, metavar="PATH", help="path of the socket"
     )

@@ -33,6 +33,7 @@ from .._runtime.timer_thread import daemon_thread
 from .._runtime.wakers import log_failure
 from ..errors import BatcherClosed, RemoteError, ServerGone
 from ..stats import Stats
+from .greeting import Greeting
 from .messages import CALL, CANCEL, RESET, RESULT, STATS, Channel, Frame, Message, pickled
 from .place import Place
 
@@ -45,7 +46,7 @@ LEAST_AHEAD: Final = 256
 PATIENCE: Final = 10.0
 """Time for the model process to send its statistics (s)."""
 
-Dial = Callable[[], tuple[socket.socket, dict[str, Any], Channel, Place | None]]
+Dial = Callable[[], tuple[socket.socket, Greeting, Channel, Place | None]]
 
 
 class ClientParser:
@@ -90,9 +91,12 @@ class ClientParser:
 class _Connection:
     """Socket of a client, and the calls that were sent and not answered."""
 
-    def __init__(self, link: socket.socket, channel: Channel, credit: int, place: Place | None) -> None:
+    def __init__(
+        self, link: socket.socket, greeting: Greeting, channel: Channel, place: Place | None
+    ) -> None:
         self.channel = channel
-        self.credit = credit  # most calls under way
+        self.credit: int = greeting["credit"]  # most calls under way
+        self.peer: int = greeting["pid"]  # the process
         self.place = place
         self.calls: dict[int, tuple[Request, Batch]] = {}  # by number; under the runtime's lock
         self.outbox: deque[tuple[int, int, Message | None]] = deque()  # frames besides calls
@@ -154,17 +158,6 @@ class ClientRuntime(CallQueue):
     def here(self, _: object) -> ClientRuntime:
         """Return the runtime for callers on any loop, or on none: this one."""
         return self
-
-    def shutdown(self, *, wait: bool, cancel: bool) -> None:
-        """Close. With `wait`, return once every accepted call has ended."""
-        self.close(cancel)
-        if wait:
-            self.drain()
-
-    async def aclose(self, *, cancel: bool) -> None:
-        """Close, and return once every accepted call has ended."""
-        self.close(cancel)
-        await self.drain_async()
 
     def close(self, cancel: bool) -> None:
         super().close(cancel)
@@ -462,7 +455,7 @@ def _serve(ref: weakref.ref[ClientRuntime], dial: Dial) -> None:
     why = "its process has ended"
     try:
         link, greeting, channel, place = dial()
-        connection = _Connection(link, channel, greeting["credit"], place)
+        connection = _Connection(link, greeting, channel, place)
     except BaseException as error:
         if not isinstance(error, ServerGone):
             log_failure("cannot connect")

@@ -212,7 +212,8 @@ class _Connected(BatchedCallable[T, U, ...]):
         Raises:
             ServerGone: the process does not answer.
         """
-        return self._batcher.runtime.stats()
+        stats: Stats = self._batcher.runtime.stats()
+        return stats
 
     @property
     def client_stats(self) -> ClientStats:

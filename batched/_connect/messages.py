@@ -71,7 +71,7 @@ def pickled(value: object) -> Message:
 
 @lru_cache
 def _reducers(tensor: Any) -> ChainMap[Any, Callable[..., Any]]:
-    return ChainMap({tensor: _reduce_tensor}, copyreg.dispatch_table)  # type: ignore[arg-type]
+    return ChainMap({tensor: _reduce_tensor}, copyreg.dispatch_table)
 
 
 def _reduce_tensor(tensor: Any) -> Any:

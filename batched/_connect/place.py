@@ -122,7 +122,10 @@ class Place:
 
 
 class History:
-    """Earlier starts at a place, kept in its lock file."""
+    """Earlier starts at a place, kept in its lock file.
+
+    All processes of a machine with Unix sockets share one `perf_counter`, until it is restarted.
+    """
 
     GROWTH: Final = 2.0
     """Ratio of a pause to the last one."""
@@ -142,11 +145,11 @@ class History:
 
     def left(self) -> float:
         """Return the rest of the pause after the last start (s)."""
-        return min(self._time + self._pause - time.time(), self._pause)
+        return min(self._time + self._pause - time.perf_counter(), self._pause)
 
     def note(self, failure: str = "") -> None:
         """Note a start, or the sentence by which a start has failed."""
-        now = time.time()
+        now = time.perf_counter()
         recent = abs(now - self._time) < self.LONGEST + self._pause
         longer = max(self.FIRST, self.GROWTH * self._pause) if recent else 0.0
         self._pause = min(longer or (self.FIRST if failure else 0.0), self.LONGEST)

@@ -14,6 +14,7 @@ import pickle
 import pkgutil
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from .._execution.exceptions import SharedError
 from .._function.batched import BatchedCallable
 from .._function.requests import MISSING
 from .._services.failures import error_text, to_remote
-from ..errors import BatchedError, BatcherClosed
+from ..errors import BatcherClosed
 from .greeting import Greeting, welcome
 from .messages import CALL, CANCEL, ERROR, RESET, RESULT, STATS, Channel, Frame, pickled
 from .place import Place, listen, served_here
@@ -30,6 +31,9 @@ from .starting import READY
 
 BATCHES: Final = 4
 """Batches of calls that each client may have under way, for each batch that may run at once."""
+
+TICK: Final = 1e-3
+"""Interval at which a server that ends looks whether all calls are answered (s)."""
 
 logger = logging.getLogger("batched")
 
@@ -103,6 +107,7 @@ class ModelServer:
         policy = options.policy
         self._greeting: Greeting = {
             "name": self.name,
+            "pid": os.getpid(),
             "features": options.features is not None,
             "credit": BATCHES * policy.batch_size * policy.max_concurrent_batches,
         }
@@ -128,12 +133,14 @@ class ModelServer:
         self.loop.remove_reader(self._listener)
         self._listener.close()
         await self.function.aclose()
-        while any(session.replies for session in self.sessions):
-            await asyncio.sleep(0.001)
+        await self._until(lambda: not any(session.replies for session in self.sessions))
         for session in list(self.sessions):
             session.close()
-        while self.sessions:
-            await asyncio.sleep(0.001)
+        await self._until(lambda: not self.sessions)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():  # noqa: ASYNC110  # the hot path need not note each change
+            await asyncio.sleep(TICK)
 
     def stop(self) -> None:
         """Answer what was accepted, refuse what comes, and end. Only the server's loop calls it."""
@@ -189,7 +196,7 @@ class _Session(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # that of a socket
         self.server.sessions.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         server = self.server
         server.sessions.discard(self)
         replies, self.replies = self.replies, {}

@@ -50,6 +50,8 @@ class CallQueue(ABC):
     """Queue of the calls for one scheduler. Subclasses have the workers (`_call_worker`)."""
 
     tick = 0.0  # the shortest time for which workers can wait (s)
+    # whether accepted calls are finished when the interpreter exits
+    finishes_at_exit = True
     # whether the interpreter exits. If so, code of running batches may call closed functions
     exiting = False
 
@@ -376,6 +378,17 @@ class CallQueue(ABC):
             self._wakeups.leave(key)
             self._call_for_repair()
             raise
+
+    def shutdown(self, *, wait: bool, cancel: bool) -> None:
+        """Close. With `wait`, return once every accepted call has ended."""
+        self.close(cancel)
+        if wait:
+            self.drain()
+
+    async def aclose(self, *, cancel: bool) -> None:
+        """Close, and return once every accepted call has ended."""
+        self.close(cancel)
+        await self.drain_async()
 
     def open(self) -> None:
         """Accept calls again. Callers that wait in `drain` go on."""

@@ -54,11 +54,6 @@ class ThreadRuntime(Runtime):
             for thread in threads - self._threads:
                 thread.join()
 
-    async def aclose(self, *, cancel: bool) -> None:
-        """Close, and return once every accepted call has ended."""
-        self.close(cancel)
-        await self.drain_async()
-
     def _new_parker(self) -> _Parker:
         return _Parker(self, self._scheduler)
 
@@ -225,7 +220,7 @@ def _at_exit() -> None:
 
     An interruption leaves the rest undone.
     """
-    runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
+    runtimes = [runtime for runtime in alive() if runtime.finishes_at_exit]
     CallQueue.exiting = True
     try:
         for runtime in runtimes:

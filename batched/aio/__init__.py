@@ -1,6 +1,6 @@
 """Batching for functions that coroutines await."""
 
-from .._connect.connected import AsyncConnected as connect
+from .._connect.connected import AsyncConnected as connect  # noqa: N813  # called as a function
 from .._function.decorator import async_dynamically as dynamically
 from . import inference
 

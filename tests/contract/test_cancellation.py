@@ -32,7 +32,7 @@ async def test_the_rest_of_a_cancelled_list_call_is_never_computed(stage: Stage)
 
 
 async def test_a_timeout_of_the_caller_cancels_its_call(stage: Stage) -> None:
-    fn = stage.decorate(gated=True)
+    stage.decorate(gated=True)
     async with stage.callers() as callers:
         await callers.call("busy")
         await stage.running(1)

@@ -36,7 +36,8 @@ def report(item: int, answer: object, began: float) -> None:
 
 def call_from_thread() -> None:
     while not stopped.is_set():
-        item, began, answer = next(numbers), time.monotonic(), None
+        item, began = next(numbers), time.monotonic()
+        answer: object
         try:
             answer = double(item)
         except Exception as error:
@@ -46,7 +47,8 @@ def call_from_thread() -> None:
 
 async def call_from_coroutine() -> None:
     while not stopped.is_set():
-        item, began, answer = next(numbers), time.monotonic(), None
+        item, began = next(numbers), time.monotonic()
+        answer: object
         try:
             answer = await double.acall(item)
         except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any
 from batched._connect.place import Place, listen
 from batched._connect.server import ModelServer
 
-BOUND = 20.0
+PATIENCE = 20.0
 """Seconds after which a wait counts as a hang."""
 
 
@@ -28,7 +28,7 @@ class Served:
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True)
         self._ready = threading.Event()
         self._thread.start()
-        assert self._ready.wait(BOUND)
+        assert self._ready.wait(PATIENCE)
 
     async def _run(self) -> None:
         await self.server.run(self._ready.set)
@@ -36,7 +36,7 @@ class Served:
     def stop(self, *, wait: bool = True) -> None:
         self.server.loop.call_soon_threadsafe(self.server.stop)
         if wait:
-            self._thread.join(BOUND)
+            self._thread.join(PATIENCE)
             assert not self._thread.is_alive()
             shutil.rmtree(self._folder, ignore_errors=True)
 

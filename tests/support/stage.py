@@ -21,9 +21,12 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from served import ServedDecorator
 
 import batched
-from served import BOUND, ServedDecorator
+
+BOUND = 20.0
+"""Seconds after which a wait counts as a hang."""
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
