@@ -36,7 +36,7 @@ else:
 UNIX: Final = "unix:"
 """Begin of the address of a process that was started by hand."""
 SETTINGS: Final = ("max_queue_size", "on_full", "queue_timeout_ms", "prepare", "prepare_threads")
-"""Settings of a client, besides its name. All others belong to the function."""
+"""Settings of a client, besides its name. Other settings belong to the function."""
 
 
 @dataclass(frozen=True)

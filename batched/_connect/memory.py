@@ -2,7 +2,7 @@
 
 The memory has no name. Its file descriptor crosses the socket, and the system frees the memory with
 the last process that uses it, however that process ends. A slot is free again once the receiver has
-dropped every object that uses it. So the receiver need not copy, and may keep what it got.
+dropped every object that uses it. So the receiver need not copy arrays, and may keep them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages between a client and a model process, as frames of bytes on a socket.
 
-A frame is a header, the places of its large buffers, a pickle, and those of the buffers for which
-the shared memory had no room. Reading and writing are left to the caller: this module has no I/O.
+A frame has a header, the places of its large buffers, and a pickle. At the end are the buffers for
+which the shared memory had no room. The module has no I/O: its callers read and write the socket.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def _folder() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or status.st_mode & 0o077:
         raise ServerGone(
             f"{folder} must be a folder of user {uid} that nobody else can read (mode 700): its "
-            "sockets run code of whoever can write to them"
+            "sockets run any code that is written to them"
         )
     return folder
 

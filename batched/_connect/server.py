@@ -1,8 +1,8 @@
 """Model process: runs a batched function for the clients that connect to its socket.
 
 Every call of a client is a call of the function on the event loop of this process. So groups,
-lengths, limits and statistics are those of the function. Answers of one batch to one client leave
-in one write. No second queue exists here.
+lengths, limits and statistics apply as for local callers, and there is no second queue. Answers of
+one batch to one client leave in one write.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ModelServer:
     async def run(self, ready: Any = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT, or until no client is left. Call `ready` once it serves.
 
-        What was accepted is answered first.
+        Accepted calls are answered first.
         """
         self.loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -143,7 +143,7 @@ class ModelServer:
             await asyncio.sleep(TICK)
 
     def stop(self) -> None:
-        """Answer what was accepted, refuse what comes, and end. Only the server's loop calls it."""
+        """Answer accepted calls, refuse new ones, and end. Only the server's loop calls this."""
         self._ended.set()
 
     def _accept(self) -> None:
@@ -219,7 +219,7 @@ class _Session(asyncio.Protocol):
                 self.send(frame.kind, frame.number, function.stats)
 
     def close(self) -> None:
-        """Close the connection, after what was sent."""
+        """Send the frames that wait, and close the connection."""
         self._flush()
         self._transport.close()
 
@@ -248,7 +248,7 @@ class _Session(asyncio.Protocol):
             self.send_error(number, error)
 
     def send(self, kind: int, number: int, value: object) -> None:
-        """Send a frame, with all others of this turn of the loop."""
+        """Send a frame, together with the other frames of this turn of the loop."""
         if not self._unsent:
             self.server.loop.call_soon(self._flush)
         self._unsent += self._channel.write(kind, number, pickled(value))
@@ -302,7 +302,7 @@ class _Reply:
             except Exception as failed:
                 why = f"({type(failed).__name__}: {failed})"
                 name = session.server.name
-                error = TypeError(f"{name} returned what cannot be sent from its process {why}")
+                error = TypeError(f"{name} returned an object that cannot be sent {why}")
         session.send_error(self._number, error.restored() if type(error) is SharedError else error)
 
     def abandon(self) -> None:

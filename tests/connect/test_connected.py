@@ -197,7 +197,7 @@ def test_an_argument_or_result_that_cannot_be_sent_is_an_error_of_its_call(
     connected = served(to_lock)
     with pytest.raises(TypeError, match="cannot be sent to its process"):
         connected(lambda: None)
-    with pytest.raises(TypeError, match="returned what cannot be sent"):
+    with pytest.raises(TypeError, match="returned an object that cannot be sent"):
         connected(1)
     assert connected(2) == 2
 
@@ -255,7 +255,7 @@ def test_a_cancelled_call_is_not_computed_and_gives_its_credit_back(served: Conn
     assert turnstile.batches == [[1], [3]]
 
 
-def test_statistics_are_those_of_the_function_over_all_clients(served: Connect) -> None:
+def test_statistics_count_the_calls_of_all_clients(served: Connect) -> None:
     connected = served(batched.dynamically(lambda items: items))
     other: Any = batched.connect(connected.served.address)
     assert (connected(1), other(2)) == (1, 2)
@@ -483,7 +483,7 @@ def test_a_model_process_refuses_to_connect_to_itself(folder: Path, tmp_path: Pa
 # --- run by hand
 
 
-def test_a_process_run_by_hand_answers_what_it_accepted_when_it_is_terminated(
+def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
     folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "hand.socket"

@@ -1,4 +1,4 @@
-"""Model processes for tests, in a thread of this process: only the process is not another one."""
+"""Model processes for tests, each in a thread of this process instead of a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 20.0
 
 
 class Served:
-    """A batched function that is served on a socket of its own until `stop`."""
+    """A batched function, served on a socket of its own until `stop`."""
 
     def __init__(self, function: Any, credit: int = 10_000) -> None:
         self._folder = tempfile.mkdtemp()
@@ -44,7 +44,7 @@ class Served:
 class ServedDecorator:
     """Decorator that serves a function, and returns a function that is connected to it.
 
-    Settings are those of the served function.
+    The decorator takes the settings of the served function.
     """
 
     def __init__(self, decorator: Any, connect: Any) -> None:
