@@ -42,8 +42,7 @@ def serve(args: argparse.Namespace) -> int:
         print(f"{server.name} is served on {UNIX}{args.socket}", flush=True)
         _notify("READY=1")
 
-    asyncio.run(server.run(ready))
-    _notify("STOPPING=1")
+    asyncio.run(server.run(ready, lambda: _notify("STOPPING=1")))
     return 0
 
 

@@ -112,10 +112,12 @@ class ModelServer:
             "credit": BATCHES * policy.batch_size * policy.max_concurrent_batches,
         }
 
-    async def run(self, ready: Any = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT, or until no client is left. Call `ready` once it serves.
+    async def run(
+        self, ready: Callable[[], object], ending: Callable[[], object] = lambda: None
+    ) -> None:
+        """Serve until SIGTERM or SIGINT, or until no client is left. Then answer accepted calls.
 
-        Accepted calls are answered first.
+        `ready` is called once the server serves, and `ending` once it begins to end.
         """
         self.loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -128,6 +130,7 @@ class ModelServer:
         ready()
         await self._ended.wait()
         self.closing = True
+        ending()
         with suppress(OSError), self._place.locked(wait=True):
             self._place.remove()
         self.loop.remove_reader(self._listener)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -491,14 +492,22 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
     command = [sys.executable, "-m", "batched", "serve"]
     check = [*command, "--check", "--socket", str(path)]
     assert subprocess.run(check, check=False, capture_output=True).returncode == 1
+    notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notified.bind(str(tmp_path / "notify"))
+    notified.settimeout(BOUND)
     process = subprocess.Popen(
         [*command, "served_model:slowly", "--socket", str(path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": support},
+        env={
+            **os.environ,
+            "PYTHONPATH": support,
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+        },
     )
     assert process.stdout is not None
     assert process.stdout.readline() == f"slowly is served on unix:{path}\n"
+    assert notified.recv(100) == b"READY=1"
     assert subprocess.run(check, check=False, capture_output=True).returncode == 0
     slowly: Any = batched.connect(f"unix:{path}")
     futures = [slowly.submit(0.01) for _ in range(100)]
@@ -507,6 +516,8 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
     process.terminate()
     assert [future.result(BOUND) for future in futures] == [0.01] * 100
     assert process.wait(BOUND) == 0
+    assert notified.recv(100) == b"STOPPING=1"
+    notified.close()
     wait_until(lambda: slowly._batcher.runtime._connection is None)
     with pytest.raises(ServerGone, match="no process listens at"):
         slowly(0)

@@ -135,7 +135,7 @@ async def test_callers_are_answered_before_the_observer_is_called(stage: Stage) 
     assert await stage.call(1) == ("done", 1)
     answered.set()
     await fn.aclose()
-    assert in_time == [True]
+    await stage.until(lambda: in_time == [True])
 
 
 @pytest.mark.parametrize("hook", [3, "print", batched])
