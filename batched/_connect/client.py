@@ -41,6 +41,8 @@ _CHUNK: Final = 1 << 18
 """Most bytes that are received at once."""
 _MANY: Final = 1 << 30
 """Number of batches that may run at once: the limit is the credit of the connection."""
+MOST_TURNS: Final = 8
+"""Most times that a caller sends calls of other threads before a thread takes over."""
 LEAST_AHEAD: Final = 256
 """Least number of calls that `map` makes ahead by default."""
 PATIENCE: Final = 10.0
@@ -272,12 +274,13 @@ class ClientRuntime(CallQueue):
         self._send_all(connection, wait=False)
 
     def _send_all(self, connection: _Connection, *, wait: bool) -> None:
-        """Send frames until none is left. Without `wait`, a thread goes on once the socket is full.
+        """Send frames until none is left.
 
-        The caller has set `sending`, and no other thread sends.
+        Without `wait`, another thread goes on once the socket is full, or other threads call all
+        the time: this thread has a call of its own. The caller has set `sending`.
         """
         try:
-            while True:
+            for turn in itertools.count(1):
                 with self._lock:
                     frames = self._take_frames(connection)
                     if not frames:
@@ -286,8 +289,9 @@ class ClientRuntime(CallQueue):
                 write = connection.channel.write
                 data = b"".join([part for frame in frames for part in write(*frame)])
                 rest = connection.send(data, wait=wait)
-                if rest is not None:
-                    daemon_thread(f"{self.name}-send", self._send_rest, connection, rest).start()
+                if rest is not None or (turn >= MOST_TURNS and not wait):
+                    name = f"{self.name}-send"
+                    daemon_thread(name, self._send_rest, connection, rest or b"").start()
                     break
         except OSError:  # the thread that receives ends all calls
             connection.end()
@@ -297,7 +301,7 @@ class ClientRuntime(CallQueue):
         if self._scheduler.admitted:
             self._notify_admitted()
 
-    def _send_rest(self, connection: _Connection, rest: memoryview) -> None:
+    def _send_rest(self, connection: _Connection, rest: bytes | memoryview) -> None:
         try:
             connection.send(rest, wait=True)
         except OSError:

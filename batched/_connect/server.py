@@ -101,6 +101,7 @@ class ModelServer:
         self._listener = listener
         self._place = place
         self._linger = linger
+        self._alone: asyncio.TimerHandle | None = None  # since the last client has gone
         self._ended: asyncio.Event
         self._greeted: set[asyncio.Task[None]] = set()
         options = function._function.options
@@ -177,7 +178,9 @@ class ModelServer:
     def _wait_for_clients(self) -> None:
         """End once no client has come for `linger` seconds."""
         if self._linger is not None:
-            self.loop.call_later(self._linger, self._end_if_alone)
+            if self._alone is not None:
+                self._alone.cancel()
+            self._alone = self.loop.call_later(self._linger, self._end_if_alone)
 
     def _end_if_alone(self) -> None:
         if not self.sessions and not self._greeted:

@@ -463,6 +463,13 @@ def test_a_path_that_is_too_long_for_a_socket_is_one_sentence(
         connected(1)
 
 
+def test_an_offline_run_refuses_a_connected_function() -> None:
+    offline = pytest.importorskip("batched.offline")
+    connected: Any = batched.connect("served_model:double")
+    with pytest.raises(TypeError, match="runs in another process, whose code a run cannot compare"):
+        offline.Step(connected, input="x", output="y")
+
+
 def test_a_model_process_refuses_to_connect_to_itself(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "selfish.py").write_text(
         "import batched\n"
