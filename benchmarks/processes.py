@@ -4,7 +4,8 @@ Run: python benchmarks/processes.py [--check] [--quick] [--save] [--servers]
 
 A function that returns its items is called through `batched.connect` and within this process, in
 turns, so that only the way of a call is measured. Arrays are sent through shared memory and, in
-turns, as pickles through the socket.
+turns, as pickles through the socket. A caller that is alone is measured on all cores and on one,
+where its time depends little on other processes and on the placement of threads.
 
 `--servers` (Linux) also measures a FastAPI application with all-MiniLM-L6-v2 on the CPU, one thread
 of torch in each process. Uvicorn runs it with 1, 2 and 4 workers, which connect to one model
@@ -63,7 +64,7 @@ NEVER = 1 << 60
 """Bytes from which a buffer crosses in shared memory, where none shall; by default `LARGE`."""
 
 MOST_ROUND_TRIP = 2.5
-"""Most time of a call, as a multiple of a call within the process."""
+"""Most time of a call on one core, as a multiple of a call within the process."""
 LEAST_RATE = 40_000
 """Least calls a second of all callers, on two cores."""
 LEAST_GAIN = 5
@@ -207,22 +208,45 @@ def floors(rounds: int) -> list[Figure]:
         steps.append((Figure(name, [], unit, **rest), measure))
         return steps[-1][0]
 
-    with model_process(LARGE) as shared, model_process(NEVER) as plain, ExitStack() as end:
-        calls = batched.connect[Any, Any](shared)
-        awaited, pickling = (batched.aio.connect[Any, Any](each) for each in (shared, plain))
-        for each in (calls, awaited, pickling):
+    from overhead import one_core  # here, because the model process needs none of its packages
+
+    def on_one_core(measure: Callable[[Any], float], call: Any) -> float:
+        with one_core():
+            return measure(call)
+
+    with ExitStack() as end:
+        with one_core():
+            beside = end.enter_context(model_process(LARGE))
+        shared, plain = (end.enter_context(model_process(large)) for large in (LARGE, NEVER))
+        calls, calls_beside = (batched.connect[Any, Any](each) for each in (shared, beside))
+        awaited, pickling, awaited_beside = (
+            batched.aio.connect[Any, Any](each) for each in (shared, plain, beside)
+        )
+        for each in (calls, calls_beside, awaited, pickling, awaited_beside):
             end.callback(each.shutdown)
         figures = [
             step(
-                f"round trip of a {kind}",
+                f"round trip of a {kind}{where}",
                 "us",
-                partial(lone, connected),
-                baseline=step(LOCALLY, "us", partial(lone, local)),
-                at_most=MOST_ROUND_TRIP,
+                partial(measure, lone, connected),
+                baseline=step(LOCALLY, "us", partial(measure, lone, make(identity))),
+                **bound,
             )
-            for kind, lone, connected, local in (
-                ("thread", lone_thread, calls, same),
-                ("coroutine", lone_coroutine, awaited, aio_same),
+            for where, measure, bound, ways in (
+                (
+                    ", one core",
+                    on_one_core,
+                    {"at_most": MOST_ROUND_TRIP},
+                    (calls_beside, awaited_beside),
+                ),
+                ("", lambda lone, call: lone(call), {}, (calls, awaited)),
+            )
+            for kind, lone, make, connected in zip(
+                ("thread", "coroutine"),
+                (lone_thread, lone_coroutine),
+                (batched.dynamically, batched.aio.dynamically),
+                ways,
+                strict=True,
             )
         ]
         for kind, many, connected, local in (

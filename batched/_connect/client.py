@@ -34,11 +34,9 @@ from .._runtime.wakers import log_failure
 from ..errors import BatcherClosed, RemoteError, ServerGone
 from ..stats import Stats
 from .greeting import Greeting
-from .messages import CALL, CANCEL, RESET, RESULT, STATS, Channel, Frame, Message, pickled
+from .messages import CALL, CANCEL, CHUNK, RESET, RESULT, STATS, Channel, Frame, Message, pickled
 from .place import Place
 
-_CHUNK: Final = 1 << 18
-"""Most bytes that are received at once."""
 _MANY: Final = 1 << 30
 """Number of batches that may run at once: the limit is the credit of the connection."""
 MOST_TURNS: Final = 8
@@ -427,7 +425,7 @@ def received(link: socket.socket) -> bytes:
     Raises:
         OSError: the connection has ended.
     """
-    data = link.recv(_CHUNK)
+    data = link.recv(CHUNK)
     if not data:
         raise ConnectionResetError("the connection has ended")
     return data
@@ -484,7 +482,7 @@ def _serve(ref: weakref.ref[ClientRuntime], dial: Dial) -> None:
 
 def _receive(ref: weakref.ref[ClientRuntime], connection: _Connection) -> None:
     """Receive answers until the connection ends, or the runtime is gone."""
-    buffer = bytearray(_CHUNK)
+    buffer = bytearray(CHUNK)
     view = memoryview(buffer)
     while size := connection.receive(buffer):
         frames = connection.channel.read(view[:size])

@@ -7,6 +7,7 @@ imported here. The four classes differ as the four decorators do.
 from __future__ import annotations
 
 import pkgutil
+import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,8 +34,7 @@ else:
     T = TypeVar("T")
     U = TypeVar("U")
 
-UNIX: Final = "unix:"
-"""Begin of the address of a process that was started by hand."""
+_ADDRESS: Final = re.compile(r"unix:.+|[^\W\d][\w.]*:[^\W\d][\w.]*")
 SETTINGS: Final = ("max_queue_size", "on_full", "queue_timeout_ms", "prepare", "prepare_threads")
 """Settings of a client, besides its name. Other settings belong to the function."""
 
@@ -175,13 +175,13 @@ class _Connected(BatchedCallable[T, U, ...]):
         """
         if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "send_fds"):
             raise OSError("batched.connect needs Unix sockets, which this system does not have")
-        if not isinstance(address, str) or (
-            not address.startswith(UNIX)
-            and not all(map(str.isidentifier, address.replace(":", ".").split(".")))
-        ):
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
             raise ValueError(f"address must be 'module:function' or 'unix:PATH', got {address!r}")
-        if not address.startswith(UNIX) and address.count(":") != 1:
-            raise ValueError(f"address must be 'module:function' or 'unix:PATH', got {address!r}")
+        if address.startswith("__main__:"):
+            raise ValueError(
+                "the model process cannot import the main script or a notebook: put the function "
+                f"into a module, and connect to 'module:{address.removeprefix('__main__:')}'"
+            )
         if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or linger_s < 0:
             raise ValueError(f"linger_s must be a number of seconds, got {linger_s!r}")
         features = FeatureSettings() if self._features else None

@@ -35,6 +35,9 @@ STATS: Final = 6
 RESET: Final = 7
 """A request to set the statistics to zero, and its answer."""
 
+CHUNK: Final = 1 << 18
+"""Most bytes that are received at once."""
+
 _HEADER: Final = struct.Struct("<QQBI")
 """Bytes after the header, number of the call, kind, number of large buffers."""
 _PLACE: Final = struct.Struct("<qQ")

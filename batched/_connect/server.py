@@ -14,6 +14,7 @@ import pickle
 import pkgutil
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +26,27 @@ from .._function.requests import MISSING
 from .._services.failures import error_text, to_remote
 from ..errors import BatcherClosed
 from .greeting import Greeting, welcome
-from .messages import CALL, CANCEL, ERROR, RESET, RESULT, STATS, Channel, Frame, pickled
+from .messages import (
+    CALL,
+    CANCEL,
+    CHUNK,
+    ERROR,
+    RESET,
+    RESULT,
+    STATS,
+    Channel,
+    Frame,
+    Message,
+    pickled,
+)
 from .place import Place, listen, served_here
 from .starting import READY
 
 BATCHES: Final = 4
 """Batches of calls that each client may have under way, for each batch that may run at once."""
 
+FEW: Final = 2
+"""Most calls of a client under way for which the thread that has an answer writes it."""
 TICK: Final = 1e-3
 """Interval at which a server that ends looks whether all calls are answered (s)."""
 
@@ -98,6 +113,7 @@ class ModelServer:
         self.loop: asyncio.AbstractEventLoop
         self.closing = False
         self.sessions: set[_Session] = set()
+        self.buffer = memoryview(bytearray(CHUNK))  # for the bytes of all clients, on the loop
         self._listener = listener
         self._place = place
         self._linger = linger
@@ -127,7 +143,7 @@ class ModelServer:
             with suppress(RuntimeError, ValueError):  # in a test, the thread is not the main one
                 self.loop.add_signal_handler(number, self.stop)
         self.loop.add_reader(self._listener, self._accept)
-        self._wait_for_clients()
+        self.wait_for_clients()
         ready()
         await self._ended.wait()
         self.closing = True
@@ -137,10 +153,9 @@ class ModelServer:
         self.loop.remove_reader(self._listener)
         self._listener.close()
         await self.function.aclose()
-        await self._until(lambda: not any(session.replies for session in self.sessions))
+        await self._until(lambda: all(session.is_idle for session in self.sessions))
         for session in list(self.sessions):
             session.close()
-        await self._until(lambda: not self.sessions)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():  # noqa: ASYNC110  # the hot path need not note each change
@@ -167,7 +182,7 @@ class ModelServer:
         try:
             link.setblocking(True)
             _, channel = await asyncio.to_thread(welcome, link, self._greeting)
-            await self.loop.connect_accepted_socket(lambda: _Session(self, channel), link)
+            _Session(self, link, channel)
         except BaseException as error:
             link.close()
             if not isinstance(error, Exception):
@@ -175,7 +190,7 @@ class ModelServer:
             if not isinstance(error, EOFError):
                 logger.warning("%s refused a client: %s", self.name, error)
 
-    def _wait_for_clients(self) -> None:
+    def wait_for_clients(self) -> None:
         """End once no client has come for `linger` seconds."""
         if self._linger is not None:
             if self._alone is not None:
@@ -187,32 +202,38 @@ class ModelServer:
             self.stop()
 
 
-class _Session(asyncio.Protocol):
-    """Connection of one client."""
+class _Session:
+    """Connection of one client.
 
-    def __init__(self, server: ModelServer, channel: Channel) -> None:
+    The loop reads. Answers are written by the loop or, while few calls are under way, by the thread
+    that has the answer, because the way through the loop takes as long as a call.
+    """
+
+    def __init__(self, server: ModelServer, link: socket.socket, channel: Channel) -> None:
         self.server = server
         self.replies: dict[int, _Reply] = {}
         """Calls that were accepted and not answered, by number."""
+        self._link = link
         self._channel = channel
-        self._transport: asyncio.Transport
-        self._unsent: list[bytes] = []
+        self._lock = threading.Lock()  # guards the following, and writing
+        self._answered: list[_Reply] = []  # replies that the loop is about to write
+        self._unsent = b""  # bytes for which the socket has no room
+        link.setblocking(False)
+        server.loop.add_reader(link, self._read)
+        server.sessions.add(self)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # that of a socket
-        self.server.sessions.add(self)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        server = self.server
-        server.sessions.discard(self)
-        replies, self.replies = self.replies, {}
-        for reply in replies.values():
-            reply.abandon()
-        if not server.sessions:
-            server._wait_for_clients()
-
-    def data_received(self, data: bytes) -> None:
-        for frame in self._channel.read(data):
+    def _read(self) -> None:
+        buffer = self.server.buffer
+        try:
+            size = self._link.recv_into(buffer)
+        except BlockingIOError:
+            return
+        except OSError:
+            size = 0
+        if not size:
+            self.close()
+            return
+        for frame in self._channel.read(buffer[:size]):
             if frame.kind == CALL:
                 self._call(frame)
             elif frame.kind == CANCEL:
@@ -222,12 +243,26 @@ class _Session(asyncio.Protocol):
                 function = self.server.function
                 if frame.kind == RESET:
                     function.reset_stats()
-                self.send(frame.kind, frame.number, function.stats)
+                self._write([(frame.kind, frame.number, pickled(function.stats))])
 
     def close(self) -> None:
-        """Send the frames that wait, and close the connection."""
-        self._flush()
-        self._transport.close()
+        """Close the connection, and abandon the calls that are not answered."""
+        server = self.server
+        if self in server.sessions:
+            server.sessions.discard(self)
+            server.loop.remove_reader(self._link)
+            server.loop.remove_writer(self._link)
+            self._link.close()
+            replies, self.replies = self.replies, {}
+            for reply in replies.values():
+                reply.abandon()
+            if not server.sessions:
+                server.wait_for_clients()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all accepted calls are answered, and all answers were sent."""
+        return not self.replies and not self._answered and not self._unsent
 
     def _call(self, frame: Frame) -> None:
         server = self.server
@@ -245,72 +280,110 @@ class _Session(asyncio.Protocol):
             )
             del given, item, args, kwargs
             if not request.size:
-                self.send(RESULT, number, [])
+                self._write([(RESULT, number, pickled([]))])
                 return
             self.replies[number] = reply
             reply.runtime.submit(request, from_event_loop=True)
         except Exception as error:
             self.replies.pop(number, None)
-            self.send_error(number, error)
+            self._write([error_frame(number, error)])
 
-    def send(self, kind: int, number: int, value: object) -> None:
-        """Send a frame, together with the other frames of this turn of the loop."""
-        if not self._unsent:
-            self.server.loop.call_soon(self._flush)
-        self._unsent += self._channel.write(kind, number, pickled(value))
+    def answer(self, reply: _Reply) -> None:
+        """Write the answer of `reply`. Any thread may call this."""
+        if len(self.replies) <= FEW:
+            self._write_answers([reply])
+            return
+        with self._lock:
+            self._answered.append(reply)
+            if len(self._answered) > 1:
+                return
+        with suppress(RuntimeError):  # the loop is closed
+            self.server.loop.call_soon_threadsafe(self._write_answered)
 
-    def send_error(self, number: int, error: BaseException) -> None:
-        """Send the error of a call."""
-        data = None
-        with suppress(Exception):  # of a class
-            chain = [error]
-            while (cause := chain[-1].__cause__) is not None and cause not in chain:
-                chain.append(cause)
-            data = pickle.dumps(chain, 5)
-            pickle.loads(data)
-        self.send(ERROR, number, (data, to_remote(error)))
+    def _write_answered(self) -> None:
+        with self._lock:
+            answered, self._answered = self._answered, []
+        self._write_answers(answered)
 
-    def _flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if unsent:
-            self._transport.write(b"".join(unsent))
+    def _write_answers(self, replies: list[_Reply]) -> None:
+        """Write answers to calls whose callers still wait."""
+        frames = [
+            reply.frame() for reply in replies if self.replies.pop(reply.number, None) is not None
+        ]
+        if frames:
+            self._write(frames)
+
+    def _write(self, frames: list[tuple[int, int, Message]]) -> None:
+        with self._lock:
+            parts = [part for frame in frames for part in self._channel.write(*frame)]
+            data = b"".join(parts)
+            if self._unsent:
+                self._unsent += data
+                return
+            self._unsent = data
+            blocked = not self._send()
+        if blocked:
+            self.server.loop.call_soon_threadsafe(self._wait_to_write)
+
+    def _send(self) -> bool:
+        """Send all bytes that the socket takes, under the lock. Return whether none is left."""
+        try:
+            self._unsent = self._unsent[self._link.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # the client has gone, which the loop reads
+            self._unsent = b""
+        return not self._unsent
+
+    def _wait_to_write(self) -> None:
+        if self in self.server.sessions:
+            self.server.loop.add_writer(self._link, self._write_unsent)
+
+    def _write_unsent(self) -> None:
+        with self._lock:
+            if self._send():
+                self.server.loop.remove_writer(self._link)
 
 
 class _Reply:
-    """Waker of a call of a client: sends the answer, on the loop of the server."""
+    """Waker of a call of a client: writes the answer, in the thread that has it."""
 
-    __slots__ = ("_done", "_number", "_session", "request", "runtime")
+    __slots__ = ("number", "request", "runtime", "session")
 
     def __init__(self, session: _Session, number: int, runtime: Any) -> None:
         self.runtime = runtime
         self.request: Any = None
-        self._session = session
-        self._number = number
-        self._done = False
+        self.number = number
+        self.session = session
 
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._session.server.loop
+    def release(self) -> None:
+        """Answer the call, as a lock is released to wake a caller."""
+        self.session.answer(self)
 
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, _: None, /) -> None:
-        """Send the answer of the request, unless its caller has gone."""
-        self._done = True
-        request, session = self.request, self._session
-        if session.replies.pop(self._number, None) is None:
-            return
-        error = request.error
+    def frame(self) -> tuple[int, int, Message]:
+        """Return the frame of the answer."""
+        error = self.request.error
         if error is None:
             try:
-                session.send(RESULT, self._number, request.result)
-                return
+                return RESULT, self.number, pickled(self.request.result)
             except Exception as failed:
                 why = f"({type(failed).__name__}: {failed})"
-                name = session.server.name
+                name = self.session.server.name
                 error = TypeError(f"{name} returned an object that cannot be sent {why}")
-        session.send_error(self._number, error.restored() if type(error) is SharedError else error)
+        return error_frame(self.number, error.restored() if type(error) is SharedError else error)
 
     def abandon(self) -> None:
         """Drop the call: its caller has gone."""
         self.runtime.abandon(self.request)
+
+
+def error_frame(number: int, error: BaseException) -> tuple[int, int, Message]:
+    """Return the frame of an error: the pickled error and its causes, and its text."""
+    data = None
+    with suppress(Exception):  # of a class
+        chain = [error]
+        while (cause := chain[-1].__cause__) is not None and cause not in chain:
+            chain.append(cause)
+        data = pickle.dumps(chain, 5)
+        pickle.loads(data)
+    return ERROR, number, pickled((data, to_remote(error)))

@@ -390,6 +390,11 @@ def test_a_wrong_address_is_refused_at_once(address: Any) -> None:
         batched.connect(address)
 
 
+def test_a_function_of_the_main_script_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="put the function into a module, and connect to 'module:"):
+        batched.connect("__main__:embed")
+
+
 def test_settings_of_the_function_are_refused(connected: Connect) -> None:
     with pytest.raises(TypeError, match="'batch_size' is no setting of a client; it belongs to"):
         connected().with_options(batch_size=3)
