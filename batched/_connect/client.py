@@ -440,10 +440,10 @@ def restored(data: bytes | None, remote: RemoteError) -> BaseException:
     error: BaseException = remote
     if data is not None:
         try:
-            error, *causes = pickle.loads(data)
-            effect = error
-            for effect.__cause__ in causes:
-                effect = effect.__cause__
+            chain: list[BaseException] = pickle.loads(data)
+            for effect, cause in itertools.pairwise(chain):
+                effect.__cause__ = cause
+            error = chain[0]
         except Exception:  # a class may not be importable here
             error = remote
     if remote.lines:

@@ -15,6 +15,7 @@ import pkgutil
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -217,7 +218,7 @@ class _Session:
         self._channel = channel
         self._lock = threading.Lock()  # guards the following, and writing
         self._answered: list[_Reply] = []  # replies that the loop is about to write
-        self._unsent = b""  # bytes for which the socket has no room
+        self._unsent: deque[memoryview] = deque()  # bytes for which the socket has no room
         link.setblocking(False)
         server.loop.add_reader(link, self._read)
         server.sessions.add(self)
@@ -252,7 +253,8 @@ class _Session:
             server.sessions.discard(self)
             server.loop.remove_reader(self._link)
             server.loop.remove_writer(self._link)
-            self._link.close()
+            with self._lock:
+                self._link.close()
             replies, self.replies = self.replies, {}
             for reply in replies.values():
                 reply.abandon()
@@ -316,24 +318,24 @@ class _Session:
     def _write(self, frames: list[tuple[int, int, Message]]) -> None:
         with self._lock:
             parts = [part for frame in frames for part in self._channel.write(*frame)]
-            data = b"".join(parts)
-            if self._unsent:
-                self._unsent += data
-                return
-            self._unsent = data
-            blocked = not self._send()
-        if blocked:
+            self._unsent.append(memoryview(b"".join(parts)))
+            blocks = len(self._unsent) == 1 and not self._send()
+        if blocks:
             self.server.loop.call_soon_threadsafe(self._wait_to_write)
 
     def _send(self) -> bool:
         """Send all bytes that the socket takes, under the lock. Return whether none is left."""
+        unsent = self._unsent
         try:
-            self._unsent = self._unsent[self._link.send(self._unsent) :]
+            while unsent:
+                unsent[0] = unsent[0][self._link.send(unsent[0]) :]
+                if not unsent[0]:
+                    unsent.popleft()
         except BlockingIOError:
             pass
         except OSError:  # the client has gone, which the loop reads
-            self._unsent = b""
-        return not self._unsent
+            unsent.clear()
+        return not unsent
 
     def _wait_to_write(self) -> None:
         if self in self.server.sessions:

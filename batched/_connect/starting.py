@@ -106,6 +106,7 @@ def _start(place: Place, reference: str, linger: float, lock: int) -> None:
             f"{left:.0f} s"
         )
     time.sleep(max(0.0, left))
+    failure = death = ""
     for _ in range(BUILDS):
         history.note()
         failure, death = _launch(place, reference, linger, lock)
@@ -114,9 +115,8 @@ def _start(place: Place, reference: str, linger: float, lock: int) -> None:
         if failure:
             break
         time.sleep(max(0.0, history.left()))
-    else:
-        failure = f"it {death} while it was built, {BUILDS} times in a row"
-    sentence = f"cannot start the process of {reference}: {failure}"
+    why = failure or f"it {death} while it was built, {BUILDS} times in a row"
+    sentence = f"cannot start the process of {reference}: {why}"
     history.note(sentence)
     raise ServerGone(sentence)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,23 @@ import batched
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def short_path() -> Iterator[Path]:
+    """Return a temporary folder whose path leaves room for the name of a socket."""
+    path = tempfile.mkdtemp(prefix="b")
+    yield Path(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the folder of the sockets of this test. Kill the model processes that are left."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("SERVED_LOG", str(tmp_path / "computed.txt"))
-    yield tmp_path / "batched"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    monkeypatch.setenv("SERVED_LOG", str(short_path / "computed.txt"))
+    yield short_path / "batched"
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and (
-                f"{tmp_path}/batched/".encode() in (entry / "cmdline").read_bytes()
+                f"{short_path}/batched/".encode() in (entry / "cmdline").read_bytes()
             ):
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:

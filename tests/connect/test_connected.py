@@ -295,6 +295,13 @@ def test_items_are_prepared_in_the_client(served: Connect) -> None:
 # --- shared memory
 
 
+def test_messages_larger_than_the_buffer_of_the_socket_cross_it(served: Connect) -> None:
+    connected = served(batched.dynamically(lambda items: items))
+    texts = [bytes([number]) * 5_000_000 for number in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(connected, texts)) == texts
+
+
 def test_large_arrays_cross_in_shared_memory_and_may_be_kept(served: Connect) -> None:
     np = pytest.importorskip("numpy")
 
@@ -497,15 +504,15 @@ def test_a_model_process_refuses_to_connect_to_itself(folder: Path, tmp_path: Pa
 
 
 def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
-    folder: Path, tmp_path: Path
+    folder: Path, short_path: Path
 ) -> None:
-    path = tmp_path / "hand.socket"
+    path = short_path / "hand.socket"
     support = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-m", "batched", "serve"]
     check = [*command, "--check", "--socket", str(path)]
     assert subprocess.run(check, check=False, capture_output=True).returncode == 1
     notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    notified.bind(str(tmp_path / "notify"))
+    notified.bind(str(short_path / "notify"))
     notified.settimeout(BOUND)
     process = subprocess.Popen(
         [*command, "served_model:slowly", "--socket", str(path)],
@@ -514,7 +521,7 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
         env={
             **os.environ,
             "PYTHONPATH": support,
-            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "NOTIFY_SOCKET": str(short_path / "notify"),
         },
     )
     assert process.stdout is not None
@@ -533,6 +540,6 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
     wait_until(lambda: slowly._batcher.runtime._connection is None)
     with pytest.raises(ServerGone, match="no process listens at"):
         slowly(0)
-    assert list(tmp_path.glob("hand.*")) == []
+    assert list(short_path.glob("hand.*")) == []
     slowly.shutdown()
     process.stdout.close()

@@ -94,21 +94,21 @@ def segments(folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
-def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(tmp_path: Path) -> None:
+def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(short_path: Path) -> None:
     chance = random.Random(0)
-    clients = [Client(tmp_path, number) for number in range(CLIENTS)]
+    clients = [Client(short_path, number) for number in range(CLIENTS)]
     outputs = [client.output for client in clients]
     for kill in range(KILLS):
         for client in clients:
             wait_until(client.has_answers)
         time.sleep(chance.uniform(0, 0.3))
         if chance.random() < 0.5:
-            for pid in servers(tmp_path):
+            for pid in servers(short_path):
                 os.kill(pid, signal.SIGKILL)
         else:
             client = clients.pop(chance.randrange(CLIENTS))
             client.kill()
-            clients.append(Client(tmp_path, CLIENTS + kill))
+            clients.append(Client(short_path, CLIENTS + kill))
             outputs.append(clients[-1].output)
     for client in clients:
         client.end()
@@ -124,10 +124,10 @@ def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(tmp_path:
     print(outcomes, f"longest call {longest:.3f} s")
     assert outcomes.keys() == {"right", "gone"}
     assert set(items.values()) == {1}
-    computed = Counter((tmp_path / "computed.txt").read_text().split())
+    computed = Counter((short_path / "computed.txt").read_text().split())
     del computed["built"]
     assert set(computed.values()) == {1}
-    wait_until(lambda: not servers(tmp_path))
-    wait_until(lambda: not list((tmp_path / "batched").iterdir()))
-    assert segments(tmp_path) == []
+    wait_until(lambda: not servers(short_path))
+    wait_until(lambda: not list((short_path / "batched").iterdir()))
+    assert segments(short_path) == []
     assert longest < MOST_SECONDS
