@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,11 @@ CALLS_WITH_ARRAYS, WARM_UP_WITH_ARRAYS = 4096, 4
 NEVER = 1 << 60
 """Bytes from which a buffer crosses in shared memory, where none shall; by default `LARGE`."""
 
-MOST_ROUND_TRIP = 2.5
+MOST_ROUND_TRIP = 7
 """Most time of a call on one core, as a multiple of a call within the process."""
-LEAST_RATE = 40_000
-"""Least calls a second of all callers, on two cores."""
-LEAST_GAIN = 5
+LEAST_OF_THREADS, LEAST_OF_COROUTINES = 0.4, 0.2
+"""Least calls a second of all callers, as a share of their calls within the process."""
+LEAST_GAIN = 1.8
 """Least ratio of the rate of arrays in shared memory to their rate as pickles."""
 
 HOST = "127.0.0.1"
@@ -136,7 +136,6 @@ def identity(items: list[str | np.ndarray]) -> list[Any]:
 
 
 same = batched.dynamically(batch_size=BATCH_SIZE)(identity)
-aio_same = batched.aio.dynamically(batch_size=BATCH_SIZE)(identity)
 
 
 @contextmanager
@@ -210,54 +209,61 @@ def floors(rounds: int) -> list[Figure]:
 
     from overhead import one_core  # here, because the model process needs none of its packages
 
-    def on_one_core(measure: Callable[[Any], float], call: Any) -> float:
-        with one_core():
-            return measure(call)
-
     with ExitStack() as end:
         with one_core():
             beside = end.enter_context(model_process(LARGE))
         shared, plain = (end.enter_context(model_process(large)) for large in (LARGE, NEVER))
-        calls, calls_beside = (batched.connect[Any, Any](each) for each in (shared, beside))
-        awaited, pickling, awaited_beside = (
-            batched.aio.connect[Any, Any](each) for each in (shared, plain, beside)
-        )
-        for each in (calls, calls_beside, awaited, pickling, awaited_beside):
-            end.callback(each.shutdown)
-        figures = [
-            step(
-                f"round trip of a {kind}{where}",
-                "us",
-                partial(measure, lone, connected),
-                baseline=step(LOCALLY, "us", partial(measure, lone, make(identity))),
-                **bound,
-            )
-            for where, measure, bound, ways in (
-                (
-                    ", one core",
-                    on_one_core,
-                    {"at_most": MOST_ROUND_TRIP},
-                    (calls_beside, awaited_beside),
-                ),
-                ("", lambda lone, call: lone(call), {}, (calls, awaited)),
-            )
-            for kind, lone, make, connected in zip(
-                ("thread", "coroutine"),
-                (lone_thread, lone_coroutine),
-                (batched.dynamically, batched.aio.dynamically),
-                ways,
-                strict=True,
-            )
-        ]
-        for kind, many, connected, local in (
-            ("threads", many_threads, calls, same),
-            ("coroutines", many_coroutines, awaited, aio_same),
+
+        def pair(connect: Any, address: str, decorate: Any) -> tuple[Any, Any]:
+            """Return the same function in the process at `address` and in this process."""
+            connected = connect(address)
+            end.callback(connected.shutdown)
+            return connected, decorate(batch_size=BATCH_SIZE)(identity)
+
+        def within(place: Callable[[], Any], measure: Callable[[Any], float], call: Any) -> float:
+            with place():
+                return measure(call)
+
+        figures: list[Figure] = []
+        for kind, lone, many, connect, decorate, least in (
+            (
+                "thread",
+                lone_thread,
+                many_threads,
+                batched.connect,
+                batched.dynamically,
+                LEAST_OF_THREADS,
+            ),
+            (
+                "coroutine",
+                lone_coroutine,
+                many_coroutines,
+                batched.aio.connect,
+                batched.aio.dynamically,
+                LEAST_OF_COROUTINES,
+            ),
         ):
-            name = f"{CALLERS} {kind}"
-            figures += [
-                step(name, "calls/s", partial(many, connected), at_least=LEAST_RATE),
-                step(f"{name}, {LOCALLY}", "calls/s", partial(many, local)),
-            ]
+            for name, address, place, most in (
+                (f"round trip of a {kind}, one core", beside, one_core, MOST_ROUND_TRIP),
+                (f"round trip of a {kind}", shared, nullcontext, None),
+            ):
+                connected, local = pair(connect, address, decorate)
+                here = step(LOCALLY, "us", partial(within, place, lone, local))
+                there = partial(within, place, lone, connected)
+                figures.append(step(name, "us", there, baseline=here, at_most=most))
+            name = f"{CALLERS} {kind}s"
+            connected, local = pair(connect, shared, decorate)
+            figures.append(
+                step(
+                    name,
+                    "calls/s",
+                    partial(many, connected),
+                    baseline=step(LOCALLY, "calls/s", partial(many, local)),
+                    at_least=least,
+                )
+            )
+        awaited, _ = pair(batched.aio.connect, shared, batched.aio.dynamically)
+        pickling, _ = pair(batched.aio.connect, plain, batched.aio.dynamically)
         for callers in CALLERS_WITH_ARRAYS:
             pickles = partial(with_arrays, pickling, callers, NEVER)
             figures.append(
@@ -402,7 +408,7 @@ def served(rounds: int, seconds: float) -> list[Figure]:
                 found["MB"], found["models"] = memory(tree(process))
             for unit, value in found.items():
                 runs[case, unit].append(value)
-    titles = {"requests/s": "", "items": ", mean batch", "MB": ", memory", "models": ""}
+    titles = {"requests/s": "", "items": ", mean batch", "MB": ", memory", "models": ", loaded"}
     return [
         Figure(
             f"{title(case)}{about}",

@@ -177,6 +177,11 @@ class Channel:
                     offsets = struct.iter_unpack("<Q", view[begin:start])
                     self._outgoing.freed.extend([offset for (offset,) in offsets])
                     continue
+                if not count:
+                    frames.append(
+                        Frame(kind, number, bytes(view[begin:start]), (), b"", self._incoming)
+                    )
+                    continue
                 places = [
                     _PLACE.unpack_from(view, begin + each * _PLACE.size) for each in range(count)
                 ]

@@ -8,6 +8,7 @@ one batch to one client leave in one write.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import pickle
@@ -46,6 +47,10 @@ from .starting import READY
 BATCHES: Final = 4
 """Batches of calls that each client may have under way, for each batch that may run at once."""
 
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+"""Options of glibc's mallopt."""
+KEPT: Final = 1 << 26
+"""Bytes from which glibc takes memory from the system for one array alone."""
 FEW: Final = 2
 """Most calls of a client under way for which the thread that has an answer writes it."""
 TICK: Final = 1e-3
@@ -99,6 +104,19 @@ def _report(descriptor: int, text: str) -> None:
         file.write(text.encode())
 
 
+def keep_memory() -> None:
+    """Let glibc keep memory that was freed, for the next arrays.
+
+    Otherwise the system provides the pages of each large array anew, which takes several times as
+    long as to copy it. The options are those of mallopt(3).
+    """
+    with suppress(AttributeError, OSError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, KEPT)
+        mallopt(_M_TRIM_THRESHOLD, 4 * KEPT)
+        mallopt(_M_TOP_PAD, KEPT)
+
+
 class ModelServer:
     """Server of one function. With `linger`, it ends once no client was there for so long (s)."""
 
@@ -137,6 +155,7 @@ class ModelServer:
 
         `ready` is called once the server serves, and `ending` once it begins to end.
         """
+        keep_memory()
         self.loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._listener.setblocking(False)
