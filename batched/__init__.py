@@ -38,6 +38,7 @@ from ._installation import __version__  # first: it detects files of another pro
 # isort: split
 from . import aio, errors, inference, metrics
 from ._collate.features.parse import Feature
+from ._connect.connected import Connected as connect  # noqa: N813  # called as a function
 from ._function.batched import AsyncBatched, Batched
 from ._function.decorator import dynamically
 from ._function.inference import AsyncBatchedInference, BatchedInference, Features
@@ -74,6 +75,7 @@ __all__ = [
     "Stats",
     "__version__",
     "aio",
+    "connect",
     "dynamically",
     "errors",
     "inference",

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Final
 
 from ._execution.exceptions import copy_exception
+from ._services.failures import to_remote
 from .offline import Auto, Retry, Step
-from .offline.failures import to_remote
 from .offline.predictor import Predictor
 
 try:

@@ -7,6 +7,7 @@ BatchedError
 ├── QueueFull(RuntimeError)            the queue has no room, and `on_full` is "raise"
 ├── QueueTimeout(TimeoutError)         the call waited too long, and no item of it ran
 ├── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
+│   └── ServerGone                     the model process of a connected function is not there
 ├── ChatError(RuntimeError)            a chat service has no usable answer to a prompt
 ├── SourceError(ValueError)            `batched.offline` cannot read rows, keys or columns
 ├── RunLocked(RuntimeError)            another run has the progress file
@@ -15,7 +16,7 @@ BatchedError
 ├── ResultError(ValueError)            the result of an offline run cannot be written
 ├── TimeLimitExceeded(RuntimeError)    offline: a call of the function took longer than `timeout_s`
 ├── WorkerDied(RuntimeError)           offline: the process that ran the function ended
-└── RemoteError                        offline: any error in another process, as text
+└── RemoteError                        any error in another process, as text
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ __all__ = [
     "RunLocked",
     "RunMismatch",
     "RunStopped",
+    "ServerGone",
     "SourceError",
     "TimeLimitExceeded",
     "WorkerDied",
@@ -107,6 +109,14 @@ class QueueTimeout(BatchedError, TimeoutError):
 
 class BatcherClosed(BatchedError, RuntimeError):
     """Refusal of a call after the shutdown of its batcher; `with fn:` opens the batcher again."""
+
+
+class ServerGone(BatcherClosed):
+    """End of a call of a connected function whose model process is not there.
+
+    The process has ended, could not be started, or refused this client. A call that was sent may
+    have run, and is never sent again. The next call connects again.
+    """
 
 
 class ChatError(BatchedError, RuntimeError):

@@ -1,7 +1,7 @@
 """Fixtures of the contract suite.
 
-A test with the fixture `stage` runs in five scenarios, and with `-m matrix` in the remaining five.
-A test with `numbers` runs for plain items and, in four scenarios, for features: for all four
+A test with the fixture `stage` runs in seven scenarios, and with `-m matrix` in seven more.
+A test with `numbers` runs for plain items and, in five scenarios, for features: for all four
 decorators. The fixture `together` makes calls of features that share batches.
 """
 
@@ -25,14 +25,17 @@ USUAL = (
     Scenario("aio-sync", "asyncio"),
     Scenario("aio-coroutine", "asyncio"),
     Scenario("aio-coroutine", "trio"),
+    Scenario("connect", "asyncio"),
+    Scenario("aio-connect", "asyncio"),
 )
-"""Scenarios that run each time. The remaining five differ only in how a loop is posted to."""
+"""Scenarios that run each time. The remaining seven differ only in how a loop is posted to."""
 
 WITH_FEATURES = (
     Scenario("threads", "asyncio"),
     Scenario("acall", "asyncio"),
     Scenario("aio-sync", "asyncio"),
     Scenario("aio-coroutine", "trio"),
+    Scenario("connect", "asyncio"),
 )
 """Scenarios with features: each kind of caller and of function. No code depends on both a loop and
 features.

@@ -115,6 +115,22 @@ def _parser(prog: str) -> _Parser:
             "much failed, 2 wrong arguments or input, 130 interrupted (Ctrl-C), 143 terminated",
         )
     )
+    serve = add(
+        "serve",
+        ".serve:serve",
+        "",
+        "Serve a batched function on a Unix socket, for functions that batched.connect makes",
+        "; SIGTERM and Ctrl-C end it once accepted calls are answered",
+    )
+    serve.add_argument("target", nargs="?", metavar="module:function", help="a batched function")
+    serve.add_argument(
+        "--socket", type=Path, required=True, metavar="PATH", help="path of the socket"
+    )
+    serve.add_argument(
+        "--check",
+        action="store_true",
+        help="instead: exit with 0 if a process listens on the socket, and with 1 if none does",
+    )
     status = add(
         "status",
         ".run:status",

@@ -236,7 +236,14 @@ class BatchedCallable(Generic[T, U, P]):
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
         """
         options = self._function.options.updated(settings)
-        return type(self)(dataclasses.replace(self._function, options=options), self._owner)
+        return self._rebuilt(dataclasses.replace(self._function, options=options), self._owner)
+
+    @classmethod
+    def _rebuilt(cls, function: BatchFunction, owner: object) -> Self:
+        """Return a function of this class, also where its constructor takes other arguments."""
+        made = cls.__new__(cls)
+        BatchedCallable.__init__(made, function, owner)
+        return made
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         if self._function.kind == "static" or self._owner is not None:
@@ -301,7 +308,7 @@ class BatchedCallable(Generic[T, U, P]):
             name = importable_name(self, self._held_as) or self.__qualname__
             old = operator.index(protocol) < DOTTED_NAMES
             return name if old else self._carriers.reduce(name)
-        return type(self), (dataclasses.replace(self._function), owner)
+        return self._rebuilt, (dataclasses.replace(self._function), owner)
 
     def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:
         if not hasattr(self, "_batcher"):  # pickled by value: the name leads to no function

@@ -96,6 +96,13 @@ class BatchFunction:
     def name(self) -> str:
         return str(self.options.name)
 
+    @property
+    def runtimes(self) -> tuple[Any, Any]:
+        """Classes of its runtimes: without and with a preparation of calls."""
+        if self.coroutine:
+            return EventLoopRuntime, PreparingEventLoopRuntime
+        return ThreadRuntime, PreparingThreadRuntime
+
     def warn_of_blocking(self) -> None:
         """Warn the first caller that blocks an event loop.
 
@@ -174,20 +181,17 @@ class Batcher:
             )
         self.prepares = preparation is not None and preparation.threads > 0
         """Whether the runtime prepares the calls."""
-        kind: Any = EventLoopRuntime if function.coroutine else ThreadRuntime
+        kind, preparing = function.runtimes
         if preparation is not None and preparation.threads:
             parser = requests.parser if isinstance(requests, PreparedParser) else requests
             requests = PreparedParser(name, parser, preparation, defers=True)
-            preparing = PreparingEventLoopRuntime if function.coroutine else PreparingThreadRuntime
             kind = partial(preparing, preparation)
         make = partial(kind, policy, execution, recorder, observer, name)
         # callers who only submit
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder
         self.requests = requests
-        self.runtime: ThreadRuntime | EventLoops = (
-            EventLoops(make, name) if function.coroutine else make()
-        )
+        self.runtime: Any = EventLoops(make, name) if function.coroutine else make()
 
 
 def _refuse_function_of_one(name: str, func: Callable[..., Any], position: int) -> None:

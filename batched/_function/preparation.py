@@ -18,8 +18,8 @@ from .._collate.arguments import signature_of
 from .._core.scheduler import Request
 from .._execution.exceptions import trim_traceback
 from .._runtime.async_backend import current_loop, post
+from .._runtime.call_queue import CallQueue
 from .._runtime.event_loop import EventLoopRuntime
-from .._runtime.runtime import Runtime
 from .._runtime.settling import exception_for_caller
 from .._runtime.thread import ThreadRuntime
 from .._runtime.wakers import Future, wake_all
@@ -154,7 +154,7 @@ class PreparedParser:
         return request
 
 
-class PreparingRuntime(Runtime):
+class PreparingRuntime(CallQueue):
     """Runtime with threads that prepare calls before they enter its queue."""
 
     def __init__(self, preparation: Preparation, *arguments: Any) -> None:

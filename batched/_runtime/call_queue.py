@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
@@ -28,7 +29,7 @@ from .async_backend import current_loop, is_over
 from .recorder import Recorder
 from .timer_thread import daemon_thread, timer
 from .waits import Pool, Wait, is_running, note_wait
-from .wakers import POLL_INTERVAL, Future, async_waker, wait, wake_all
+from .wakers import POLL_INTERVAL, Future, async_waker, log_failure, wait, wake_all
 from .wakeups import Wakeups
 
 AWAKE: Final = -math.inf
@@ -37,10 +38,20 @@ FIRST_PAUSE: Final = 1e-3
 """First interval at which a caller of `drain` looks for the end of all calls (s)."""
 
 
+_alive: WeakValueDictionary[int, CallQueue] = WeakValueDictionary()
+
+
+def alive() -> list[CallQueue]:
+    """Return every runtime of this process."""
+    return [runtime for ref in _alive.valuerefs() if (runtime := ref()) is not None]
+
+
 class CallQueue(ABC):
     """Queue of the calls for one scheduler. Subclasses have the workers (`_call_worker`)."""
 
     tick = 0.0  # the shortest time for which workers can wait (s)
+    # whether accepted calls are finished when the interpreter exits
+    finishes_at_exit = True
     # whether the interpreter exits. If so, code of running batches may call closed functions
     exiting = False
 
@@ -53,6 +64,7 @@ class CallQueue(ABC):
         self._wakeups = Wakeups()  # of callers whose calls have ended
         self._renew_lock()
         self._reset()
+        _alive[id(self)] = self
 
     def _renew_lock(self) -> None:
         # guards the state that `_reset` declares; never held while user code runs or callers are
@@ -367,6 +379,17 @@ class CallQueue(ABC):
             self._call_for_repair()
             raise
 
+    def shutdown(self, *, wait: bool, cancel: bool) -> None:
+        """Close. With `wait`, return once every accepted call has ended."""
+        self.close(cancel)
+        if wait:
+            self.drain()
+
+    async def aclose(self, *, cancel: bool) -> None:
+        """Close, and return once every accepted call has ended."""
+        self.close(cancel)
+        await self.drain_async()
+
     def open(self) -> None:
         """Accept calls again. Callers that wait in `drain` go on."""
         if self._postpone(self.open):
@@ -439,7 +462,7 @@ class CallQueue(ABC):
             if forked:
                 orphans.update(self._wakeups.take_all())
         for request, waker in orphans.items():
-            request.error = BatcherClosed(f"{self.name}: {why}")
+            request.error = self._lost_call(why)
             self.recorder.count("cancelled")
             if forked and isinstance(waker, Future):
                 waker.renew_lock()
@@ -447,6 +470,10 @@ class CallQueue(ABC):
             parker.unpark(self)
         wake_all(orphans.values())
         self._wakeups.wake_left()
+
+    def _lost_call(self, why: str) -> BatcherClosed:
+        """Return the error of a call that `abort` ends."""
+        return BatcherClosed(f"{self.name}: {why}")
 
     def _drained(self) -> bool:
         """Return whether the runtime is open, or has ended every call and every worker."""
@@ -465,3 +492,20 @@ class CallQueue(ABC):
 
         A worker that is awake looks for a batch anyway.
         """
+
+
+def _after_fork() -> None:
+    """Reset all runtimes in the child of a fork, which has no thread of the parent."""
+    timer.renew()
+    for runtime in alive():
+        runtime.recorder.renew_lock()
+        try:
+            runtime.abort(
+                "the process was forked; calls made before run in the parent only", forked=True
+            )
+        except Exception:
+            log_failure("%s may not work in the forked process", runtime.name)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

@@ -30,6 +30,7 @@ class EventLoopRuntime(Runtime):
     """
 
     workers_stay = False
+    finishes_at_exit = False  # its loop has ended by then
     tick = 1e-3  # timers of loops end on full milliseconds (s)
 
     def _reset(self) -> None:

@@ -8,9 +8,7 @@ A worker that takes a batch wakes or starts another worker if items still wait. 
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from abc import abstractmethod
 from typing import Any, Final
 
@@ -24,21 +22,12 @@ from .call_queue import AWAKE, CallQueue
 from .observer import Observer
 from .recorder import Recorder
 from .settling import complete, settle
-from .timer_thread import timer
-from .wakers import log_failure
 
 CANNOT_START: Final = (RuntimeError, MemoryError)
 """Errors for which no thread can start. A signal handler is taken to raise another type."""
 
 Look = tuple[Batch | float | None, bool]
 """Result of a look for a batch: see `Runtime._look`."""
-
-_alive: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
-
-
-def alive() -> list[Runtime]:
-    """Return every runtime of this process."""
-    return [runtime for ref in _alive.valuerefs() if (runtime := ref()) is not None]
 
 
 class Runtime(CallQueue):
@@ -60,7 +49,6 @@ class Runtime(CallQueue):
         self.most_workers = 1 if policy.prefetch else policy.max_concurrent_batches
         self.execution = execution
         self.observer = observer
-        _alive[id(self)] = self
 
     def _call_worker(self) -> None:
         """Wake a worker that is parked, or start one if fewer run than may run."""
@@ -225,20 +213,3 @@ class Runtime(CallQueue):
     @abstractmethod
     def _start_worker(self, parker: Any) -> None:
         """Start a worker that calls `_take` with `parker` until the next step is None."""
-
-
-def _after_fork() -> None:
-    """Reset all runtimes in the child of a fork, which has no thread of the parent."""
-    timer.renew()
-    for runtime in alive():
-        runtime.recorder.renew_lock()
-        try:
-            runtime.abort(
-                "the process was forked; calls made before run in the parent only", forked=True
-            )
-        except Exception:
-            log_failure("%s may not work in the forked process", runtime.name)
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from .._core.linger import NEVER
 from .._core.scheduler import Batch, Scheduler
 from .._execution.execution import Prepared
-from .call_queue import AWAKE, CallQueue
-from .runtime import Runtime, alive
+from .call_queue import AWAKE, CallQueue, alive
+from .runtime import Runtime
 from .timer_thread import daemon_thread
 from .waits import WorkerContext, enter_worker
 from .wakers import POLL_INTERVAL, log_failure
@@ -53,11 +53,6 @@ class ThreadRuntime(Runtime):
         if wait and self.drain():
             for thread in threads - self._threads:
                 thread.join()
-
-    async def aclose(self, *, cancel: bool) -> None:
-        """Close, and return once every accepted call has ended."""
-        self.close(cancel)
-        await self.drain_async()
 
     def _new_parker(self) -> _Parker:
         return _Parker(self, self._scheduler)
@@ -225,7 +220,7 @@ def _at_exit() -> None:
 
     An interruption leaves the rest undone.
     """
-    runtimes = [runtime for runtime in alive() if isinstance(runtime, ThreadRuntime)]
+    runtimes = [runtime for runtime in alive() if runtime.finishes_at_exit]
     CallQueue.exiting = True
     try:
         for runtime in runtimes:

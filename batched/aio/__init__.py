@@ -1,6 +1,7 @@
 """Batching for functions that coroutines await."""
 
+from .._connect.connected import AsyncConnected as connect  # noqa: N813  # called as a function
 from .._function.decorator import async_dynamically as dynamically
 from . import inference
 
-__all__ = ["dynamically", "inference"]
+__all__ = ["connect", "dynamically", "inference"]

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from .._function.batched import BatchedCallable
-from .failures import error_text
+from .._services.failures import error_text
 from .predictor import Predictor
 from .sources.errors import missing_column
 from .step import Step

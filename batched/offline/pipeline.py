@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from .._core.checks import check_whole, suggest
+from .._services.failures import error_text
 from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
 from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
-from .failures import error_text
 from .identity.code import difference, fingerprint
 from .progress.store import Progress
 from .report import Report, Snapshot, State

@@ -145,6 +145,13 @@ class Step:
                 check_whole(f"step {name!r}: {which}", given[which])
         for which in ("num_cpus", "num_gpus", "outage_s", "timeout_s"):
             check_amount(f"step {name!r}: {which}", given[which] or 0)
+        address = getattr(getattr(self.fn, "__wrapped__", None), "address", None)
+        if address is not None:
+            raise TypeError(
+                f"step {name!r}: {address} runs in another process, whose code a run cannot "
+                "compare with that of an earlier run; name the function itself, or pass a function "
+                "that calls the connected one with a list"
+            )
         if self.preprocess is None and isinstance(self.fn, BatchedCallable):
             given["preprocess"] = preparation_of(self.fn)
         for which in ("preprocess", "postprocess", "route", "where"):

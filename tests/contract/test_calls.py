@@ -142,6 +142,7 @@ async def test_statistics_count_calls_items_and_batches(stage: Stage) -> None:
 
 
 async def test_other_settings_make_another_batcher_of_the_same_function(stage: Stage) -> None:
+    stage.skip_if_connected("the settings of the function belong to its process")
     fn = stage.decorate(batch_size=4)
     other = fn.with_options(batch_size=2)
     assert await other.acall([1, 2, 3]) == [("done", 1), ("done", 2), ("done", 3)]

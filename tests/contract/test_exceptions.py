@@ -49,7 +49,7 @@ async def seen(call: Callable[[], Any], number: int) -> str:
 
 @pytest.mark.parametrize("raises", RAISING)
 async def test_a_caller_in_company_sees_what_a_lone_one_sees(stage: Stage, raises: Raise) -> None:
-    if raises is uncopyable and stage.kind == "threads":
+    if raises is uncopyable and stage.calls_from_threads:
         pytest.skip("threads that raise one object at the same moment see frames of each other")
     stage.decorate(failing(raises), gated=True)
     texts: dict[int, str] = {}

@@ -88,7 +88,7 @@ async def test_a_call_of_several_fails_with_its_first_bad_item_and_no_other_call
 async def test_a_call_that_is_cancelled_meanwhile_changes_nothing_for_other_calls(
     stage: NumberStage,
 ) -> None:
-    if stage.kind == "threads":
+    if stage.calls_from_threads:
         pytest.skip("a thread that waits in a plain call cannot be cancelled")
     stage.decorate(picky, gated=True, isolate_errors=True)
     async with stage.busy() as callers:

@@ -19,8 +19,8 @@ pytest.importorskip("httpx")
 import httpx
 
 from batched._services.errors import is_service_error, retry_after
+from batched._services.failures import MOST_FRAMES, RemoteMemoryError, error_text, to_remote
 from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
-from batched.offline.failures import MOST_FRAMES, RemoteMemoryError, error_text, to_remote
 from batched.offline.retry import Retry
 from offline_steps import fail, outcome
 

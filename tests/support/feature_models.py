@@ -324,7 +324,9 @@ def examples(
     shape = Shape(
         0 if ids.pad is None else ids.pad, draw(st.integers(1, 7)), draw(st.integers(1, 5))
     )
-    scenario = draw(st.sampled_from(SCENARIOS))
+    # through a socket only pickles would be tested, too
+    local = [scenario for scenario in SCENARIOS if not scenario.kind.endswith("connect")]
+    scenario = draw(st.sampled_from(local))
     settings: dict[str, Any] = {
         "batch_size": draw(st.sampled_from([1, 2, 3, 5, 8, 32, 32])),
         "padding_side": draw(st.sampled_from(["right", "left"])),

@@ -49,13 +49,8 @@ class FeatureStage(Stage):
     It records its features. It waits for each batch if `gated`, otherwise for decoys only.
     """
 
-    @property
-    def decorator(self) -> Any:
-        return (
-            batched.aio.inference.dynamically
-            if self.kind.startswith("aio")
-            else batched.inference.dynamically
-        )
+    package = batched.inference
+    aio_package = batched.aio.inference
 
     def decorate(
         self, compute: Callable[..., Any] = unchanged, *, gated: bool = False, **settings: Any

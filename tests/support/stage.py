@@ -20,6 +20,8 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
+import pytest
+from served import ServedDecorator
 
 import batched
 
@@ -155,6 +157,8 @@ SCENARIOS = [
         for kind in ("acall", "aio-sync", "aio-coroutine")
         for loop in ("asyncio", "uvloop", "trio")
     ),
+    Scenario("connect", "asyncio"),
+    *(Scenario("aio-connect", loop) for loop in ("asyncio", "uvloop", "trio")),
 ]
 
 
@@ -169,14 +173,49 @@ class Stage:
 
     def __init__(self, scenario: Scenario) -> None:
         self.kind = scenario.kind
+        connect = (self.aio_package if self.kind.startswith("aio") else self.package).connect
+        self._served = (
+            ServedDecorator(self.package.dynamically, connect) if self.is_connected else None
+        )
         self.batches: list[list[Any]] = []  # as the function got them
         self.fn: Any = None
         self._threads = threading.Semaphore(0)
         self._tasks = anyio.Semaphore(0)
 
+    package: Any = batched
+    aio_package: Any = batched.aio
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether callers call the function through a socket."""
+        return self.kind.endswith("connect")
+
+    @property
+    def name(self) -> str:
+        """Name of the function in messages."""
+        if self._served is not None:
+            return str(self._served.served[-1].server.name)
+        return str(self.fn.__qualname__)
+
+    @property
+    def own_stats(self) -> Any:
+        """Counts of this process."""
+        return self.fn.client_stats if self.is_connected else self.fn.stats
+
+    def skip_if_connected(self, reason: str) -> None:
+        """Skip the test where the function is in another process, with the reason."""
+        if self.is_connected:
+            pytest.skip(reason)
+
+    @property
+    def calls_from_threads(self) -> bool:
+        return self.kind in {"threads", "connect"}
+
     @property
     def decorator(self) -> Any:
-        return batched.aio.dynamically if self.kind.startswith("aio") else batched.dynamically
+        if self._served is not None:
+            return self._served
+        return (self.aio_package if self.kind.startswith("aio") else self.package).dynamically
 
     def decorate(
         self,
@@ -233,7 +272,7 @@ class Stage:
         """
         fn = self.fn if on is None else on
         with anyio.fail_after(BOUND):
-            if self.kind == "threads":
+            if self.calls_from_threads:
                 return await anyio.to_thread.run_sync(
                     lambda: fn(item, **extra),
                     abandon_on_cancel=True,
@@ -247,6 +286,8 @@ class Stage:
             self.let_through(1000)
             with anyio.fail_after(BOUND):
                 await self.fn.aclose()
+        if self._served is not None:
+            await anyio.to_thread.run_sync(self._served.stop)
 
     async def running(self, batches: int) -> None:
         """Returns once that many batches have begun."""

@@ -312,3 +312,26 @@ async def prepared_calls(model: Preparing) -> None:
     assert_type(counted.submit("text"), Future[float])
     assert_type(summed("text"), NDArray[np.float32])
     assert_type(model.count("a text"), int)
+
+
+remote = batched.connect[str, Vector]("my_model:embed", max_queue_size=3)
+remote_later = batched.aio.connect[str, int]("my_model:embed")
+remote_model = batched.inference.connect[NDArray[np.float32]]("unix:/run/model.socket")
+remote_model_later = batched.aio.inference.connect[int]("my_model:model.embed", prepare=len)
+undeclared = batched.connect("my_model:embed")
+
+
+async def connected_calls(features: Mapping[str, Feature]) -> None:
+    assert_type(remote("text"), Vector)
+    assert_type(remote(["one", "two"], prompt="p"), list[Vector])
+    assert_type(await remote.acall("text"), Vector)
+    assert_type(remote.submit("text"), Future[Vector])
+    assert_type(remote.map(["text"]), Generator[Vector, None, None])
+    assert_type(remote.with_options(on_full="raise")("text"), Vector)
+    assert_type(remote.stats, Stats)
+    assert_type(remote.client_stats.waiting, int)
+    assert_type(await remote_later("text"), int)
+    assert_type(remote_model(features), NDArray[np.float32])
+    assert_type(remote_model(ids=[[1, 2]]), NDArray[np.float32])
+    assert_type(await remote_model_later(features), int)
+    assert_type(undeclared(3), Any)

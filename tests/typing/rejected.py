@@ -101,3 +101,14 @@ def prepared_calls() -> None:
     counted(["two", "words"])
     counted(3)  # wrong
     counted.submit(["two", "words"])  # wrong
+
+
+remote = batched.connect[str, int]("my_model:embed")
+
+
+def connected_calls() -> None:
+    remote(["two", "words"])
+    remote(3)  # wrong
+    text: str = remote("text")  # wrong
+    print(text)
+    batched.connect("my_model:embed", batch_size=3)  # wrong

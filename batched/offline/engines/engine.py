@@ -38,8 +38,9 @@ from ..._execution.exceptions import trim_traceback
 from ..._execution.execution import Execution
 from ..._execution.memory import drop_locals, is_out_of_memory
 from ..._runtime.async_backend import ends_current_task
+from ..._services.failures import error_text, is_memory_error
 from ...errors import BatchFunctionError, BatchSizeMismatch, TimeLimitExceeded
-from ..failures import error_text, has_error, is_memory_error
+from ..failures import has_error
 from ..step import Step
 
 _logger = logging.getLogger("batched")

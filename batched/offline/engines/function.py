@@ -10,8 +10,8 @@ from typing import Any
 
 import cloudpickle
 
+from ..._services.failures import error_text
 from ...errors import RemoteError
-from ..failures import error_text
 from ..step import Step, unwrap
 
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 import cloudpickle
 
 from ..._execution.memory import drop_locals, free_cache
+from ..._services.failures import RemoteMemoryError, to_remote
 from ...errors import RemoteError
-from ..failures import RemoteMemoryError, to_remote
 from ..step import Step
 from .function import build
 

@@ -20,11 +20,12 @@ from typing import Any, Final
 import orjson
 
 from ..._core.request import Request
+from ..._services.failures import error_text
 from ...errors import RemoteError, RunStopped
 from ..engines import Outcome, engine_for
 from ..engines.cluster import Ray
 from ..engines.row_threads import RowThreads
-from ..failures import error_text, letter_text
+from ..failures import letter_text
 from ..progress.commit import Commit, Letter
 from ..progress.committer import Committer
 from ..progress.store import Progress

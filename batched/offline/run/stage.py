@@ -21,9 +21,10 @@ from typing import Any, Final
 
 from ..._core.scheduler import Batch, Request, Scheduler
 from ..._runtime.observer import make_observer
+from ..._services.failures import error_text
 from ...errors import RunStopped
 from ..engines.engine import Engine, Outcome
-from ..failures import error_text, has_error
+from ..failures import has_error
 from ..report import StepCounts
 from ..step import Auto, Step
 from ..types.columns import Columns, Values

@@ -26,11 +26,11 @@ import batched
 from batched._core.request import Batch
 from batched._execution.memory import is_out_of_memory
 from batched._function.batched import parts_of
+from batched._services.failures import error_text
 from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
 from batched.offline.engines import Outcome, engine_for
 from batched.offline.engines.processes import WorkerKilled
 from batched.offline.engines.serving import receive
-from batched.offline.failures import error_text
 from batched.offline.retry import Retry
 from offline_steps import (
     SOON,

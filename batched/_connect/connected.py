@@ -1,0 +1,255 @@
+"""Connected functions: batched functions that run in a model process of their own.
+
+`batched.connect("my_model:embed")` is called as `my_model.embed` would be, and the module is not
+imported here. The four classes differ as the four decorators do.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from .._collate.features.settings import FeatureSettings
+from .._collate.items import ItemCollator
+from .._core.checks import suggest
+from .._core.policy import OnFull
+from .._execution.execution import Execution, never
+from .._function.batched import AsyncBatched, Batched, BatchedCallable
+from .._function.function import BatchFunction, Parts
+from .._function.inference import AsyncBatchedInference, BatchedInference
+from .._function.map import Ahead
+from .._function.settings import Options
+from ..stats import Stats
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as Defaulted
+
+    T = Defaulted("T", default=Any)
+    U = Defaulted("U", default=Any)
+else:
+    T = TypeVar("T")
+    U = TypeVar("U")
+
+_ADDRESS: Final = re.compile(r"unix:.+|[^\W\d][\w.]*:[^\W\d][\w.]*")
+SETTINGS: Final = ("max_queue_size", "on_full", "queue_timeout_ms", "prepare", "prepare_threads")
+"""Settings of a client, besides its name. Other settings belong to the function."""
+
+
+@dataclass(frozen=True)
+class ClientStats:
+    """Snapshot of the queue of one client process."""
+
+    waiting: int
+    """Calls that wait until the model process has room for them."""
+    blocked: int
+    """Calls that wait for room in this queue (`max_queue_size`)."""
+    sent: int
+    """Calls that were sent and have no answer yet."""
+    calls: int
+    """Accepted calls."""
+    cancelled: int
+    """Calls that ended unanswered: cancelled by the caller or at shutdown, or lost."""
+    timed_out: int
+    """Calls that were not sent within `queue_timeout_ms`."""
+    rejected: int
+    """Calls refused because the queue was closed or full."""
+
+
+@dataclass(frozen=True)
+class RemoteFunction:
+    """The function that a client stands for, as a function of a list."""
+
+    address: str
+    linger_s: float
+    features: bool
+
+    def dial(self) -> Any:
+        """Return a new connection to the model process, which is started if it does not run."""
+        from .starting import connect
+
+        return connect(self.address, {"features": self.features}, self.linger_s)
+
+    def find(self) -> Any:
+        """Return a new connection to the model process, or None if it does not run."""
+        from .starting import find
+
+        return find(self.address, {"features": self.features})
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"{self.address} is in another process; call the connected function")
+
+
+@dataclass(frozen=True)
+class ClientOptions(Options):
+    """Settings of a client."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return every setting by name."""
+        every = super().settings()
+        return {name: every[name] for name in (*SETTINGS, "name")}
+
+    def updated(self, settings: Mapping[str, Any]) -> Options:
+        """Return these options with other `settings`.
+
+        Raises:
+            TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
+        """
+        if unknown := settings.keys() - self.settings():
+            name = min(unknown)
+            hint = suggest(name, self.settings()) or f"; they are {', '.join(self.settings())}"
+            where = "; it belongs to the function" if name in super().settings() else hint
+            raise TypeError(f"{name!r} is no setting of a client{where}")
+        return super().updated(settings)
+
+
+@dataclass(frozen=True)
+class ClientFunction(BatchFunction):
+    """A function in another process, and the settings of the client."""
+
+    @property
+    def runtimes(self) -> tuple[Any, Any]:
+        """Classes of its runtimes: without and with a preparation of calls."""
+        from .client import ClientRuntime, PreparingClientRuntime
+
+        return ClientRuntime, PreparingClientRuntime
+
+    def parts(self, *, bound: bool) -> Parts:
+        """Return the parts of a client."""
+        del bound
+        from .client import ClientParser
+
+        parser: Any = ClientParser(self.name)
+        execution = Execution(
+            self.func,
+            ItemCollator(self.name),
+            splits=never,
+            isolates=never,
+            ends_task=never,
+        )
+        return Parts(self, None, parser, execution)
+
+
+class _Connected(BatchedCallable[T, U, ...]):
+    """A connected function, without the calls that differ between threads and coroutines."""
+
+    _features = False
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        prepare: Callable[[Any], Any] | str | None = None,
+        prepare_threads: int = 8,
+        max_queue_size: int | None = None,
+        on_full: OnFull = "wait",
+        queue_timeout_ms: float | None = None,
+        linger_s: float = 60.0,
+        name: str | None = None,
+    ) -> None:
+        """Connect to a batched function, at the first call.
+
+        The first call of any process of this user starts the model process, in the environment and
+        the folder of the caller. The process ends `linger_s` after its last client has gone.
+
+        Args:
+            address: `module:function`; or `unix:PATH`, the socket of a process that
+                `python -m batched serve` runs.
+            prepare: function of one item that runs in this process before the item is sent, or
+                `module:function`.
+            prepare_threads: most threads that call `prepare`, for calls from event loops, list
+                calls and `map`.
+            max_queue_size: most calls that wait in this process; a list call counts once. None: no
+                limit.
+            on_full: treatment of a call while the queue is full: "wait" or "raise" (`QueueFull`).
+            queue_timeout_ms: longest time until a call is sent (ms).
+            linger_s: time for which the process waits for clients after the last one (s).
+            name: name in messages and of threads; by default the address.
+
+        Raises:
+            TypeError, ValueError: an argument cannot work.
+            ImportError: `prepare` names a module that cannot be imported.
+        """
+        if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "send_fds"):
+            raise OSError("batched.connect needs Unix sockets, which this system does not have")
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+            raise ValueError(f"address must be 'module:function' or 'unix:PATH', got {address!r}")
+        if address.startswith("__main__:"):
+            raise ValueError(
+                "the model process cannot import the main script or a notebook: put the function "
+                f"into a module, and connect to 'module:{address.removeprefix('__main__:')}'"
+            )
+        if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or linger_s < 0:
+            raise ValueError(f"linger_s must be a number of seconds, got {linger_s!r}")
+        features = FeatureSettings() if self._features else None
+        options = ClientOptions(features=features).updated(
+            {
+                "prepare": pkgutil.resolve_name(prepare) if isinstance(prepare, str) else prepare,
+                "prepare_threads": prepare_threads,
+                "max_queue_size": max_queue_size,
+                "on_full": on_full,
+                "queue_timeout_ms": queue_timeout_ms,
+                "name": name or address,
+            }
+        )
+        remote = RemoteFunction(address, linger_s, self._features)
+        super().__init__(ClientFunction(remote, "static", coroutine=False, options=options))
+
+    def _ahead(
+        self, buffersize: int | None, timeout: float | None, return_exceptions: bool
+    ) -> Ahead[T]:
+        if buffersize is None:
+            buffersize = self._batcher.runtime.most_ahead
+        return super()._ahead(buffersize, timeout, return_exceptions)
+
+    @property
+    def stats(self) -> Stats:
+        """Counts and times of the function in the model process, over all its clients.
+
+        Raises:
+            ServerGone: the process does not answer.
+        """
+        stats: Stats = self._batcher.runtime.stats()
+        return stats
+
+    @property
+    def client_stats(self) -> ClientStats:
+        """Counts of the queue of this process so far, as a frozen snapshot."""
+        own = super().stats
+        return ClientStats(
+            own.queue_size,
+            own.blocked,
+            own.in_flight,
+            own.calls,
+            own.cancelled,
+            own.timed_out,
+            own.rejected,
+        )
+
+    def reset_stats(self) -> None:
+        """Set all statistics to zero, of the model process and of this queue."""
+        super().reset_stats()
+        self._batcher.runtime.reset_stats()
+
+
+class Connected(_Connected[T, U], Batched[T, U, ...]):
+    """A function in a model process, which threads call and wait for."""
+
+
+class AsyncConnected(_Connected[T, U], AsyncBatched[T, U, ...]):
+    """A function in a model process, which coroutines await."""
+
+
+class ConnectedInference(_Connected[Any, U], BatchedInference[U, ...]):
+    """A function of features in a model process, which threads call and wait for."""
+
+    _features = True
+
+
+class AsyncConnectedInference(_Connected[Any, U], AsyncBatchedInference[U, ...]):
+    """A function of features in a model process, which coroutines await."""
+
+    _features = True

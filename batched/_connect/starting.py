@@ -1,0 +1,163 @@
+"""Start of a model process by the first client that needs it, and connections to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from .._runtime.timer_thread import daemon_thread
+from ..errors import ServerGone
+from .greeting import Greeting, greet
+from .messages import Channel
+from .place import History, Place, describe_os_error
+
+BUILDS: Final = 3
+"""Deaths in a row, while the model is built, after which the start has failed."""
+MOST_WAIT: Final = 1.0
+"""Longest rest of a pause for which calls wait (s)."""
+UNIX: Final = "unix:"
+"""Begin of the address of a process that was started by hand."""
+
+
+Found = tuple[socket.socket, Greeting, Channel, Place | None]
+"""A connection: its socket, the greeting of the server, the channel, and the place, which is None
+if the process was started by hand.
+"""
+
+
+def find(address: str, greeting: Greeting) -> Found | None:
+    """Return a connection to the process at `address`, or None if it does not run."""
+    if address.startswith(UNIX):
+        found = _greeted(Place(Path(address.removeprefix(UNIX))), greeting)
+        return None if found is None else (*found[:3], None)
+    return _greeted(Place.of(address), greeting)
+
+
+def connect(address: str, greeting: Greeting, linger: float) -> Found:
+    """Return a connection to the process at `address`, which is started if it does not run.
+
+    `linger` is the time for which a process that is started waits for clients (s).
+
+    Raises:
+        ServerGone: no process runs, and none can be started, or it refuses this client.
+    """
+    try:
+        while True:
+            found = find(address, greeting)
+            if found is not None:
+                return found
+            if address.startswith(UNIX):
+                path = address.removeprefix(UNIX)
+                raise ServerGone(
+                    f"no process listens at {path}; "
+                    f"`python -m batched serve module:function --socket {path}` starts one"
+                )
+            place = Place.of(address)
+            with place.locked(wait=True) as lock:
+                assert lock is not None
+                _start(place, address, linger, lock)
+    except OSError as error:
+        why = describe_os_error(error)
+        raise ServerGone(f"cannot connect to the process of {address}: {why}") from error
+
+
+def _greeted(place: Place, greeting: Greeting) -> Found | None:
+    """Return a connection to the process at `place`, or None if no process runs there."""
+    link = place.dial()
+    if link is None:
+        return None
+    try:
+        answer, channel = greet(link, greeting)
+    except EOFError:  # the process is ending
+        link.close()
+        return None
+    except BaseException:
+        link.close()
+        raise
+    if "refused" in answer:
+        link.close()
+        raise ServerGone(answer["refused"])
+    return link, answer, channel, place
+
+
+def _start(place: Place, reference: str, linger: float, lock: int) -> None:
+    """Start a process and wait until it listens, unless one does already.
+
+    Raises:
+        ServerGone: the process cannot build its model, now or in the start just before.
+    """
+    if (link := place.dial()) is not None:
+        link.close()
+        return
+    history = History(lock)
+    left = history.left()
+    if left > 0 and history.failure:
+        raise ServerGone(history.failure)
+    if left > MOST_WAIT:
+        raise ServerGone(
+            f"the process of {reference} has died several times; the next one is started in "
+            f"{left:.0f} s"
+        )
+    time.sleep(max(0.0, left))
+    failure = death = ""
+    for _ in range(BUILDS):
+        history.note()
+        failure, death = _launch(place, reference, linger, lock)
+        if not failure and not death:
+            return
+        if failure:
+            break
+        time.sleep(max(0.0, history.left()))
+    why = failure or f"it {death} while it was built, {BUILDS} times in a row"
+    sentence = f"cannot start the process of {reference}: {why}"
+    history.note(sentence)
+    raise ServerGone(sentence)
+
+
+def _launch(place: Place, reference: str, linger: float, lock: int) -> tuple[str, str]:
+    """Start a process. Return why its model cannot be built, and how it died; "" if it listens.
+
+    The process holds the lock, too, until it listens. So no other client starts a second one if
+    this client ends.
+    """
+    ours, theirs = os.pipe()
+    arguments: list[Any] = [reference, str(place.path), linger, theirs, lock]
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"from {__package__} import server; server.main(*{arguments!r})"
+    )
+    with os.fdopen(ours, "rb") as report:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs, lock],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__ if sys.__stderr__ is not None else subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+        said = report.read().decode()
+    daemon_thread("process", process.wait).start()  # so that the process ends whole
+    if said:
+        return said.removeprefix(READY), ""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    process.kill()
+    code_of_exit = process.wait()
+    if code_of_exit == -signal.SIGKILL:
+        return "", "was killed, as systems do when memory runs out,"
+    if code_of_exit < 0:
+        return "", f"got {signal.Signals(-code_of_exit).name}"
+    return "", f"exited with {code_of_exit}"
+
+
+READY: Final = "ready"
+"""Report of a process that listens. Any other report is the reason why it cannot."""

@@ -1,0 +1,78 @@
+"""Fixtures of the tests of model processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served
+
+import batched
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Return a temporary folder whose path leaves room for the name of a socket."""
+    path = tempfile.mkdtemp(prefix="b")
+    yield Path(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the folder of the sockets of this test. Kill the model processes that are left."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    monkeypatch.setenv("SERVED_LOG", str(short_path / "computed.txt"))
+    yield short_path / "batched"
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (
+                f"{short_path}/batched/".encode() in (entry / "cmdline").read_bytes()
+            ):
+                os.kill(int(entry.name), signal.SIGKILL)
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def connected(folder: Path) -> Iterator[Callable[..., Any]]:
+    """Return a maker of functions that are connected to `served_model`. Close them in the end."""
+    made: list[Any] = []
+
+    def connect(name: str = "double", kind: Any = batched.connect, **settings: Any) -> Any:
+        made.append(kind(f"served_model:{name}", **{"linger_s": 1, **settings}))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.shutdown(wait=False, cancel_futures=True)
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Callable[..., Any]]:
+    """Serve functions on sockets of this process, with a small credit. Stop the servers in the end.
+
+    The fixture returns a maker of connected functions.
+    """
+    servers: list[Served] = []
+    made: list[Any] = []
+
+    def serve(
+        function: Any, kind: Any = batched.connect, *, credit: int = 4, **settings: Any
+    ) -> Any:
+        servers.append(Served(function, credit))
+        made.append(kind(servers[-1].address, **settings))
+        made[-1].served = servers[-1]
+        return made[-1]
+
+    yield serve
+    for each in made:
+        each.shutdown(wait=False, cancel_futures=True)
+    for server in servers:
+        server.stop()

@@ -1,0 +1,65 @@
+"""Functions that tests serve in model processes, imported there by name."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import batched
+
+LOG = os.environ.get("SERVED_LOG")
+"""File to which each item that is computed is appended, if there is one."""
+
+
+def note(*items: object) -> None:
+    if LOG is not None:
+        descriptor = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(descriptor, "".join(f"{item}\n" for item in items).encode())
+        os.close(descriptor)
+
+
+note("built")
+
+
+@batched.dynamically(batch_size=16)
+def double(items: list[Any]) -> list[Any]:
+    """Return each item twice over."""
+    note(*items)
+    return [item * 2 for item in items]
+
+
+@batched.dynamically(batch_size=64)
+def slowly(items: list[float]) -> list[float]:
+    """Sleep for the sum of the items (s)."""
+    time.sleep(sum(items))
+    return items
+
+
+@batched.dynamically
+def pids(items: list[Any]) -> list[int]:
+    """Return the number of the process for each item."""
+    return [os.getpid()] * len(items)
+
+
+@batched.dynamically
+def same(items: list[Any]) -> list[Any]:
+    """Return the items."""
+    return items
+
+
+@batched.inference.dynamically
+def shifted(features: dict[str, Any]) -> Any:
+    """Return the ids plus one."""
+    return features["input_ids"] + 1
+
+
+@batched.aio.dynamically
+async def awaited(items: list[Any]) -> list[Any]:
+    """Return the items, from a coroutine function."""
+    return items
+
+
+def undecorated(items: list[Any]) -> list[Any]:
+    """Return the items."""
+    return items
