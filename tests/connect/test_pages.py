@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +27,7 @@ def test_the_files_of_the_page_share_one_model_among_workers(folder: Path, tmp_p
     note = "import os\nopen('built.txt', 'a').write(f'{os.getpid()}\\n')\n"
     (tmp_path / "my_model.py").write_text(note + model)
     (tmp_path / "app.py").write_text(app.replace('on_full="raise"', 'on_full="raise", linger_s=1'))
-    log = tmp_path / "log.txt"
+    log, built = tmp_path / "log.txt", tmp_path / "built.txt"
     with log.open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "uvicorn", "app:app", "--workers", "2", "--port", "0"],
@@ -37,16 +39,26 @@ def test_the_files_of_the_page_share_one_model_among_workers(folder: Path, tmp_p
         wait_until(lambda: log.read_text().count("Application startup complete") == 2)
         port = re.findall(r"running on http://127.0.0.1:(\d+)", log.read_text())[0]
 
-        def ask(number: int) -> bytes:
-            url = f"http://127.0.0.1:{port}/shout/text{number}"
-            answer: bytes = urllib.request.urlopen(url, timeout=BOUND).read()
-            return answer
+        def ask(number: int) -> int:
+            """Return the status of an answer, which is right if it is no refusal."""
+            try:
+                url = f"http://127.0.0.1:{port}/shout/text{number}"
+                with urllib.request.urlopen(url, timeout=BOUND) as answer:
+                    assert answer.read() == b'"TEXT%d"' % number
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code
 
         with ThreadPoolExecutor(8) as threads:
-            answers = list(threads.map(ask, range(40)))
-        assert answers == [b'"TEXT%d"' % number for number in range(40)]
+            assert set(threads.map(ask, range(40))) == {200}
+            assert len(built.read_text().split()) == 1
+            statuses = threads.map(ask, range(400))
+            os.kill(int(built.read_text()), signal.SIGTERM)
+            assert set(statuses) <= {200, 503}
+            wait_until(lambda: ask(0) == 200)
     finally:
         server.terminate()
         server.wait(BOUND)
-    assert len((tmp_path / "built.txt").read_text().split()) == 1
+    assert len(built.read_text().split()) == 2
     wait_until(lambda: not list(folder.iterdir()))
