@@ -9,9 +9,10 @@ import socket
 from contextlib import closing
 from typing import Final
 
+from .._connect import UNIX
 from .._connect.place import Place, listen, served_here
 from .._connect.server import ModelServer, find_function
-from .._connect.starting import UNIX, find
+from .._connect.starting import find
 from ..errors import ServerGone
 from .reference import argument_error, import_attribute
 
@@ -29,17 +30,20 @@ def serve(args: argparse.Namespace) -> int:
         return _check(args)
     if args.target is None:
         raise argument_error("name the function as module:function")
+    path = args.socket.expanduser().absolute()
+    served_here.add(path)
     import_attribute(args.target)  # first: its errors name the module
+    served_here.discard(path)
     try:
         function = find_function(args.target)
-        listener = listen(args.socket)
+        listener = listen(path)
     except (ServerGone, TypeError, OSError) as error:
         raise argument_error(str(error)) from error
-    served_here.add(args.socket)
-    server = ModelServer(function, listener, Place(args.socket), None)
+    served_here.add(path)
+    server = ModelServer(function, listener, Place(path), None)
 
     def ready() -> None:
-        print(f"{server.name} is served on {UNIX}{args.socket}", flush=True)
+        print(f"{server.name} is served on {UNIX}{path}", flush=True)
         _notify("READY=1")
 
     asyncio.run(server.run(ready, lambda: _notify("STOPPING=1")))
@@ -48,7 +52,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     """Print whether a process listens on the socket, and return the exit status."""
-    found = find(f"{UNIX}{args.socket}", {})
+    found = find(f"{UNIX}{args.socket.expanduser().absolute()}", {})
     if found is None:
         print(f"no process listens at {args.socket}")
         return NOT_READY

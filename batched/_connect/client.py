@@ -30,6 +30,7 @@ from .._runtime.call_queue import CallQueue
 from .._runtime.recorder import Recorder
 from .._runtime.runtime import CANNOT_START
 from .._runtime.timer_thread import daemon_thread
+from .._runtime.waits import enter_worker
 from .._runtime.wakers import log_failure
 from ..errors import BatcherClosed, RemoteError, ServerGone
 from ..stats import Stats
@@ -46,7 +47,7 @@ LEAST_AHEAD: Final = 256
 PATIENCE: Final = 10.0
 """Time for the model process to send its statistics (s)."""
 
-Dial = Callable[[], tuple[socket.socket, Greeting, Channel, Place | None]]
+Dial = Callable[[], tuple[socket.socket, Greeting, Channel, Place]]
 
 
 class ClientParser:
@@ -92,7 +93,7 @@ class _Connection:
     """Socket of a client, and the calls that were sent and not answered."""
 
     def __init__(
-        self, link: socket.socket, greeting: Greeting, channel: Channel, place: Place | None
+        self, link: socket.socket, greeting: Greeting, channel: Channel, place: Place
     ) -> None:
         self.channel = channel
         self.credit: int = greeting["credit"]  # most calls under way
@@ -181,9 +182,12 @@ class ClientRuntime(CallQueue):
         if cancelled and request.dispatched:
             with self._lock:
                 connection = self._connection
-                if connection is None or request.number not in connection.calls:
+                if connection is None:
                     return True
-                _, batch = connection.calls.pop(request.number)
+                sent, batch = connection.calls.get(request.number, (None, None))
+                if sent is not request or batch is None:  # of an earlier connection
+                    return True
+                del connection.calls[request.number]
                 self._end_calls({batch: 1})
                 connection.outbox.append((CANCEL, request.number, None))
                 self._end_if_idle()
@@ -216,7 +220,8 @@ class ClientRuntime(CallQueue):
 
         The question has a connection of its own, so that any thread may wait for the answer.
         """
-        found = self._remote.find()
+        connection = self._connection
+        found = self._remote.find(None if connection is None else connection.place)
         if found is None:
             return None
         link, _, channel, _ = found
@@ -250,11 +255,11 @@ class ClientRuntime(CallQueue):
     def _send_soon(self, loop: Any) -> None:
         """Let `loop`, which runs this code, send once the tasks that are ready have called."""
         if self._posted is not loop:
-            self._posted = loop
             if isinstance(loop, asyncio.AbstractEventLoop):
                 loop.call_soon(self._send_posted)
             else:
                 post(loop, self._send_posted)
+            self._posted = loop  # last: an exception that interrupts must not lose the callback
 
     def _send_posted(self) -> None:
         self._posted = None
@@ -264,12 +269,18 @@ class ClientRuntime(CallQueue):
         """Send all frames that may leave, unless another thread is sending them."""
         if self._postpone(self._send):
             return
-        with self._lock:
-            connection = self._connection
-            if connection is None or connection.sending:
-                return
-            connection.sending = True
-        self._send_all(connection, wait=False)
+        connection, sends = None, False
+        try:
+            with self._lock:
+                connection = self._connection
+                if connection is None or connection.sending:
+                    return
+                sends = connection.sending = True
+            self._send_all(connection, wait=False)
+        except BaseException:  # of a signal handler: nobody else would send
+            if sends and connection is not None:
+                connection.end()
+            raise
 
     def _send_all(self, connection: _Connection, *, wait: bool) -> None:
         """Send frames until none is left.
@@ -320,7 +331,6 @@ class ClientRuntime(CallQueue):
             batch = scheduler.take(time.perf_counter())
             if batch is None:
                 break
-            batch.begun = True
             for request, _, _ in batch.slices:
                 connection.calls[request.number] = request, batch
                 frames.append((CALL, request.number, request.items))
@@ -465,18 +475,21 @@ def _serve(ref: weakref.ref[ClientRuntime], dial: Dial) -> None:
     runtime = ref()
     if connection is not None:
         if runtime is not None and runtime.adopt(connection):
-            weakref.finalize(runtime, connection.end).atexit = False
+            enter_worker(runtime.pool, thread=True)  # callbacks must not wait for this thread
+            end = weakref.finalize(runtime, connection.end)
+            end.atexit = False
             del runtime
             try:
                 _receive(ref, connection)
             except BaseException:
                 log_failure("the connection failed")
+            end.detach()
         connection.end()
         connection.close()
         runtime = ref()
     if runtime is not None:
         runtime.lost(connection, why)
-    if connection is not None and connection.place is not None:
+    if connection is not None:
         connection.place.clean()
 
 

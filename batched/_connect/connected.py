@@ -6,6 +6,7 @@ imported here. The four classes differ as the four decorators do.
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import re
 import socket
@@ -24,6 +25,7 @@ from .._function.inference import AsyncBatchedInference, BatchedInference
 from .._function.map import Ahead
 from .._function.settings import Options
 from ..stats import Stats
+from . import UNIX
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as Defaulted
@@ -73,11 +75,14 @@ class RemoteFunction:
 
         return connect(self.address, {"features": self.features}, self.linger_s)
 
-    def find(self) -> Any:
-        """Return a new connection to the model process, or None if it does not run."""
+    def find(self, place: Any = None) -> Any:
+        """Return a new connection to the process at `place`, or None if it does not run.
+
+        By default the place is that of the address.
+        """
         from .starting import find
 
-        return find(self.address, {"features": self.features})
+        return find(self.address, {"features": self.features}, place)
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise TypeError(f"{self.address} is in another process; call the connected function")
@@ -195,6 +200,9 @@ class _Connected(BatchedCallable[T, U, ...]):
                 "name": name or address,
             }
         )
+        if address.startswith(UNIX):
+            path = os.path.expanduser(address.removeprefix(UNIX))
+            address = UNIX + os.path.abspath(path)
         remote = RemoteFunction(address, linger_s, self._features)
         super().__init__(ClientFunction(remote, "static", coroutine=False, options=options))
 

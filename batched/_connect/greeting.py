@@ -32,7 +32,10 @@ def greet(link: socket.socket, greeting: Greeting) -> tuple[Greeting, Channel]:
     """
     check_peer(link)
     link.settimeout(PATIENCE)
-    outgoing = _send(link, greeting)
+    try:
+        outgoing = _send(link, greeting)
+    except ConnectionError:
+        raise EOFError from None
     answer, incoming = _receive(link)
     link.settimeout(None)
     return answer, Channel(outgoing, incoming)

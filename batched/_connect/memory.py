@@ -14,6 +14,7 @@ import tempfile
 from collections import defaultdict, deque
 from functools import lru_cache
 from typing import Any, Final
+from weakref import WeakSet
 
 LARGE: Final = 1 << 16
 """Bytes from which a buffer crosses in shared memory. It is the size of the smallest slot."""
@@ -64,9 +65,13 @@ class Outgoing:
 
 
 class Incoming:
-    """Memory in which the other process puts buffers for this one."""
+    """Memory in which the other process puts buffers for this one.
+
+    A fork may keep arrays, too. So slots that are in use at a fork are never free again.
+    """
 
     def __init__(self, descriptor: int) -> None:
+        _incoming.add(self)
         self._map = mmap.mmap(descriptor, CAPACITY)
         self.dropped: deque[int] = deque()
         """Offsets of slots that nothing uses any more, of which the sender does not know yet.
@@ -79,6 +84,18 @@ class Incoming:
         slot = _slot_type(_slot_size(size)).from_buffer(self._map, offset)
         slot.offset, slot.dropped = offset, self.dropped
         return memoryview(slot)[:size]
+
+
+_incoming: WeakSet[Incoming] = WeakSet()
+
+
+def _before_fork() -> None:
+    for incoming in list(_incoming):
+        incoming.dropped = deque(incoming.dropped)  # slots in use refer to the old object
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_before_fork)
 
 
 def _slot_size(size: int) -> int:

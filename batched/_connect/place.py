@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ServerGone
+from . import UNIX
 
 MOST_PATH: Final = 104
 """Most bytes of a socket's path, the end included: 108 on Linux, 104 on macOS."""
@@ -36,21 +37,25 @@ served_here: set[Path] = set()
 class Place:
     """Socket of a model process, and the lock file beside the socket."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, by_hand: bool = True) -> None:
         self.path = path
         self._lock = path.with_suffix(".lock")
+        self._by_hand = by_hand  # whether the process was started by hand
 
     @classmethod
-    def of(cls, reference: str) -> Place:
-        """Return the place of the function `module:attribute`.
+    def at(cls, address: str) -> Place:
+        """Return the place of `module:attribute`, or of `unix:PATH`.
 
         Raises:
             ServerGone: the folder of sockets cannot be used.
         """
+        if address.startswith(UNIX):
+            return cls(Path(address.removeprefix(UNIX)))
+        reference = address
         module = reference.partition(":")[0]
         parts = reference, sys.prefix, os.getcwd(), *map(str, _version(module))
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        return cls(_folder() / f"{digest[:24]}.socket")
+        return cls(_folder() / f"{digest[:24]}.socket", by_hand=False)
 
     def dial(self) -> socket.socket | None:
         """Return a socket connected to the process, or None if no process listens.
@@ -103,15 +108,23 @@ class Place:
         try:
             yield descriptor
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies of it in other processes
             os.close(descriptor)
 
     def clean(self) -> None:
-        """Remove the files if no process listens and none is being started."""
+        """Remove the files if no process listens and none is being started.
+
+        The lock file stays while it says how long the next start must wait.
+        """
+        if self._by_hand:
+            return
         with suppress(OSError, ServerGone), self.locked(wait=False) as lock:
             if lock is None:
                 return
             if (link := self.dial()) is not None:
                 link.close()
+            elif History(lock).is_recent:
+                self.path.unlink(missing_ok=True)
             else:
                 self.remove()
 
@@ -129,8 +142,8 @@ class History:
 
     GROWTH: Final = 2.0
     """Ratio of a pause to the last one."""
-    FIRST: Final = 0.25
-    """First pause (s)."""
+    FIRST, FIRST_AFTER_FAILURE = 0.25, 1.0
+    """First pauses (s): after a process has died, and after a model could not be built."""
     LONGEST: Final = 30.0
     """Longest pause (s). A process that has lived longer is started again at once."""
 
@@ -143,18 +156,22 @@ class History:
         except (ValueError, KeyError, TypeError):
             self._time, self._pause, self.failure = 0.0, 0.0, ""
 
+    @property
+    def is_recent(self) -> bool:
+        """Whether the last start was so recently that the next one waits longer."""
+        return abs(time.perf_counter() - self._time) < self.LONGEST + self._pause
+
     def left(self) -> float:
         """Return the rest of the pause after the last start (s)."""
         return min(self._time + self._pause - time.perf_counter(), self._pause)
 
     def note(self, failure: str = "") -> None:
         """Note a start, or the sentence by which a start has failed."""
-        now = time.perf_counter()
-        recent = abs(now - self._time) < self.LONGEST + self._pause
-        longer = max(self.FIRST, self.GROWTH * self._pause) if recent else 0.0
-        self._pause = min(longer or (self.FIRST if failure else 0.0), self.LONGEST)
-        self._time, self.failure = now, failure
-        data = json.dumps({"time": now, "pause": self._pause, "failure": failure}).encode()
+        longer = max(self.FIRST, self.GROWTH * self._pause) if self.is_recent else 0.0
+        least = self.FIRST_AFTER_FAILURE if failure else 0.0
+        self._pause = min(max(longer, least), self.LONGEST)
+        self._time, self.failure = time.perf_counter(), failure
+        data = json.dumps({"time": self._time, "pause": self._pause, "failure": failure}).encode()
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, data, 0)
 
@@ -225,13 +242,17 @@ def _version(module: str) -> tuple[str, int] | tuple[()]:
     top, *rest = module.split(".")
     try:
         found = importlib.util.find_spec(top)
-        if found is None or found.origin is None:
+        if found is None:
             return ()
-        path = Path(found.origin)
-        if rest:
-            path = path.parent.joinpath(*rest).with_suffix(".py")
+        folders = found.submodule_search_locations
+        if rest and folders:
+            path = Path(next(iter(folders))).joinpath(*rest).with_suffix(".py")
             if not path.exists():
                 path = path.with_suffix("") / "__init__.py"
+        elif found.origin is not None:
+            path = Path(found.origin)
+        else:
+            return ()
         return str(path), path.stat().st_mtime_ns
     except (ImportError, OSError, ValueError):
         return ()

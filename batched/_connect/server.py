@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import logging
 import os
 import pickle
@@ -27,7 +28,7 @@ from .._function.batched import BatchedCallable
 from .._function.requests import MISSING
 from .._services.failures import error_text, to_remote
 from ..errors import BatcherClosed
-from .greeting import Greeting, welcome
+from .greeting import PATIENCE, Greeting, welcome
 from .messages import (
     CALL,
     CANCEL,
@@ -85,7 +86,9 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
         os.set_inheritable(descriptor, False)
     place = Place(Path(path))
     try:
+        served_here.add(place.path)
         function = find_function(reference)
+        served_here.discard(place.path)
         listener = listen(place.path)
     except BaseException as error:
         _report(report, error_text(error).error.partition("\n")[0])
@@ -93,6 +96,7 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
 
     def ready() -> None:
         served_here.add(place.path)
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also for a fork of this process
         os.close(lock)
         _report(report, READY)
 
@@ -101,7 +105,7 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
 
 def _report(descriptor: int, text: str) -> None:
     with suppress(OSError), os.fdopen(descriptor, "wb") as file:  # the client may have gone
-        file.write(text.encode())
+        file.write(text.encode() + b"\n")
 
 
 def keep_memory() -> None:
@@ -163,7 +167,7 @@ class ModelServer:
             with suppress(RuntimeError, ValueError):  # in a test, the thread is not the main one
                 self.loop.add_signal_handler(number, self.stop)
         self.loop.add_reader(self._listener, self._accept)
-        self.wait_for_clients()
+        self.wait_for_clients(PATIENCE)
         ready()
         await self._ended.wait()
         self.closing = True
@@ -192,11 +196,16 @@ class ModelServer:
                 link, _ = self._listener.accept()
                 task = asyncio.create_task(self._welcome(link))
                 self._greeted.add(task)
-                task.add_done_callback(self._greeted.discard)
+                task.add_done_callback(self._end_greeting)
         except BlockingIOError:
             pass
         except OSError as error:  # for instance, too many files are open
             logger.warning("%s cannot accept a client: %s", self.name, error)
+
+    def _end_greeting(self, task: asyncio.Task[None]) -> None:
+        self._greeted.discard(task)
+        if not self.sessions:  # it was no client, or has gone already
+            self.wait_for_clients()
 
     async def _welcome(self, link: socket.socket) -> None:
         try:
@@ -210,12 +219,12 @@ class ModelServer:
             if not isinstance(error, EOFError):
                 logger.warning("%s refused a client: %s", self.name, error)
 
-    def wait_for_clients(self) -> None:
-        """End once no client has come for `linger` seconds."""
+    def wait_for_clients(self, least: float = 0.0) -> None:
+        """End once no client has come for `linger` seconds, and at least for `least` seconds."""
         if self._linger is not None:
             if self._alone is not None:
                 self._alone.cancel()
-            self._alone = self.loop.call_later(self._linger, self._end_if_alone)
+            self._alone = self.loop.call_later(max(self._linger, least), self._end_if_alone)
 
     def _end_if_alone(self) -> None:
         if not self.sessions and not self._greeted:

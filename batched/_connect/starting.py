@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from .._runtime.timer_thread import daemon_thread
 from ..errors import ServerGone
-from .greeting import Greeting, greet
+from . import UNIX
+from .greeting import PATIENCE, Greeting, greet
 from .messages import Channel
 from .place import History, Place, describe_os_error
 
 BUILDS: Final = 3
 """Deaths in a row, while the model is built, after which the start has failed."""
-MOST_WAIT: Final = 1.0
+BETWEEN: Final = 0.01
+"""Pause before the next attempt to connect (s)."""
+ALIVE_INTERVAL: Final = 0.2
+"""Interval at which a starting process is looked at (s)."""
+MOST_WAIT: Final = 0.5
 """Longest rest of a pause for which calls wait (s)."""
-UNIX: Final = "unix:"
-"""Begin of the address of a process that was started by hand."""
 
 
-Found = tuple[socket.socket, Greeting, Channel, Place | None]
-"""A connection: its socket, the greeting of the server, the channel, and the place, which is None
-if the process was started by hand.
-"""
+Found = tuple[socket.socket, Greeting, Channel, Place]
+"""A connection: its socket, the greeting of the server, the channel, and the place."""
 
 
-def find(address: str, greeting: Greeting) -> Found | None:
-    """Return a connection to the process at `address`, or None if it does not run."""
-    if address.startswith(UNIX):
-        found = _greeted(Place(Path(address.removeprefix(UNIX))), greeting)
-        return None if found is None else (*found[:3], None)
-    return _greeted(Place.of(address), greeting)
+def find(address: str, greeting: Greeting, place: Place | None = None) -> Found | None:
+    """Return a connection to the process at `address`, or at `place`; None if it does not run."""
+    return _greeted(place or Place.at(address), greeting)
 
 
 def connect(address: str, greeting: Greeting, linger: float) -> Found:
@@ -49,20 +47,27 @@ def connect(address: str, greeting: Greeting, linger: float) -> Found:
         ServerGone: no process runs, and none can be started, or it refuses this client.
     """
     try:
+        deadline = time.perf_counter() + PATIENCE
         while True:
             found = find(address, greeting)
             if found is not None:
                 return found
+            if time.perf_counter() > deadline:
+                raise ServerGone(f"the process of {address} closes each connection")
             if address.startswith(UNIX):
                 path = address.removeprefix(UNIX)
                 raise ServerGone(
                     f"no process listens at {path}; "
                     f"`python -m batched serve module:function --socket {path}` starts one"
                 )
-            place = Place.of(address)
+            place = Place.at(address)
             with place.locked(wait=True) as lock:
                 assert lock is not None
-                _start(place, address, linger, lock)
+                started = _start(place, address, linger, lock)
+            if started:
+                deadline = time.perf_counter() + PATIENCE
+            else:  # a process that ends, or has no room for one more client
+                time.sleep(BETWEEN)
     except OSError as error:
         why = describe_os_error(error)
         raise ServerGone(f"cannot connect to the process of {address}: {why}") from error
@@ -87,15 +92,15 @@ def _greeted(place: Place, greeting: Greeting) -> Found | None:
     return link, answer, channel, place
 
 
-def _start(place: Place, reference: str, linger: float, lock: int) -> None:
-    """Start a process and wait until it listens, unless one does already.
+def _start(place: Place, reference: str, linger: float, lock: int) -> bool:
+    """Start a process and wait until it listens. Return False if one listens already.
 
     Raises:
         ServerGone: the process cannot build its model, now or in the start just before.
     """
     if (link := place.dial()) is not None:
         link.close()
-        return
+        return False
     history = History(lock)
     left = history.left()
     if left > 0 and history.failure:
@@ -111,7 +116,7 @@ def _start(place: Place, reference: str, linger: float, lock: int) -> None:
         history.note()
         failure, death = _launch(place, reference, linger, lock)
         if not failure and not death:
-            return
+            return True
         if failure:
             break
         time.sleep(max(0.0, history.left()))
@@ -144,7 +149,7 @@ def _launch(place: Place, reference: str, linger: float, lock: int) -> tuple[str
             )
         finally:
             os.close(theirs)
-        said = report.read().decode()
+        said = _read_report(report, process)
     daemon_thread("process", process.wait).start()  # so that the process ends whole
     if said:
         return said.removeprefix(READY), ""
@@ -157,6 +162,19 @@ def _launch(place: Place, reference: str, linger: float, lock: int) -> tuple[str
     if code_of_exit < 0:
         return "", f"got {signal.Signals(-code_of_exit).name}"
     return "", f"exited with {code_of_exit}"
+
+
+def _read_report(report: BinaryIO, process: subprocess.Popen[bytes]) -> str:
+    """Return the line that a process reports, "" if the process ends without one.
+
+    A fork of the process may hold the pipe open.
+    """
+    ended = False
+    while not select.select([report], [], [], 0 if ended else ALIVE_INTERVAL)[0]:
+        if ended:
+            return ""
+        ended = process.poll() is not None
+    return report.readline().decode().rstrip("\n")
 
 
 READY: Final = "ready"

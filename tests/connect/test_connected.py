@@ -111,6 +111,49 @@ def test_after_the_death_of_the_process_calls_end_and_the_next_call_starts_anoth
     assert pids(0) != pid
 
 
+def test_a_callback_that_waits_for_its_own_thread_is_refused(connected: Connect) -> None:
+    double, told = connected(), []
+
+    def call(_: Any) -> None:
+        try:
+            double(2)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    double.submit(1).add_done_callback(call)
+    wait_until(lambda: bool(told))
+    assert "would wait for itself" in told[0]
+    assert double(3) == 6
+
+
+def test_a_process_whose_module_forks_serves_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "forking.py").write_text(
+        "import os, time, batched\n"
+        "if not os.fork():\n"
+        "    time.sleep(600)\n"
+        "    os._exit(0)\n"
+        "@batched.dynamically\n"
+        "def call(items): return items\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    call: Any = batched.connect("forking:call", linger_s=0)
+    assert call.submit(1).result(BOUND) == 1
+    call.shutdown()
+    wait_until(lambda: not list(folder.iterdir()))
+
+
+def test_connections_that_have_ended_leave_no_descriptor(served: Connect) -> None:
+    connected = served(batched.dynamically(lambda items: items))
+    assert connected(0) == 0
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with connected:
+            assert connected(1) == 1
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
 def test_a_closed_function_refuses_calls_until_it_is_opened_again(connected: Connect) -> None:
     double = connected()
     with double:
@@ -135,6 +178,30 @@ def test_a_forked_process_has_a_connection_of_its_own(connected: Connect) -> Non
         if child:
             assert os.waitpid(child, 0)[1] == 0
             assert double(3) == 6
+        """,
+        "-W",
+        "ignore::DeprecationWarning",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_arrays_that_a_forked_process_keeps_are_not_overwritten(connected: Connect) -> None:
+    pytest.importorskip("numpy")
+    ended = python(
+        """
+        import os, time
+        import numpy as np
+        import batched
+        first = batched.connect("served_model:arrays", linger_s=1)
+        kept = first(np.full(100_000, 1, np.uint8))
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.5)
+            os._exit(0 if (kept == 1).all() else 1)
+        del kept
+        for number in range(2, 8):
+            first(np.full(100_000, number, np.uint8))
+        assert os.waitpid(child, 0)[1] == 0
         """,
         "-W",
         "ignore::DeprecationWarning",
@@ -339,7 +406,7 @@ def test_tensors_cross_in_shared_memory(served: Connect) -> None:
 
 
 def test_a_model_that_cannot_be_built_is_one_sentence_to_every_client(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text(
         "import os, served_model, time\n"
@@ -347,18 +414,11 @@ def test_a_model_that_cannot_be_built_is_one_sentence_to_every_client(
         "time.sleep(0.5)\n"
         "raise OSError('no weights')\n"
     )
-    code = f"""
-        import batched, sys
-        sys.path.append({str(tmp_path)!r})
-        try:
-            batched.connect("broken:embed")(0)
-        except batched.errors.ServerGone as error:
-            print(error)
-        """
-    with ThreadPoolExecutor(3) as threads:
-        ended = list(threads.map(lambda _: python(code), range(3)))
-    sentence = "broken:embed: cannot start the process of broken:embed: OSError: no weights\n"
-    assert [each.stdout for each in ended] == [sentence] * 3
+    monkeypatch.syspath_prepend(str(tmp_path))
+    clients: list[Any] = [batched.connect("broken:embed") for _ in range(3)]
+    futures = [client.submit(0) for client in clients]
+    sentence = "broken:embed: cannot start the process of broken:embed: OSError: no weights"
+    assert [str(future.exception(BOUND)) for future in futures] == [sentence] * 3
     assert computed(folder).count("tried") == 1
 
 
@@ -449,7 +509,7 @@ def test_a_stale_socket_is_replaced(connected: Connect, folder: Path) -> None:
     assert double(1) == 2
     os.kill(double._batcher.runtime._connection.peer, signal.SIGKILL)
     wait_until(lambda: double._batcher.runtime._connection is None)
-    listen(Place.of("served_model:double").path).close()
+    listen(Place.at("served_model:double").path).close()
     assert double(2) == 4
 
 

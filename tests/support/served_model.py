@@ -48,6 +48,12 @@ def same(items: list[Any]) -> list[Any]:
     return items
 
 
+@batched.dynamically
+def arrays(items: list[ndarray]) -> list[ndarray]:  # type: ignore[name-defined]  # numpy's  # noqa: F821
+    """Return the items, which may be arrays."""
+    return items
+
+
 @batched.inference.dynamically
 def shifted(features: dict[str, Any]) -> Any:
     """Return the ids plus one."""
