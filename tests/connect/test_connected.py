@@ -106,7 +106,7 @@ def test_after_the_death_of_the_process_calls_end_and_the_next_call_starts_anoth
     pid = slowly._batcher.runtime._connection.peer
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ServerGone, match="its process has ended"):
-        future.result(2)
+        future.result(BOUND)
     assert slowly(0) == 0
     assert pids(0) != pid
 
