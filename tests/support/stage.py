@@ -21,7 +21,6 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from served import ServedDecorator
 
 import batched
 
@@ -39,7 +38,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen in time")
 
 
-def python(code: str, *options: str, timeout: float = BOUND) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, *options: str, timeout: float = 2.5 * BOUND
+) -> subprocess.CompletedProcess[str]:
     """Runs `code`, which may import what tests import, in a process of its own, which must end by
     itself.
     """
@@ -173,10 +174,12 @@ class Stage:
 
     def __init__(self, scenario: Scenario) -> None:
         self.kind = scenario.kind
-        connect = (self.aio_package if self.kind.startswith("aio") else self.package).connect
-        self._served = (
-            ServedDecorator(self.package.dynamically, connect) if self.is_connected else None
-        )
+        self._served: Any = None
+        if self.is_connected:
+            from served import ServedDecorator  # not in the many processes that need no server
+
+            connect = (self.aio_package if self.kind.startswith("aio") else self.package).connect
+            self._served = ServedDecorator(self.package.dynamically, connect)
         self.batches: list[list[Any]] = []  # as the function got them
         self.fn: Any = None
         self._threads = threading.Semaphore(0)
