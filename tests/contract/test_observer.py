@@ -18,14 +18,14 @@ pytestmark = pytest.mark.anyio
 
 async def test_every_batch_is_told_of(stage: Stage) -> None:
     records: list[BatchRecord] = []
-    fn = stage.decorate(gated=True, batch_size=4, on_batch=records.append, name="it")
+    stage.decorate(gated=True, batch_size=4, on_batch=records.append, name="it")
     async with stage.callers() as callers:
         await callers.call("first")
         await stage.running(1)
         await callers.call("a")
         await callers.call(["b", "c", "d", "e", "f"])
         stage.let_through(100)
-    await fn.aclose()
+    await stage.shut_down()
     assert [
         (record.size, record.calls, record.flush_reason, record.attempts) for record in records
     ] == [
@@ -38,16 +38,16 @@ async def test_every_batch_is_told_of(stage: Stage) -> None:
         for record in records
     } == {("it", "ok", 0, None, 0)}
     assert all(record.oldest_wait >= 0 and record.processing_time >= 0 for record in records)
-    assert sum(record.size for record in records) == fn.stats.total_processed
+    assert sum(record.size for record in records) == 7
     with pytest.raises(dataclasses.FrozenInstanceError):
         records[0].size = 2  # type: ignore[misc]
 
 
 async def test_a_record_tells_of_padding(stage: Stage) -> None:
     records: list[BatchRecord] = []
-    fn = stage.decorate(length=len, on_batch=records.append)
+    stage.decorate(length=len, on_batch=records.append)
     await stage.call(["a", "bcd"])
-    await fn.aclose()
+    await stage.shut_down()
     assert [(record.tokens, record.padding_waste) for record in records] == [(6, 2 / 6)]
 
 
@@ -58,7 +58,7 @@ async def test_a_record_tells_of_failures(stage: Stage) -> None:
         return [ValueError(item) if item == "bad" else item for item in items]
 
     records: list[BatchRecord] = []
-    fn = stage.decorate(compute, gated=True, isolate_errors=True, on_batch=records.append)
+    stage.decorate(compute, gated=True, isolate_errors=True, on_batch=records.append)
     async with stage.callers() as callers:
         await callers.call("good")
         await stage.running(1)
@@ -69,7 +69,7 @@ async def test_a_record_tells_of_failures(stage: Stage) -> None:
         stage.let_through(100)
     async with stage.callers() as callers:
         await callers.call("raise")
-    await fn.aclose()
+    await stage.shut_down()
     assert [(record.size, record.outcome, record.failed, record.error) for record in records] == [
         (1, "ok", 0, None),
         (3, "partial", 2, "ValueError"),
@@ -90,10 +90,10 @@ async def test_an_observer_that_raises_is_logged_once_and_harms_nobody(
         seen.append(record.size)
         raise error
 
-    fn = stage.decorate(on_batch=broken, name="it")
+    stage.decorate(on_batch=broken, name="it")
     with caplog.at_level(logging.ERROR, "batched"):
         assert [await stage.call(i) for i in range(3)] == [("done", i) for i in range(3)]
-        await fn.aclose()
+        await stage.shut_down()
         await stage.until(lambda: seen == [1, 1, 1])
     assert [record.getMessage() for record in caplog.records] == [
         "on_batch of it raised; further failures of it are not logged"
@@ -116,7 +116,7 @@ async def test_an_observer_that_calls_its_own_function_is_told_so_instead_of_han
 
     fn = stage.decorate(on_batch=calling)
     assert await stage.call(1) == ("done", 1)
-    await fn.aclose()
+    await stage.shut_down()
     assert len(told) == 1
     assert isinstance(told[0], RuntimeError)
     assert "from within its own batch" in str(told[0])
@@ -131,10 +131,10 @@ async def test_callers_are_answered_before_the_observer_is_called(stage: Stage) 
 
     if stage.kind == "aio-coroutine":
         pytest.skip("callers on the loop that runs the observer go on when it returns")
-    fn = stage.decorate(on_batch=observe)
+    stage.decorate(on_batch=observe)
     assert await stage.call(1) == ("done", 1)
     answered.set()
-    await fn.aclose()
+    await stage.shut_down()
     await stage.until(lambda: in_time == [True])
 
 

@@ -292,6 +292,13 @@ class Stage:
         if self._served is not None:
             await anyio.to_thread.run_sync(self._served.stop)
 
+    async def shut_down(self) -> None:
+        """Close the function, and its server if it has one, once all observers were called."""
+        with anyio.fail_after(BOUND):
+            await self.fn.aclose()
+            if self._served is not None:
+                await anyio.to_thread.run_sync(self._served.stop)
+
     async def running(self, batches: int) -> None:
         """Returns once that many batches have begun."""
         await self.until(lambda: len(self.batches) >= batches)
