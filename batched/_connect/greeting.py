@@ -84,8 +84,9 @@ def _send(link: socket.socket, greeting: Greeting) -> Outgoing:
 
 
 def _receive(link: socket.socket) -> tuple[Greeting, Incoming]:
-    line, files, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
+    files: list[int] = []
     try:
+        line, files, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
         while line and not line.endswith(b"\n"):
             more = link.recv(_MOST_BYTES)
             line = line + more if more else b""

@@ -76,7 +76,7 @@ class Place:
                     "set XDG_RUNTIME_DIR to a folder with a shorter path, or choose another socket"
                 )
             link.connect(os.fspath(self.path))
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
             link.close()
             return None
         except OSError as error:

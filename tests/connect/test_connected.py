@@ -507,7 +507,9 @@ def test_a_folder_that_others_can_write_to_is_refused(folder: Path) -> None:
 def test_a_stale_socket_is_replaced(connected: Connect, folder: Path) -> None:
     double = connected()
     assert double(1) == 2
-    os.kill(double._batcher.runtime._connection.peer, signal.SIGKILL)
+    pid = double._batcher.runtime._connection.peer
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
     wait_until(lambda: double._batcher.runtime._connection is None)
     listen(Place.at("served_model:double").path).close()
     assert double(2) == 4
