@@ -10,6 +10,8 @@ embed(["many", "texts"])
 
 # dynamically                decorator of a function of a list; callers are threads
 # (_function/decorator.py)
+# continuously               decorator of a function that works in steps; Rows, Row, Stream
+# (_function/continuously.py)
 # inference.dynamically      decorator of a function of padded arrays or tensors
 # (inference.py)
 # aio.dynamically,
@@ -39,10 +41,14 @@ from ._installation import __version__  # first: it detects files of another pro
 from . import aio, errors, inference, metrics
 from ._collate.features.parse import Feature
 from ._connect.connected import Connected as connect  # noqa: N813  # called as a function
+from ._execution.rows import Row, Rows
 from ._function.batched import AsyncBatched, Batched
+from ._function.continuous import AsyncContinuous, Continuous
+from ._function.continuously import continuously
 from ._function.decorator import dynamically
 from ._function.inference import AsyncBatchedInference, BatchedInference, Features
 from ._function.method import BatchedMethod
+from ._runtime.stream import Stream
 from ._runtime.wakers import Future
 from .errors import (
     BatchedError,
@@ -58,6 +64,7 @@ from .stats import BatchRecord, Stats
 __all__ = [
     "AsyncBatched",
     "AsyncBatchedInference",
+    "AsyncContinuous",
     "BatchFunctionError",
     "BatchRecord",
     "BatchSizeMismatch",
@@ -67,15 +74,20 @@ __all__ = [
     "BatchedMethod",
     "BatcherClosed",
     "CollationError",
+    "Continuous",
     "Feature",
     "Features",
     "Future",
     "QueueFull",
     "QueueTimeout",
+    "Row",
+    "Rows",
     "Stats",
+    "Stream",
     "__version__",
     "aio",
     "connect",
+    "continuously",
     "dynamically",
     "errors",
     "inference",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ._core.linger import FlushReason
@@ -110,6 +110,16 @@ class Stats:
     """Number of batches by number of items, smallest first."""
     flush_reasons: Mapping[str, int]
     """Number of batches by the reason why they left: full, settled, timeout, eager, drain."""
+    steps: int = 0
+    """Steps of a function that works in steps (`batched.continuously`); 0 for other functions. A
+    batch of this function is the rows that joined together; it ends with the last of them.
+    """
+    rows_per_step: float = 0.0
+    """Mean number of live rows in a step."""
+    places_filled: float = 0.0
+    """`rows_per_step` as a share of `batch_size`."""
+    row_endings: Mapping[str, int] = field(default_factory=dict)
+    """Number of rows by their end: finished, failed, given up by the caller."""
 
     def __repr__(self) -> str:
         reasons = (
@@ -121,6 +131,9 @@ class Stats:
         of_tensors = ""
         if self.padding_waste or self.memory_errors:
             of_tensors = f"; padding {self.padding_waste:.0%}, memory errors {self.memory_errors:,}"
+        in_steps = ""
+        if self.steps:
+            in_steps = f"; {self.steps:,} steps of {self.rows_per_step:.1f} rows"
         return (
             f"Stats({self.total_processed:,} items in {self.total_batches:,} batches of "
             f"{self.avg_batch_size:.1f} on average, "
@@ -129,7 +142,7 @@ class Stats:
             f"calls {self.calls:,}, errors {self.errors:,}, cancelled "
             f"{self.cancelled:,}{timed_out}, rejected {self.rejected:,}; "
             f"queue wait {self.queue_wait}; processing {self.processing_time}; left because "
-            f"{reasons}{of_tensors})"
+            f"{reasons}{of_tensors}{in_steps})"
         )
 
 

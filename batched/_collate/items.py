@@ -124,6 +124,11 @@ class ItemCollator(Collator):
             )
 
 
+def owned(value: Any) -> Any:
+    """Return a result, an array or a tensor as a copy, because its memory may be used again."""
+    return value if type(value) in PLAIN else _own_memory(value, [value], alone=False)[0]
+
+
 def _first_error(request: Request, start: int, part: list[Any]) -> BaseException | None:
     """Return the exception in `part` for the item that comes first in the call; None if none.
 

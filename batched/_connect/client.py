@@ -28,7 +28,7 @@ from .._function.requests import MISSING
 from .._runtime.async_backend import current_loop, post
 from .._runtime.call_queue import CallQueue
 from .._runtime.recorder import Recorder
-from .._runtime.runtime import CANNOT_START
+from .._runtime.runtime import CANNOT_START, MANY
 from .._runtime.timer_thread import daemon_thread
 from .._runtime.waits import enter_worker
 from .._runtime.wakers import log_failure
@@ -38,8 +38,6 @@ from .greeting import Greeting
 from .messages import CALL, CANCEL, CHUNK, RESET, RESULT, STATS, Channel, Frame, Message, pickled
 from .place import Place
 
-_MANY: Final = 1 << 30
-"""Number of batches that may run at once: the limit is the credit of the connection."""
 MOST_TURNS: Final = 8
 """Most times that a caller sends calls of other threads before a thread takes over."""
 LEAST_AHEAD: Final = 256
@@ -136,6 +134,8 @@ class _Connection:
 class ClientRuntime(CallQueue):
     """Runtime of the calls of this process for one model process."""
 
+    cancels_running = True
+
     def __init__(
         self,
         policy: BatchPolicy,
@@ -147,7 +147,7 @@ class ClientRuntime(CallQueue):
         self._remote: Any = execution.func  # a `RemoteFunction`
         self._numbers = itertools.count(1)  # of the threads
         super().__init__(
-            replace(policy, flush="eager", max_concurrent_batches=_MANY), recorder, name
+            replace(policy, flush="eager", max_concurrent_batches=MANY), recorder, name
         )
 
     def _reset(self) -> None:

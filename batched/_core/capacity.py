@@ -69,3 +69,22 @@ class Capacity:
         if ceiling < self._ceiling:
             self._ceiling, self._reached = ceiling, 0
         self.varies = True
+
+
+class Room(Capacity):
+    """Capacity that `whole` has left beside live rows, for at least one further item."""
+
+    def __init__(self, whole: Capacity, live: int, longest: int, most: int) -> None:
+        self.batch_size = min(whole.batch_size - live, most)
+        self.cost = whole.cost
+        self.varies = whole.varies
+        self._whole, self._live, self._longest = whole, live, longest
+
+    def holds(self, longest: int) -> bool:
+        """Return whether one more item, `longest` long, fits beside the live rows."""
+        fitting = self._whole.max_items(max(longest, self._longest))
+        return self.batch_size > 0 and fitting > self._live
+
+    def max_items(self, longest: int) -> int:
+        fitting = self._whole.max_items(max(longest, self._longest)) - self._live
+        return max(1, min(self.batch_size, fitting))

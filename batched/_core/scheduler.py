@@ -51,7 +51,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final
 
-from .capacity import Capacity
+from .capacity import Capacity, Room
 from .formation import form_batch
 from .group import Group
 from .linger import AT_ONCE, NEVER, FlushReason, flush_rule
@@ -237,6 +237,22 @@ class Scheduler:
             self._admit()
         return batch
 
+    def join(self, key: Hashable, room: Room, now: float) -> Batch | None:
+        """Return calls that join the live rows of a run, or None if no call may join.
+
+        The run has calls of the group `key`. If the next call to run is of another group, no call
+        joins, so that the other group runs once all rows of the run have left.
+        """
+        whole = self.capacity
+        try:
+            self.capacity = room
+            leader = self._choose_leader(now) if self.waiting else None
+            if leader is None or leader.group_key != key or not room.holds(leader.longest):
+                return None
+            return self.take(now)
+        finally:
+            self.capacity = whole
+
     def next_deadline(self) -> float:
         """Return the moment from which `take` can return a batch.
 
@@ -261,7 +277,7 @@ class Scheduler:
         return until if until > now else NEVER
 
     def answer_early(self, batch: Batch, items: int) -> None:
-        """Take `items` out of flight: their calls are answered while `batch` still runs."""
+        """Take `items` out of flight: they have ended, or were given up, while `batch` runs."""
         batch.early += items
         self.in_flight -= items
 

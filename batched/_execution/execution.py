@@ -45,6 +45,8 @@ class Execution:
     splits: ErrorTest = never
     isolates: ErrorTest = never
     ends_task: ErrorTest = never
+    in_steps: bool = False
+    """Whether the function takes rows, and works in steps."""
 
     def prepare(self, batch: Batch) -> Prepared:
         """Return `batch` collated, for `run` to go on with. Never raise."""

@@ -158,15 +158,18 @@ class BatchedCallable(Generic[T, U, P]):
         room: Lock | None = None,
         *,
         ahead: bool = False,
+        pieces: Any = None,
     ) -> Future[U]:
         """Submit `item` as `submit` does, but wait for room in the queue only with `room`.
 
-        With `ahead` the call does not wait until `prepare` has run either.
+        With `ahead` the call does not wait until `prepare` has run either. `pieces` gets the pieces
+        that a function emits.
         """
         loop = current_loop()
         runtime = self._batcher.runtime.here(loop)
         future: Future[U] = Future()
         request = self._batcher.requests.parse(item, args, kwargs, self._owner, future, True)
+        request.pieces = pieces
         future.bind(request, runtime, loop if self._function.coroutine else None, room)
         try:
             queued = runtime.submit(request, from_event_loop=loop is not None or ahead)

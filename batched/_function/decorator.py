@@ -24,7 +24,7 @@ from .function import BatchFunction
 from .inference import AsyncBatchedInference, BatchedInference
 from .method import BatchedMethod
 from .requests import MISSING
-from .settings import InferenceSettings, Options, Settings
+from .settings import InferenceSettings, Options, Settings, StepSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ MaybeAwaitableRows: TypeAlias = Awaitable[Rows[U]] | Rows[U]
 """Rows, or an awaitable of rows."""
 
 
-class _Decorator:
+class Decorator:
     """A decorator with its settings."""
 
     _face: ClassVar[type[Any]]
@@ -92,7 +92,7 @@ class _Decorator:
     @property
     def __signature__(self) -> inspect.Signature:
         """Settings by keyword, each with its type and default."""
-        types = get_type_hints(InferenceSettings)
+        types = get_type_hints(InferenceSettings) | get_type_hints(StepSettings)
         types |= {"prepare": Callable[[Any], Any] | None, "spread_kwargs": bool}
         func = inspect.Parameter("func", inspect.Parameter.POSITIONAL_ONLY, default=MISSING)
         settings = [
@@ -110,7 +110,7 @@ class _Decorator:
 # mypy: disable-error-code="overload-overlap"
 
 
-class Dynamically(_Decorator):
+class Dynamically(Decorator):
     """Decorator that makes a function of a list callable for one item, from any thread.
 
     Calls that arrive together run together.
@@ -181,7 +181,7 @@ class Dynamically(_Decorator):
         return self._apply(func, settings)
 
 
-class AsyncDynamically(_Decorator):
+class AsyncDynamically(Decorator):
     """Decorator as `batched.dynamically`, with the same settings, for functions that are awaited.
 
     A coroutine function runs on the event loop of its callers (asyncio, uvloop or trio), in one
@@ -212,7 +212,7 @@ class AsyncDynamically(_Decorator):
         return self._apply(func, settings)
 
 
-class InferenceDynamically(_Decorator):
+class InferenceDynamically(Decorator):
     """Decorator that makes a function of padded features callable for some rows, from any thread.
 
     Calls that arrive together run together.
@@ -268,7 +268,7 @@ class InferenceDynamically(_Decorator):
         return self._apply(func, settings)
 
 
-class AsyncInferenceDynamically(_Decorator):
+class AsyncInferenceDynamically(Decorator):
     """Decorator as `batched.inference.dynamically`, for functions that are awaited."""
 
     _face = AsyncBatchedInference

@@ -64,25 +64,26 @@ class BatchFunction:
             kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
         if inspect.isclass(func) or not callable(func):
-            what = "a list" if options.features is None else "a dict of features"
             raise TypeError(
-                f"only a function that takes {what} can be batched, got {func!r}; "
+                f"only a function that takes {_input(options)} can be batched, got {func!r}; "
                 "settings are passed by keyword"
             )
         name = options.name or getattr(func, "__qualname__", None) or type(func).__qualname__
         if _is(inspect.isgeneratorfunction, func) or _is(inspect.isasyncgenfunction, func):
-            raise TypeError(
-                f"{name} is a generator function; a batch function returns all its results at once"
-            )
+            right = "a batch function returns all its results at once"
+            if options.steps is not None:
+                right = "a function that works in steps passes pieces on by `row.emit(piece)`"
+            raise TypeError(f"{name} is a generator function; {right}")
         if kind is None:
             # a function of the items alone is no method: it may be the default of a dataclass
             kind = "method" if takes_instance(func) else "static"
-        if options.features is None:
+        if options.features is None and options.steps is None:
             _refuse_function_of_one(name, func, 0 if kind == "static" else 1)
         coroutine = _is(inspect.iscoroutinefunction, func)
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
-            raise TypeError(f"{name} is a coroutine function; decorate it with {where}.dynamically")
+            which = "dynamically" if options.steps is None else "continuously"
+            raise TypeError(f"{name} is a coroutine function; decorate it with {where}.{which}")
         return cls(func, kind, coroutine, replace(options, name=name))
 
     def __post_init__(self) -> None:
@@ -147,6 +148,7 @@ class BatchFunction:
             splits=is_out_of_memory if options.on_oom == "split" else never,
             isolates=is_failure if options.isolate_errors else never,
             ends_task=ends_current_task,
+            in_steps=options.steps is not None,
         )
         parser: RequestParser | PreparedParser = requests
         if self.preparation is not None:
@@ -192,6 +194,13 @@ class Batcher:
         self.recorder = recorder
         self.requests = requests
         self.runtime: Any = EventLoops(make, name) if function.coroutine else make()
+
+
+def _input(options: Options) -> str:
+    """Return the words for the first argument of a function with these options."""
+    if options.steps is not None:
+        return "`batched.Rows`"
+    return "a list" if options.features is None else "a dict of features"
 
 
 def _refuse_function_of_one(name: str, func: Callable[..., Any], position: int) -> None:

@@ -12,10 +12,10 @@ from .._core.checks import check_whole, suggest
 from .._core.policy import BatchPolicy, Flush, OnFull
 from ..stats import BatchRecord
 
-Part = TypeVar("Part", BatchPolicy, FeatureSettings)
+Part = TypeVar("Part", BatchPolicy, FeatureSettings, "Steps")
 OnOom = Literal["split", "raise"]
 
-PARTS: Final = {"policy", "features"}
+PARTS: Final = {"policy", "features", "steps"}
 """Fields of `Options` with several settings each."""
 
 
@@ -58,6 +58,39 @@ class InferenceSettings(Settings, total=False):
     output_device: Device | None
 
 
+class StepSettings(TypedDict, total=False):
+    """The settings of a function that works in steps."""
+
+    batch_size: int
+    small_batch_threshold: int
+    max_batch_tokens: int | None
+    max_queue_size: int | None
+    on_full: OnFull
+    queue_timeout_ms: float | None
+    max_concurrent_batches: int
+    prepare_threads: int
+    on_batch: Callable[[BatchRecord], object] | None
+    length: Callable[[Any], float] | None
+    on_oom: OnOom
+    name: str
+    max_pieces: int
+
+
+NOT_OF_STEPS: Final = Settings.__annotations__.keys() - StepSettings.__annotations__.keys()
+"""Settings that mean nothing where calls join whenever there is room."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Settings of functions that work in steps, besides `Options`."""
+
+    max_pieces: int = 64
+    """Most pieces of a stream that wait for their reader, if they are text."""
+
+    def __post_init__(self) -> None:
+        check_whole("max_pieces", self.max_pieces)
+
+
 @dataclass(frozen=True)
 class Options:
     """Valid settings of a decorator."""
@@ -65,6 +98,8 @@ class Options:
     policy: BatchPolicy = field(default_factory=BatchPolicy)
     features: FeatureSettings | None = None
     """Settings of the tensor variant; None in the plain one."""
+    steps: Steps | None = None
+    """Settings of a function that works in steps; None for all other functions."""
     prepare: Callable[..., Any] | None = None
     """Function that returns the item for the argument of a call, before the call is queued."""
     prepare_threads: int = 8
@@ -125,9 +160,13 @@ class Options:
 
     def settings(self) -> dict[str, Any]:
         """Return every setting of the decorator by name."""
-        features = {} if self.features is None else vars(self.features)
+        parts = (self.policy, self.features, self.steps)
         own = {name: value for name, value in vars(self).items() if name not in PARTS}
-        return vars(self.policy) | features | own
+        settings = {
+            name: value for part in parts if part is not None for name, value in vars(part).items()
+        } | own
+        hidden = () if self.steps is None else NOT_OF_STEPS
+        return {name: value for name, value in settings.items() if name not in hidden}
 
     def updated(self, settings: Mapping[str, Any]) -> Options:
         """Return these options with other `settings`.
@@ -140,14 +179,21 @@ class Options:
             if "pad_token" in changes:
                 raise TypeError("pad_token and pad_tokens are the same setting; give one of them")
             changes["pad_token"] = changes.pop("pad_tokens")
+        if self.steps is not None:
+            for name in NOT_OF_STEPS & changes.keys():
+                raise TypeError(
+                    f"there is no setting {name!r} of a function that works in steps, whose calls "
+                    "join whenever there is room"
+                )
         policy = replace_known(self.policy, changes)
         features = None if self.features is None else replace_known(self.features, changes)
+        steps = None if self.steps is None else replace_known(self.steps, changes)
         own = {name: changes.pop(name) for name in (vars(self).keys() - PARTS) & changes.keys()}
         if changes:
             unknown, known = next(iter(changes)), self.settings()
             hint = suggest(unknown, known) or f"; the settings are {', '.join(known)}"
             raise TypeError(f"there is no setting {unknown!r}{hint}")
-        return replace(self, policy=policy, features=features, **own)
+        return replace(self, policy=policy, features=features, steps=steps, **own)
 
 
 def replace_known(part: Part, changes: dict[str, Any]) -> Part:

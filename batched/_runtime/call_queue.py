@@ -52,6 +52,8 @@ class CallQueue(ABC):
     tick = 0.0  # the shortest time for which workers can wait (s)
     # whether accepted calls are finished when the interpreter exits
     finishes_at_exit = True
+    # whether a call can be cancelled that has begun to run
+    cancels_running = False
     # whether the interpreter exits. If so, code of running batches may call closed functions
     exiting = False
 
@@ -255,7 +257,8 @@ class CallQueue(ABC):
         key = object()  # of the entry in `_wakeups`
         try:
             with self._lock:
-                if request.waker is None or (request.dispatched and not even_begun):
+                begun = request.dispatched > 0 and not self.cancels_running
+                if request.waker is None or (begun and not even_begun):
                     return False
                 if self._changing:
                     self._repair()

@@ -17,6 +17,7 @@ from typing import Any
 from .._core.scheduler import Batch, Scheduler
 from .async_backend import current_loop, current_task, ends_task, is_gone, post
 from .call_queue import AWAKE
+from .row_source import run_rows_async
 from .runtime import Runtime
 from .waits import enter_worker
 from .wakers import AsyncWaker, async_waker, log_failure, wait, wake_all
@@ -81,7 +82,11 @@ class EventLoopRuntime(Runtime):
                     worker.batch = found
                     found.begun = True
                     try:
-                        outcomes = await self.execution.run_async(found)
+                        outcomes = await (
+                            run_rows_async(self, found, worker)
+                            if self.execution.in_steps
+                            else self.execution.run_async(found)
+                        )
                     finally:
                         worker.batch = None
                     self._finish(found, outcomes)

@@ -63,6 +63,9 @@ class _Histogram:
 Ending = Literal["cancelled", "timed_out", "rejected"]
 """End of a call without a batch: see the fields of `Stats`."""
 
+RowEnding = Literal["finished", "failed", "given up"]
+"""End of a row of a function that works in steps."""
+
 _Ended = tuple[tuple[int, FlushReason], float, Sequence[float], int, int, int, int]
 """Ended batch: its size and flush reason, duration (s), waits of its calls (s), failed calls,
 cells, cells of padding, and calls of the function that ran out of memory.
@@ -95,6 +98,8 @@ class Recorder:
             # positions in batches of items with lengths, and positions that are padding
             self._cells = self._padding = 0
             self._memory_errors = 0  # calls of the function
+            self._steps = self._rows = self._places = 0  # of functions that work in steps
+            self._row_endings: Counter[RowEnding] = Counter()
             self._processing = 0.0  # sum over all batches (s)
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
@@ -109,6 +114,23 @@ class Recorder:
         """Count a call that ended without a batch."""
         with self._lock:
             self._endings[ending] += 1
+
+    def memory_error(self) -> None:
+        """Count a call of the function that ran out of memory."""
+        with self._lock:
+            self._memory_errors += 1
+
+    def stepped(self, rows: int, places: int) -> None:
+        """Count a step of `rows` live rows, of at most `places`."""
+        with self._lock:
+            self._steps += 1
+            self._rows += rows
+            self._places += places
+
+    def row_ended(self, ending: RowEnding) -> None:
+        """Count a row that has ended."""
+        with self._lock:
+            self._row_endings[ending] += 1
 
     def ended(self, batch: Batch, errors: int) -> None:
         """Count a batch that has ended, with `errors` failed calls.
@@ -182,4 +204,8 @@ class Recorder:
                 memory_errors=self._memory_errors,
                 batch_sizes=dict(sorted(sizes.items())),
                 flush_reasons=dict(reasons),
+                steps=self._steps,
+                rows_per_step=self._rows / self._steps if self._steps else 0.0,
+                places_filled=self._rows / self._places if self._places else 0.0,
+                row_endings=dict(self._row_endings),
             )

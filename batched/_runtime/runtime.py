@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any, Final
 
+from .._core.capacity import Room
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
-from .._core.scheduler import Batch, Request
+from .._core.scheduler import Batch, Request, Scheduler, Slice
 from .._execution.attempts import Outcomes
 from .._execution.execution import Execution
 from ..errors import BatcherClosed
@@ -25,6 +28,12 @@ from .settling import complete, settle
 
 CANNOT_START: Final = (RuntimeError, MemoryError)
 """Errors for which no thread can start. A signal handler is taken to raise another type."""
+
+MANY: Final = 1 << 30
+"""Number of batches that may run at once where something else is the limit."""
+
+Live = tuple[int, int, int]
+"""Number of live rows, length of the longest of them, and most rows that may join."""
 
 Look = tuple[Batch | float | None, bool]
 """Result of a look for a batch: see `Runtime._look`."""
@@ -44,10 +53,15 @@ class Runtime(CallQueue):
         observer: Observer | None,
         name: str,
     ) -> None:
-        super().__init__(policy, recorder, name)
+        most = policy.max_concurrent_batches
         # with `prefetch` further threads call the function
-        self.most_workers = 1 if policy.prefetch else policy.max_concurrent_batches
+        self.most_workers = 1 if policy.prefetch else most
         self.execution = execution
+        self.cancels_running = execution.in_steps
+        if execution.in_steps:  # calls that join a run are batches of their own
+            policy = replace(policy, max_concurrent_batches=MANY)
+        super().__init__(policy, recorder, name)
+        self.pool.size = most
         self.observer = observer
 
     def _call_worker(self) -> None:
@@ -193,18 +207,76 @@ class Runtime(CallQueue):
         finally:
             self._wakeups.wake(batch)
 
-    def answer(self, batch: Batch, request: Request, result: Any) -> None:
-        """Answer a call of one item while its batch still runs."""
+    def join(self, scheduler: Scheduler, key: Hashable, rows: Live) -> Batch | None:
+        """Return calls of the group `key` that join live rows, or None if no call may join.
+
+        `scheduler` handed out these rows. No call joins them once the queue was reset.
+        """
+        if not scheduler.waiting:
+            return None
+        with self._lock:
+            if self._changing:
+                self._repair()
+            if scheduler is not self._scheduler:
+                return None
+            room = Room(scheduler.capacity, *rows)
+            batch = scheduler.join(key, room, time.perf_counter())
+            if batch is not None:
+                batch.begun = True
+        if scheduler.admitted:
+            self._notify_admitted()
+        return batch
+
+    def answer(self, batch: Batch, piece: Slice, part: Any) -> int:
+        """Answer a row of a run. Return the number of calls that have failed with the row."""
+        failed = 0
         try:
             with self._lock:
-                ended, open_ended = settle(self._scheduler, ([(request, 0, 1)], [result], [1]))
-                self._wakeups.add(request, ended)
-                self._scheduler.answer_early(batch, len(ended))
-            complete(open_ended, self.execution.collator.join, self.name)
-            self._wakeups.wake(request)
+                scheduler = self._scheduler
+                if batch not in scheduler.running:  # the queue was reset
+                    return 0
+                ended, open_ended = settle(scheduler, ([piece], [part], [1]))
+                self._wakeups.add(piece, ended)
+                scheduler.answer_early(batch, 1)
+            failed = complete(open_ended, self.execution.collator.join, self.name)
+            self._wakeups.wake(piece)
         except BaseException:
-            self._wakeups.leave(request)
+            self._wakeups.leave(piece)
             raise
+        return failed
+
+    def leave(self, batch: Batch) -> None:
+        """Note that a row of a run leaves without an answer."""
+        with self._lock:
+            if batch in self._scheduler.running:
+                self._scheduler.answer_early(batch, 1)
+
+    def end(self, batch: Batch, errors: int, largest: tuple[int, int], outcomes: Outcomes) -> None:
+        """Note that all rows that joined a run together have ended.
+
+        `errors`: calls that have failed; `largest`: most rows that ran at once, and the length of
+        the longest of them.
+        """
+        with self._lock:
+            if self._changing:
+                self._repair()
+            scheduler = self._scheduler
+            if batch not in scheduler.running:
+                return
+            batch.fitted = False  # the rows of other batches ran beside its rows
+            scheduler.finished(batch, time.perf_counter())
+            scheduler.capacity.fitted(*largest)
+        if scheduler.admitted:
+            self._notify_admitted()
+        self.recorder.ended(batch, errors)
+        if self.observer is not None:
+            self.observer(batch, outcomes)
+
+    def too_big(self, rows: int, longest: int) -> None:
+        """Note that `rows` live rows, none longer than `longest`, ran out of memory."""
+        with self._lock:
+            self._scheduler.capacity.too_big(rows, longest)
+        self.recorder.memory_error()
 
     @abstractmethod
     def _new_parker(self) -> Any:

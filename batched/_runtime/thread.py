@@ -20,6 +20,7 @@ from .._core.linger import NEVER
 from .._core.scheduler import Batch, Scheduler
 from .._execution.execution import Prepared
 from .call_queue import AWAKE, CallQueue, alive
+from .row_source import run_rows
 from .runtime import Runtime
 from .timer_thread import daemon_thread
 from .waits import WorkerContext, enter_worker
@@ -96,10 +97,14 @@ class ThreadRuntime(Runtime):
 
         With `parker`, return the next step of the worker (see `Runtime._take`).
         """
-        worker.batch, worker.runtime = batch, self
+        worker.batch = batch
         batch.begun = True
-        outcomes = self.execution.run(batch, prepared)
-        worker.batch = worker.runtime = None  # contexts live long, and must not keep results alive
+        outcomes = (
+            run_rows(self, batch, worker)
+            if self.execution.in_steps
+            else self.execution.run(batch, prepared)
+        )
+        worker.batch = None  # contexts live long, and must not keep results alive
         found = self._finish(batch, outcomes, parker)
         del outcomes  # an error in the outcomes holds this frame
         return found

@@ -21,10 +21,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 from weakref import WeakSet
 
-from .._core.scheduler import Batch, Request
+from .._core.scheduler import Batch, Request, Slice
+
+
+class Run(Protocol):
+    """A batch, or all rows of a function that works in steps."""
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Items that wait for the run."""
 
 
 @dataclass(eq=False)
@@ -59,27 +67,12 @@ class WorkerContext:
     pool: Pool  # of the worker
     thread: threading.Thread | None  # of the worker; None: a task of an event loop
     callbacks: bool = False
-    batch: Batch | None = None  # of the present run; None between runs
-    runtime: Any = None  # runtime that `answer_early` uses; None if no call can be answered early
+    batch: Run | None = None  # of the present run; None between runs
 
     @property
     def can_block_worker(self) -> bool:
         """Whether a wait of this code can block the worker. A task that outlives its run cannot."""
         return self.batch is not None or self.thread is threading.current_thread()
-
-    def answer_early(self, item: object, result: Any) -> bool:
-        """Answer the call of one item of the batch before the rest of the batch.
-
-        The result that the function later returns for the item is not used. Return False if the
-        item belongs to a list call, which is answered as a whole.
-        """
-        batch, runtime = self.batch, self.runtime
-        if batch is not None and runtime is not None:
-            for request, _, _ in batch.slices:
-                if request.items is item and not request.listed:
-                    runtime.answer(batch, request, result)
-                    return True
-        return False
 
 
 @dataclass(eq=False)
@@ -87,7 +80,7 @@ class Wait:
     """Wait of a run for the end of `request`, a call of `pool`; None: of all calls of `pool`."""
 
     worker: WorkerContext  # of the waiting code
-    batch: Batch | None  # of the run; kept, because the wait may outlive the run of this batch
+    batch: Run | None  # of the run; kept, because the wait may outlive the run of this batch
     pool: Pool  # the workers that run the request
     request: Request | None
     is_over: Callable[[], bool]  # returns whether the waiting code has been woken
@@ -208,7 +201,7 @@ def _is_deadlocked(wait: Wait) -> bool:
     return False
 
 
-def _items(request: Request, batch: Batch) -> int:
+def _items(request: Request, batch: Run) -> int:
     """Return the number of items of `request` in `batch`."""
     return sum([stop - start for each, start, stop in batch.slices if each is request])
 

@@ -78,6 +78,11 @@ class Future(concurrent.futures.Future[U]):
         self._loop = loop
         self._room = room
 
+    @property
+    def loop(self) -> object:
+        """The event loop that runs the call; None if a thread runs it."""
+        return self._loop
+
     def notify_of_room(self) -> None:
         """Wake the submitting thread: the request has room in the queue, or needs no room."""
         if self._room is not None:
@@ -121,7 +126,10 @@ class Future(concurrent.futures.Future[U]):
         return waker
 
     def cancel(self) -> bool:
-        """Take the item out of the queue. Return False if the item is running or answered."""
+        """Take the item out of the queue. Return False if the item is running or answered.
+
+        A row of a function that works in steps leaves before the next step.
+        """
         if (call := self._call) is not None:
             request, runtime = call
             runtime.cancel(request)  # wakes this future
@@ -168,7 +176,7 @@ class Future(concurrent.futures.Future[U]):
                     waker = self.new_waker(loop)
                     interval = None if self._loop in (None, loop) else POLL_INTERVAL
                     while not await wait(waker, interval):
-                        self._look_at_loop()
+                        self.look_at_loop()
             except BaseException:  # the awaiting task has given up
                 self.cancel()
                 raise
@@ -214,11 +222,11 @@ class Future(concurrent.futures.Future[U]):
             )
         deadline = math.inf if timeout is None else time.perf_counter() + timeout
         while not self.done() and (left := deadline - time.perf_counter()) > 0:
-            self._look_at_loop()
+            self.look_at_loop()
             concurrent.futures.wait([self], min(left, POLL_INTERVAL))
         return 0
 
-    def _look_at_loop(self) -> None:
+    def look_at_loop(self) -> None:
         """End the call if its loop was closed."""
         call = self._call
         if call is not None and is_gone(self._loop):
