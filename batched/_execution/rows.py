@@ -72,6 +72,11 @@ class Row(Generic[T, U, V]):
         return self.request.waker is None and not self.ended
 
     @property
+    def has_reader(self) -> bool:
+        """Whether the call is a stream, whose reader gets the pieces that the row emits."""
+        return self.request.pieces is not None
+
+    @property
     def behind(self) -> bool:
         """Whether the reader of the row's stream is `max_pieces` pieces behind."""
         pieces = self.request.pieces

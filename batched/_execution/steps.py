@@ -22,7 +22,7 @@ from .._core.request import Request
 from ..errors import BatchFunctionError
 from .attempts import ErrorTest
 from .exceptions import trim_traceback
-from .memory import drop_locals, free_cache
+from .memory import drop_locals, free_cache, is_out_of_memory
 from .rows import AnyRow, Row, Rows, Source
 
 Function = Callable[[Rows[Any, Any, Any]], Any]
@@ -48,8 +48,9 @@ def run_steps(func: Function, source: RunSource, name: str, splits: ErrorTest) -
             error: BaseException | None = None
         except BaseException as raised:
             error = trim_traceback(raised)
-        _end_call(rows, source, name, error, splits)
-        del rows, error  # an error holds frames, which must not hold the rows
+        live, error = _end_call(rows, source, name, error, splits)
+        _fail(source, live, error)
+        del rows, live, error  # an error holds frames, which must not hold the rows
 
 
 async def run_steps_async(
@@ -65,8 +66,9 @@ async def run_steps_async(
             if ends_task(raised):
                 raise
             error = trim_traceback(raised)
-        _end_call(rows, source, name, error, splits)
-        del rows, error
+        live, error = _end_call(rows, source, name, error, splits)
+        _fail(source, live, error)
+        del rows, live, error
 
 
 def _check_output(name: str, output: Any) -> None:
@@ -80,8 +82,11 @@ def _end_call(
     name: str,
     error: BaseException | None,
     splits: ErrorTest,
-) -> None:
-    """Give the rows of a call that has ended their outcomes, or let them run again."""
+) -> tuple[list[AnyRow], BaseException | None]:
+    """Let rows of a call that has ended run again if they may.
+
+    Return the other rows without an outcome, and their error.
+    """
     size, began = len(rows), rows.began
     longest = max([row.length for row in rows], default=0)
     live, taken = rows.close()
@@ -98,18 +103,19 @@ def _end_call(
         live = [*source.again]
         source.again.clear()
     if error is None and live:
-        error = _unended(name, len(live))
-    for row in live:
+        error = BatchFunctionError(
+            f"{name} returned and left {len(live)} rows without an outcome; it must join rows "
+            "while `rows` is true, and call finish or fail for each row"
+        )
+    return live, error
+
+
+def _fail(source: RunSource, rows: list[AnyRow], error: BaseException | None) -> None:
+    """Give rows their error."""
+    for row in rows:
         row.ended = True
         source.end(row, error)
     source.stepped(0)
-
-
-def _unended(name: str, count: int) -> BatchFunctionError:
-    return BatchFunctionError(
-        f"{name} returned and left {count} rows without an outcome; it must join rows while `rows` "
-        "is true, and call finish or fail for each row"
-    )
 
 
 class ListSource:
@@ -136,6 +142,10 @@ class ListSource:
     def stepped(self, _: int) -> None:
         """Do nothing: nobody counts the steps."""
 
+    def too_big(self, rows: int, longest: int) -> None:
+        """Let fewer rows run at once."""
+        self._capacity.too_big(rows, longest)
+
 
 def take_rows(
     waiting: deque[AnyRow], live: Sequence[AnyRow], most: int | None, capacity: Capacity
@@ -151,21 +161,43 @@ def take_rows(
     return taken
 
 
-def compute_list(
-    func: Function, items: Sequence[Any], name: str, capacity: Capacity, lengths: list[int] | None
-) -> list[Any]:
-    """Return the results of `func` for a list of items. A failed row has its exception there.
+def compute_list(func: Function, source: ListSource, name: str) -> list[Any]:
+    """Return the outcomes of `func` for the rows of `source`: results, or exceptions of rows.
+
+    If memory runs out, rows run again, fewer at once.
 
     Raises:
         BatchFunctionError: the function returned and left rows without an outcome.
         Exception: the exception that the function raised.
     """
-    source = ListSource(items, capacity, lengths)
     while source.again:
         rows: Rows[Any, Any, Any] = Rows(source)
-        _check_output(name, func(rows))
-        live, taken = rows.close()
-        source.again.extendleft(reversed(taken))
-        if live or not rows.began:
-            raise _unended(name, len(live or source.again))
+        try:
+            _check_output(name, func(rows))
+            error: BaseException | None = None
+        except BaseException as raised:
+            error = trim_traceback(raised)
+        _raise(*_end_call(rows, source, name, error, is_out_of_memory))
     return source.results
+
+
+async def compute_list_async(func: Function, source: ListSource, name: str) -> list[Any]:
+    """Await the outcomes as `compute_list` returns them."""
+    while source.again:
+        rows: Rows[Any, Any, Any] = Rows(source)
+        try:
+            await func(rows)
+            error: BaseException | None = None
+        except Exception as raised:
+            error = trim_traceback(raised)
+        _raise(*_end_call(rows, source, name, error, is_out_of_memory))
+    return source.results
+
+
+def _raise(rows: list[AnyRow], error: BaseException | None) -> None:
+    """Raise an error that rows have."""
+    try:
+        if rows and error is not None:
+            raise error
+    finally:
+        del rows, error  # the traceback holds this frame

@@ -1,13 +1,13 @@
-"""Choice of the next token of each row of a batch.
+"""Choice of the next token of each text.
 
-1. Each row has logits processors of its own, as transformers builds them for a prompt that is
+1. Each text has logits processors of its own, as transformers builds them for a prompt that is
    generated alone.
-2. Processors that look at logits only run once for all rows with equal settings: for a sampled
-   batch of 32 rows, this saves 31 of 32 calls for each token.
-3. Processors that look at earlier tokens run row by row, on tokens without padding.
-4. A sampled row draws from a random generator of its own.
+2. Processors that look at logits only run once for all texts with equal settings: for 32 sampled
+   texts, this saves 31 of 32 calls for each token.
+3. Processors that look at earlier tokens run text by text, on tokens without padding.
+4. A sampled text draws from a random generator of its own.
 
-So the text of a row is independent of the other rows.
+So each text is independent of all other texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from .row import Row
+from .._execution.memory import is_out_of_memory
+from .text import Text
 
 OF_LOGITS_ALONE: Final = {
     "EpsilonLogitsWarper",
@@ -43,43 +44,48 @@ def looks_at_tokens(processor: Any) -> bool:
     return kind.__module__ != _PACKAGE or kind.__name__ not in OF_LOGITS_ALONE
 
 
-def choose(rows: Sequence[Row], ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return the next token of each row.
+def choose(texts: Sequence[Text], logits: torch.Tensor) -> torch.Tensor:
+    """Return the next token of each text.
+
+    An error of a processor that looks at tokens is the error of its text.
 
     Args:
-        rows: n rows.
-        ids: (n, width) all tokens so far, padded on the left.
+        texts: n texts.
         logits: (n, vocabulary) logits, as float32; they are changed.
     """
     groups: dict[object, list[int]] = {}
-    for place, row in enumerate(rows):
-        if row.prompt.processors and not row.ended:
-            groups.setdefault(row.prompt.settings, []).append(place)
+    for place, text in enumerate(texts):
+        if text.prompt.processors and not text.ended:
+            groups.setdefault(text.prompt.settings, []).append(place)
     for places in groups.values():
-        _process(rows, places, ids, logits)
+        _process(texts, places, logits)
     tokens = logits.argmax(-1)
-    sampled = [place for place, row in enumerate(rows) if row.prompt.seed is not None]
+    sampled = [place for place, text in enumerate(texts) if text.prompt.seed is not None]
     if sampled:
-        draws = [rows[place].random.random() for place in sampled]
+        draws = [texts[place].random.random() for place in sampled]
         tokens[sampled] = _draw(logits[sampled], draws)
     return tokens
 
 
-def _process(
-    rows: Sequence[Row], places: list[int], ids: torch.Tensor, logits: torch.Tensor
-) -> None:
-    """Process the logits of rows with equal settings."""
-    width = ids.shape[1]
-    whole = places if len(places) < len(rows) else slice(None)
+def _process(texts: Sequence[Text], places: list[int], logits: torch.Tensor) -> None:
+    """Process the logits of texts with equal settings."""
+    whole = places if len(places) < len(texts) else slice(None)
     some = logits[whole]
-    for number, processor in enumerate(rows[places[0]].prompt.processors):
+    no_tokens = torch.empty((len(places), 0), dtype=torch.long, device=logits.device)
+    for number, processor in enumerate(texts[places[0]].prompt.processors):
         if not looks_at_tokens(processor):
-            some = processor(ids[whole], some)
+            some = processor(no_tokens, some)
             continue
         parts = []
         for at, place in enumerate(places):
-            own = rows[place].prompt.processors[number]
-            parts.append(own(ids[place : place + 1, width - rows[place].size :], some[at : at + 1]))
+            text, own = texts[place], some[at : at + 1]
+            try:
+                own = text.prompt.processors[number](text.ids, own)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                text.error = error
+            parts.append(own)
         some = torch.cat(parts)
     logits[whole] = some
 

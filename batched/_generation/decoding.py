@@ -1,60 +1,161 @@
-"""Decoding of one batch: left padding, one pass of the model per token, and removal of ended rows.
-
-`generate` of transformers prepares the KV cache, the mask and the positions. It then calls the loop
-of this module, as its `custom_generate`.
-"""
+"""Loops that generate texts: with places, where texts join at any token, and in whole batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import Cache
 
+from .._execution.memory import is_out_of_memory
+from .._execution.rows import Row, Rows
 from .choice import choose
-from .row import Row
-from .stream import wake
+from .places import Places
+from .text import PreparedPrompt, Text
 
-PAD = 0
+PAD: Final = 0
 """Token of the padding. The attention mask hides the padding, so any token serves."""
-ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}
+ONE_TEXT: Final = {"num_beams": 1, "num_return_sequences": 1}
 """Settings with which `generate` has one row for each prompt."""
+MOST_PREFILL: Final = 4096
+"""Most tokens of prompts, with padding, that are computed between two steps."""
+SPARE: Final = {"cpu": 128}
+"""Most tokens of padding in one pass over prompts, by type of device."""
+SPARE_ELSEWHERE: Final = 4096
+
+Prompts = Rows[PreparedPrompt, Any, str]
+Begin = Callable[[Row[PreparedPrompt, Any, str]], Text]
+"""Function that returns the text of a row that has joined."""
+End = Callable[[Text], None]
+"""Function that answers the caller of a text that has ended."""
 
 
-def decode(model: Any, rows: Sequence[Row], on_end: Callable[[Row], None]) -> None:
-    """Add tokens to each row until all rows have ended, and call `on_end` with each ended row.
+def write_in_places(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
+    """Generate texts that join and leave at any token."""
+    places = Places(model)
+    texts: list[Text] = []  # by place
+    waiting: list[Text] = []  # not in a place yet
+    while rows:
+        waiting += [begin(row) for row in rows.join()]
+        if waiting:
+            waiting.sort(key=lambda text: len(text.prompt.ids))
+            texts += _enter(places, waiting)
+        if texts:
+            _step(places, texts, end)
+        rows.leave()
+        waiting = [text for text in waiting if not text.row.ended]
+        for place in reversed(range(len(texts))):
+            if texts[place].row.ended:
+                places.remove(place)
+                texts[place] = texts[-1]
+                texts.pop()
 
-    Shorter prompts are left-padded with `PAD`.
+
+def _enter(places: Places, waiting: list[Text]) -> list[Text]:
+    """Move texts from `waiting`, shortest first, to places. Return them in their order there.
+
+    The prompts of one pass are of similar lengths.
     """
-    width = max([row.size for row in rows])
-    ids = torch.full((len(rows), width), PAD)
-    mask = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, width - row.size :] = torch.tensor(row.prompt.ids)
-        mask[place, width - row.size :] = 1
-    model.generate(
-        ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        custom_generate=partial(_loop, rows=list(rows), on_end=on_end),
-        max_new_tokens=max([row.prompt.limit for row in rows]),
-        pad_token_id=PAD,
-        **ONE_TEXT,
-    )
+    entered: list[Text] = []
+    spare, cells = SPARE.get(places.device.type, SPARE_ELSEWHERE), 0
+    while waiting and (not cells or cells < MOST_PREFILL):
+        width, count, padding = len(waiting[-1].prompt.ids), 0, 0
+        for text in reversed(waiting):
+            padding += width - len(text.prompt.ids)
+            full = cells + (count + 1) * width > MOST_PREFILL
+            if count and (padding > spare or full):
+                break
+            count += 1
+        together = waiting[-count:]
+        del waiting[-count:]
+        cells += count * width
+        entered += _enter_together(places, together)
+    return entered
+
+
+def _enter_together(places: Places, texts: list[Text]) -> list[Text]:
+    """Compute prompts in one pass or, if that fails, one by one. Return the texts with places."""
+    before = len(places.sizes)
+    try:
+        places.add([text.prompt.ids for text in texts])
+    except Exception as error:
+        del places.sizes[before:]
+        if is_out_of_memory(error):
+            raise
+        if len(texts) > 1:
+            return [each for text in texts for each in _enter_together(places, [text])]
+        texts[0].row.fail(error)
+        return []
+    return texts
+
+
+def _step(places: Places, texts: list[Text], end: End) -> None:
+    """Add a token to each text."""
+    _add_tokens(texts, places.step([text.last for text in texts]), end)
+    places.sizes = [text.size for text in texts]
+
+
+def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> list[int]:
+    """Choose the next token of each text, and return the tokens.
+
+    Args:
+        texts: n texts; ended texts get tokens of no use.
+        logits: (n, vocabulary) logits, as float32; they are changed.
+    """
+    tokens: list[int] = choose(texts, logits).tolist()
+    for place, (text, token) in enumerate(zip(texts, tokens, strict=True)):
+        if text.row.ended:
+            continue
+        try:
+            if text.error is None:
+                text.add(token)
+                text.apply_criteria(logits[place : place + 1])
+        except Exception as error:
+            text.error = error
+        if text.error is not None:
+            text.row.fail(text.error)
+        elif text.ended:
+            end(text)
+        else:
+            text.emit()
+    return tokens
+
+
+def write_in_batches(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
+    """Generate texts in batches; the texts of a batch begin together.
+
+    transformers prepares the cache, the mask and the positions of a batch. It then calls `_loop`,
+    as its `custom_generate`. Shorter prompts are left-padded with `PAD`.
+    """
+    while rows:
+        texts = [begin(row) for row in rows.join()]
+        if not texts:
+            rows.leave()
+            continue
+        width = max([text.size for text in texts])
+        ids = torch.full((len(texts), width), PAD)
+        mask = torch.zeros_like(ids)
+        for place, text in enumerate(texts):
+            ids[place, width - text.size :] = torch.tensor(text.prompt.ids)
+            mask[place, width - text.size :] = 1
+        model.generate(
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            custom_generate=partial(_loop, rows=rows, texts=texts, end=end),
+            max_new_tokens=max([text.prompt.limit for text in texts]),
+            pad_token_id=PAD,
+            **ONE_TEXT,
+        )
 
 
 def _loop(
-    model: Any,
-    ids: torch.Tensor,
-    *,
-    rows: list[Row],
-    on_end: Callable[[Row], None],
-    **inputs: Any,
+    model: Any, ids: torch.Tensor, *, rows: Prompts, texts: list[Text], end: End, **inputs: Any
 ) -> torch.Tensor:
-    """Generate tokens until all rows have ended. The return value has no use."""
+    """Generate tokens until all texts have ended. The return value has no use."""
     for name in ("logits_processor", "stopping_criteria", "generation_config"):
-        del inputs[name]  # each row has its own
+        del inputs[name]  # each text has its own
     step: dict[str, Any] = {"is_first_iteration": True}
     while True:
         outputs = model(
@@ -65,30 +166,17 @@ def _loop(
         # a copy: a view would keep the logits of all positions in memory
         logits = outputs.logits[:, -1].to(torch.float32, copy=True)
         del outputs
-        tokens = choose(rows, ids, logits)
-        ids = torch.cat([ids, tokens[:, None]], -1)
-        for place, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
-            if not row.ended:
-                row.add(token)
-                _apply_criteria(row, ids[place : place + 1], logits[place : place + 1])
-                if row.ended:
-                    on_end(row)
-        wake([row.prompt.stream for row in rows if row.prompt.stream is not None])
-        live = [place for place, row in enumerate(rows) if not row.ended]
+        tokens = _add_tokens(texts, logits, end)
+        ids = torch.cat([ids, torch.tensor(tokens, device=ids.device)[:, None]], -1)
+        rows.leave()
+        live = [place for place, text in enumerate(texts) if not text.row.ended]
         if not live:
             return ids
         # releases of transformers name the cache differently
         cache = next((each for each in inputs.values() if isinstance(each, Cache)), None)
-        if len(live) < len(rows) and _can_shrink(cache):
-            rows = [rows[place] for place in live]
+        if len(live) < len(texts) and _can_shrink(cache):
+            texts = [texts[place] for place in live]
             ids, inputs = _select(torch.tensor(live, device=ids.device), ids, inputs)
-
-
-def _apply_criteria(row: Row, ids: torch.Tensor, logits: torch.Tensor) -> None:
-    """End a row if one of the caller's own stopping criteria is met."""
-    for criterion in row.prompt.criteria:
-        if bool(torch.as_tensor(criterion(ids[:, ids.shape[1] - row.size :], logits)).all()):
-            row.finish_reason, row.ended = "stop", True
 
 
 def _can_shrink(cache: Any) -> bool:

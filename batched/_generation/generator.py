@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, overload
 
 from .._core.policy import BatchPolicy
-from .._function.batched import Batched
+from .._function.continuous import Continuous
 from .._function.function import BatchFunction
-from .._function.settings import Options, Settings
-from .._runtime.waits import current_worker
+from .._function.settings import Options, Steps, StepSettings
 from .._services.prompts import Prompt
-from .row import FinishReason, PreparedPrompt, Row, TextDecoder
-from .stream import Stream
+from .result import Generation
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,27 +28,12 @@ MAX_BATCH_TOKENS: Final = 65_536
 """Default of `max_batch_tokens`: prompts plus new tokens of a batch."""
 
 
-@dataclass(frozen=True)
-class Generation:
-    """A text with details of its generation."""
-
-    text: str
-    """New text, without the prompt, special tokens and the stop string."""
-    tokens: list[int]
-    """New tokens, the terminator included."""
-    finish_reason: FinishReason
-    """"stop": a terminator, a stop string or a stopping criterion; "length": `max_new_tokens`, or
-    the last position of the model.
-    """
-    prompt_tokens: int
-    """Number of tokens of the prompt."""
-
-
-class TextGenerator(Batched[Prompt, _U, ...]):
+class TextGenerator(Continuous[Prompt, _U, str, ...]):
     """A causal language model that generates text for many callers at once.
 
-    Callers pass one prompt each, from threads and event loops. Their prompts run in one batch, and
-    each caller gets the text that its prompt would get alone.
+    Callers pass one prompt each, from threads and event loops. A prompt joins the texts that are
+    being generated at the next token, a text leaves as soon as it has ended, and each caller gets
+    the text that its prompt would get alone. `stream(prompt)` returns the text in pieces.
 
     A prompt is a text, a chat or a list of ids. A chat is a list of messages (`{"role": ...,
     "content": ...}`) for the tokenizer's own template. Any other list is a list of prompts.
@@ -61,15 +43,20 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         seed: seed of a sampled text: equal seeds give equal texts, alone or in a batch.
         stop_strings: strings that end the text, and are no part of it.
         eos_token_id: further terminators, besides the terminators of the model.
+        tools, chat_template_kwargs: arguments of the chat template.
 
     `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` mean `do_sample=True`; a temperature of
     0 means greedy decoding. Calls with different settings share batches. Without `max_new_tokens` a
     text ends after 256 tokens. Beams and several texts for one prompt are refused.
 
-    The settings of `batched.dynamically` are accepted here, too. The default of `batch_size` is 32.
-    The default of `max_batch_tokens`, which counts prompts and new tokens, is 65,536. A batch that
-    runs out of memory runs in halves. Prompts of similar lengths run together. The model is put in
+    The settings of `batched.continuously` are accepted here, too. The default of `batch_size`, the
+    most texts at once, is 32. The default of `max_batch_tokens`, which counts prompts and new
+    tokens, is 65,536. If memory runs out, the texts begin again, fewer at once. The model is put in
     evaluation mode; model and tokenizer are not changed otherwise.
+
+    Texts join at any token if all layers of the model are attention, full or with a window, and
+    read a plain cache. Otherwise (static cache, states, ALiBi), texts join once all texts have
+    ended.
 
     Args:
         model: causal language model of transformers, decoder only.
@@ -103,16 +90,17 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
     ) -> None:
         from .reader import OF_BATCHES, PromptReader, layered
+        from .writer import Writer
 
         self._arguments = model, tokenizer, {"details": details, **settings}
         of_function = {
-            name: settings.pop(name) for name in Settings.__annotations__ & settings.keys()
+            name: settings.pop(name) for name in StepSettings.__annotations__ & settings.keys()
         }
         options = Options(
-            BatchPolicy(max_batch_tokens=MAX_BATCH_TOKENS),
+            BatchPolicy(max_batch_tokens=MAX_BATCH_TOKENS, flush="eager"),
+            steps=Steps(),
             length=attrgetter("length"),
             on_oom="split",
-            isolate_errors=True,
             name=type(self).__name__,
         ).updated(of_function)
         name = str(options.name)
@@ -134,10 +122,8 @@ class TextGenerator(Batched[Prompt, _U, ...]):
         plain.generation_config = kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()})
         tokenizer = copy.deepcopy(tokenizer)  # its padding and truncation are state
         self._reader = PromptReader(plain, tokenizer, name, options.prepare_threads, given)
-        self._writer = writer = _Writer(plain, tokenizer, details)
-        function = BatchFunction(
-            writer.generate, "static", False, options, preparation=self._reader
-        )
+        write = Writer(plain, tokenizer, details).write
+        function = BatchFunction(write, "static", False, options, preparation=self._reader)
         super().__init__(function)
         self.__doc__ = type(self).__doc__
 
@@ -215,7 +201,7 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             # keys of `sequence_bias` are tuples, which JSON does not have as keys
             key: list(value.items()) if isinstance(value, Mapping) else value
             for key, value in settings.items()
-            if key not in Settings.__annotations__
+            if key not in StepSettings.__annotations__
         }
         meaning = {
             "model": model.config.name_or_path or type(model).__name__,
@@ -224,36 +210,6 @@ class TextGenerator(Batched[Prompt, _U, ...]):
             "settings": own,
         }
         return json.dumps(meaning, sort_keys=True, default=_plain)
-
-    async def stream(self, prompt: Prompt, /, **settings: Any) -> AsyncGenerator[str, None]:
-        """Yield the text of one prompt in pieces, on any event loop.
-
-        The joined pieces equal the result of a call. The prompt stays in its batch; a stream that
-        is closed early (`aclose()`, or the end of the task) removes it from the batch.
-
-        Raises:
-            Exception: any exception that a call raises.
-        """
-        item = self._reader.prepare(prompt, settings)
-        item.stream = stream = Stream()
-        future = self._submit(item, (), {})
-        future.add_done_callback(lambda _: stream.end())
-        sent, known = "", 0
-        try:
-            while not stream.ended:
-                await stream.wait(known)
-                known = len(stream.tokens)
-                text = self._writer.decoder.stable_text(item, stream.tokens[:known])
-                if len(text) > len(sent):
-                    yield text[len(sent) :]
-                    sent = text
-            result: Any = future.result()
-            text = result.text if isinstance(result, Generation) else result
-            if len(text) > len(sent):
-                yield text[len(sent) :]
-        finally:
-            item.cancelled = True
-            future.cancel()
 
     def with_options(self, **settings: Any) -> Self:
         """Return the same model with other settings, of either kind, and a batcher of its own.
@@ -276,32 +232,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return getattr(value, "__qualname__", type(value).__qualname__)
-
-
-class _Writer:
-    """The batch function: from prompts to texts."""
-
-    def __init__(self, model: Any, tokenizer: Any, details: bool) -> None:
-        self.decoder = TextDecoder(tokenizer)
-        self._model = model
-        self._details = details
-
-    def generate(self, prompts: list[PreparedPrompt]) -> list[Any]:
-        """Generate the texts, and answer the call of each row as soon as the row has ended."""
-        from .decoding import decode
-
-        worker = current_worker()
-
-        def answer(row: Row) -> None:
-            # if the batch has to run again, an answered row ends with its first token
-            if worker is not None and worker.answer_early(row.prompt, self._result(row)):
-                row.prompt.cancelled = True
-
-        rows = [Row(prompt, self.decoder) for prompt in prompts]
-        decode(self._model, rows, answer)
-        return [self._result(row) for row in rows]
-
-    def _result(self, row: Row) -> Any:
-        if not self._details:
-            return row.text
-        return Generation(row.text, row.tokens, row.finish_reason, len(row.prompt.ids))

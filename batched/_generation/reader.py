@@ -20,7 +20,7 @@ from .._core.checks import check_whole, suggest
 from .._services.prompts import Prompt, PromptPreparation, check_chat, is_id
 from .choice import OF_LOGITS_ALONE
 from .decoding import ONE_TEXT
-from .row import PreparedPrompt
+from .text import PreparedPrompt
 
 MAX_NEW_TOKENS: Final = 256
 """Default of `max_new_tokens`, if neither the call nor the model sets it."""
@@ -40,13 +40,16 @@ OF_BATCHES: Final = {
 }
 """Settings of `generate` that apply to whole batches."""
 
+OF_TEMPLATES: Final = {"tools", "chat_template_kwargs"}
+"""Settings of the tokenizer's chat template."""
+
 MODES: Final = ("greedy_search", "sample")
 
 OF_SEVERAL: Final = ("num_beams", "num_return_sequences", "guidance_scale")
 """Settings that need several rows for a prompt, unless they are 1."""
 
 PLAIN_CRITERIA: Final = {"MaxLengthCriteria", "EosTokenCriteria"}
-"""Stopping criteria that `Row.add` replaces."""
+"""Stopping criteria that `Text.add` replaces."""
 
 OF_ANY_PROMPT: Final = OF_LOGITS_ALONE | {
     "ForcedBOSTokenLogitsProcessor",
@@ -81,7 +84,7 @@ class PromptReader(PromptPreparation):
         self._tokenizer = tokenizer
         self._name = name
         self._defaults = defaults
-        self._known = {*vars(type(model.generation_config)()), *OBJECTS, "seed"}
+        self._known = {*vars(type(model.generation_config)()), *OBJECTS, *OF_TEMPLATES, "seed"}
         self._positions: int | None = getattr(
             model.config.get_text_config(), "max_position_embeddings", None
         )
@@ -99,13 +102,14 @@ class PromptReader(PromptPreparation):
         """
         if isinstance(given, PreparedPrompt):
             return given
-        return self._read(self._ids_of(given), settings)
+        of_template = {
+            name: {**self._defaults, **settings}[name]
+            for name in OF_TEMPLATES & (self._defaults.keys() | settings.keys())
+        }
+        settings = {name: settings[name] for name in settings.keys() - OF_TEMPLATES}
+        return self._read(self._ids_of(given, of_template), settings)
 
-    def abandon(self, item: PreparedPrompt, /) -> None:
-        """Let the row of a prompt leave its batch at the next token."""
-        item.cancelled = True
-
-    def _ids_of(self, given: Prompt) -> list[int]:
+    def _ids_of(self, given: Prompt, of_template: Mapping[str, Any]) -> list[int]:
         """Return the ids of a prompt, and refuse a prompt that the model cannot continue."""
         name = self._name
         ids: list[int]
@@ -121,7 +125,7 @@ class PromptReader(PromptPreparation):
         elif not given:
             raise ValueError(f"{name} got an empty prompt; it needs at least one token or message")
         elif isinstance(given[0], Mapping):
-            ids = self._ids_of_chat(given)
+            ids = self._ids_of_chat(given, of_template)
         else:
             ids = list(cast("Sequence[int]", given))
         if not ids:
@@ -139,7 +143,7 @@ class PromptReader(PromptPreparation):
             )
         return ids
 
-    def _ids_of_chat(self, messages: Any) -> list[int]:
+    def _ids_of_chat(self, messages: Any, of_template: Mapping[str, Any]) -> list[int]:
         """Return the ids of a chat by the tokenizer's template."""
         check_chat(self._name, messages)
         tokenizer = self._tokenizer
@@ -155,6 +159,8 @@ class PromptReader(PromptPreparation):
             tokenize=False,
             add_generation_prompt=not begun,
             continue_final_message=begun,
+            tools=of_template.get("tools"),
+            **(of_template.get("chat_template_kwargs") or {}),
         )
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -169,6 +175,8 @@ class PromptReader(PromptPreparation):
         for name in OF_BATCHES & settings.keys():
             raise TypeError(f"{self._name}: {name} is to be set where the generator is made")
         given = layered(self._defaults, settings)
+        for name in OF_TEMPLATES & given.keys():
+            del given[name]
         for name in given.keys() - self._known:
             hint = suggest(name, self._known)
             raise TypeError(f"{self._name} has no setting {name!r}{hint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from .._core.checks import check_whole
 from .._function.batched import BatchedCallable, parts_of, preparation_of
@@ -14,6 +14,9 @@ from .._function.method import BatchedMethod
 from .._function.settings import Options
 from .checks import check_amount
 from .retry import Retry
+
+REFILLS: Final = 8
+"""Rows in one batch of a function that works in steps, for each place."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,11 @@ class Step:
                 raise TypeError(f"step {name!r}: {which} must be a function, got {given[which]!r}")
         if self.processes and self.is_coroutine:
             raise TypeError(f"step {name!r}: a coroutine function runs on a loop, not in processes")
+        if in_steps(self.fn) and isinstance(self.batch_size, Auto):
+            raise TypeError(
+                f"step {name!r} works in steps, and batch_size is the number of its places: give a "
+                "number in place of Auto"
+            )
         self._check_arguments()  # which checks the settings of `parts` too
 
     @property
@@ -195,21 +203,36 @@ class Step:
         return replace(self.retry, attempts=1) if by_itself else self.retry
 
     @property
-    def parts(self) -> Parts:
-        """The function's parts, as a batcher has them, with the settings of this step."""
+    def function_options(self) -> Options:
+        """Options of the function, with the settings of this step."""
         size = self.batch_size.most if isinstance(self.batch_size, Auto) else self.batch_size
         of_step = {
             "batch_size": size,
             "length": self.length,
             "max_batch_tokens": self.max_batch_tokens,
-            "isolate_errors": self.isolate_errors,
         }
         settings = {name: value for name, value in of_step.items() if value is not None}
+        options = Options(name=self.name)
         if isinstance(self.fn, BatchedCallable):
-            function = parts_of(self.fn).function
-            function = replace(function, options=function.options.updated(settings))
+            options = parts_of(self.fn).function.options
+        return options.updated(settings)
+
+    @property
+    def parts(self) -> Parts:
+        """The function's parts, as a batcher has them, with the settings of this step."""
+        options = self.function_options
+        policy = options.policy
+        if options.steps is not None:  # the places of the rows are filled again and again
+            tokens = policy.max_batch_tokens
+            policy = replace(
+                policy,
+                batch_size=REFILLS * policy.batch_size,
+                max_batch_tokens=None if tokens is None else REFILLS * tokens,
+            )
+        options = replace(options, policy=policy, steps=None, isolate_errors=self.isolate_errors)
+        if isinstance(self.fn, BatchedCallable):
+            function = replace(parts_of(self.fn).function, options=options)
         else:
-            options = Options(name=self.name).updated(settings)
             func = _call if inspect.isclass(self.fn) else self.fn
             function = BatchFunction.of(func, options, coroutines=True)
         # further arguments are given where the function is called
@@ -255,6 +278,11 @@ class Step:
                     f"step {self.name!r}: the type of column {name!r} must be a pyarrow.DataType, "
                     f"got {kind!r}"
                 )
+
+
+def in_steps(func: object) -> bool:
+    """Return whether `func` is a decorated function that works in steps."""
+    return isinstance(func, BatchedCallable) and parts_of(func).execution.in_steps
 
 
 def unwrap(func: Callable[..., Any]) -> Any:

@@ -213,9 +213,7 @@ class Caller:
 
 def machine_in_threads(machine: Machine, **settings: Any) -> Any:
     @batched.continuously(batch_size=PLACES, **settings)
-    def work(
-        rows: Rows[Item, tuple[int, str], tuple[int, int]], group: str
-    ) -> None:
+    def work(rows: Rows[Item, tuple[int, str], tuple[int, int]], group: str) -> None:
         for _ in machine.run(rows, group):
             time.sleep(0.0002)
 
@@ -224,9 +222,7 @@ def machine_in_threads(machine: Machine, **settings: Any) -> Any:
 
 def machine_on_a_loop(machine: Machine) -> Any:
     @batched.aio.continuously(batch_size=PLACES)
-    async def work(
-        rows: Rows[Item, tuple[int, str], tuple[int, int]], group: str
-    ) -> None:
+    async def work(rows: Rows[Item, tuple[int, str], tuple[int, int]], group: str) -> None:
         for _ in machine.run(rows, group):
             await asyncio.sleep(0)
 

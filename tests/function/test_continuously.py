@@ -190,7 +190,7 @@ def test_an_error_of_the_function_ends_the_live_rows_and_later_calls_run() -> No
 )
 def test_a_function_that_returns_without_outcomes_is_told(body: str) -> None:
     scope: dict[str, Any] = {}
-    exec(f"def leaves(rows):\n  {body}", scope)  # noqa: S102
+    exec(f"def leaves(rows):\n  {body}", scope)
     leaves = batched.continuously(scope["leaves"])
     with pytest.raises(BatchFunctionError, match="left 1 rows without an outcome"):
         leaves(1)

@@ -15,7 +15,6 @@ import numpy
 import torch
 from transformers import SynthIDTextWatermarkingConfig
 
-from batched import BatchRecord
 from batched.generation import Generation, TextGenerator
 from language_models import END, MODELS, VOCABULARY, batches_of, full_batches, model, tokenizer
 
@@ -74,14 +73,9 @@ def test_greedy_tokens_with_mixed_settings_are_equal_to_the_tokens_of_each_promp
     name: str,
 ) -> None:
     asked = [(ids, PAIRS[at % len(PAIRS)]) for at, ids in enumerate(prompts(32))]
-    records: list[BatchRecord] = []
-    one_batch = {"batch_size": 32, "flush": "window", "timeout_ms": 60_000}
-    observer = {"on_batch": records.append}
-    with TextGenerator(
-        model(name), tokenizer(), details=True, max_new_tokens=24, **one_batch, **observer
-    ) as generator:
+    with full_batches(32, name, details=True, max_new_tokens=24) as generator:
         found = together(generator, asked)
-    assert [record.size for record in records] == [32]
+    assert generator.stats.steps == 24
     assert [each.tokens for each in found] == [alone(name, *each) for each in asked]
     assert {each.finish_reason for each in found} == {"stop", "length"}
     for each, (ids, settings) in zip(found, asked, strict=True):
@@ -134,7 +128,7 @@ def test_a_seed_gives_the_same_text_alone_and_in_a_batch() -> None:
     ]
     with full_batches(20, max_new_tokens=16) as generator:
         found = [future.result() for future in [generator.submit(ids, **of) for ids, of in asked]]
-    assert generator.stats.total_batches == 1
+    assert generator.stats.steps == 16
     with TextGenerator(model(), tokenizer(), max_new_tokens=16) as generator:
         assert found == [generator(ids, **settings) for ids, settings in asked]
         ids, settings = asked[0]

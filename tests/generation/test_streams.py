@@ -167,7 +167,7 @@ def test_a_cancelled_call_leaves_the_batch() -> None:
         assert text == generator(PROMPT, **LONG)
 
 
-def test_a_batch_that_runs_out_of_memory_repeats_no_piece() -> None:
+def test_texts_that_run_out_of_memory_begin_again_and_repeat_no_piece() -> None:
     def look(step: int, size: int) -> None:
         if step == 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -176,13 +176,15 @@ def test_a_batch_that_runs_out_of_memory_repeats_no_piece() -> None:
         async def whole(prompt: str) -> str:
             return "".join([piece async for piece in generator.stream(prompt, seed=7, **LONG)])
 
-        return await asyncio.gather(*(whole(PROMPT[:end]) for end in (3, 4, 5, 6)))
+        calls = [generator.acall(PROMPT[:end], seed=7, **LONG) for end in (3, 4, 5)]
+        return await asyncio.gather(*calls, whole(PROMPT[:6]), return_exceptions=True)
 
     with batches_of(look) as sizes, full_batches(4, temperature=1.0) as generator:
-        texts = asyncio.run(main(generator))
+        *texts, streamed = asyncio.run(main(generator))
     assert sizes[:4] == [4, 4, 4, 2]
+    assert isinstance(streamed, torch.OutOfMemoryError), "its reader had pieces"
     with TextGenerator(model(), tokenizer(), temperature=1.0, **LONG) as generator:
-        assert texts == [generator(PROMPT[:end], seed=7) for end in (3, 4, 5, 6)]
+        assert texts == [generator(PROMPT[:end], seed=7) for end in (3, 4, 5)]
 
 
 def test_a_finished_text_does_not_wait_for_longer_texts() -> None:

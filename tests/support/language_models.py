@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,9 +72,13 @@ def gemma() -> Any:
 MODELS = {"llama": llama, "gpt2": gpt2, "qwen": qwen, "gemma": gemma}
 
 
-@functools.cache
 def model(name: str = "llama") -> Any:
     """Return a model in evaluation mode, the same in every test."""
+    return _made(name)
+
+
+@functools.cache
+def _made(name: str) -> Any:
     torch.manual_seed(0)
     return MODELS[name]().eval()
 
@@ -105,15 +111,18 @@ def tokenizer(*, pad: str | None = None, chat: bool = False) -> Any:
 
 @contextmanager
 def batches_of(look: Callable[[int, int], object] = lambda *_: None) -> Iterator[list[int]]:
-    """Yield the sizes of the batches that the model sees, one for each token.
+    """Yield the numbers of texts that the model sees at once, one number for each token.
 
-    `look` is called before each pass of the model, with the number of the pass and its size.
+    `look` is called before each of these passes, with the number of the pass and of its texts.
+    Passes over prompts do not count, nor passes in the main thread, where generators are made.
     """
     sizes: list[int] = []
 
     def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
-        sizes.append(len(inputs["input_ids"]))
-        look(len(sizes), sizes[-1])
+        count, width = inputs["input_ids"].shape
+        if width == 1 and threading.current_thread() is not threading.main_thread():
+            sizes.append(count)
+            look(len(sizes), count)
 
     handle = model().register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -122,8 +131,21 @@ def batches_of(look: Callable[[int, int], object] = lambda *_: None) -> Iterator
         handle.remove()
 
 
-def full_batches(count: int, **settings: Any) -> TextGenerator[str]:
+def full_batches(count: int, of: str = "llama", **settings: Any) -> TextGenerator[Any]:
     """Return a generator that begins once `count` prompts have arrived."""
-    return TextGenerator(
-        model(), tokenizer(), batch_size=count, flush="window", timeout_ms=60_000, **settings
+    generator: TextGenerator[Any] = TextGenerator(
+        model(of), tokenizer(), batch_size=count, **settings
     )
+    execution = generator._batcher.parts.execution
+    write, begun = execution.func, threading.Event()
+
+    def patient(rows: Any) -> None:
+        deadline = time.monotonic() + 60
+        while not begun.is_set() and sum(generator._batcher.runtime.load()) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        begun.set()
+        write(rows)
+
+    object.__setattr__(execution, "func", patient)
+    return generator

@@ -10,9 +10,12 @@ from typing import Any
 
 import cloudpickle
 
+from ..._collate.lengths import validate_lengths
+from ..._core.capacity import Capacity
+from ..._execution.steps import ListSource, compute_list, compute_list_async
 from ..._services.failures import error_text
 from ...errors import RemoteError
-from ..step import Step, unwrap
+from ..step import Step, in_steps, unwrap
 
 
 def build(step: Step) -> Callable[..., Any]:
@@ -21,6 +24,8 @@ def build(step: Step) -> Callable[..., Any]:
     if inspect.isclass(func):
         built: Any = _Models(step) if step.models else func(*args, **kwargs)
         return built  # type: ignore[no-any-return]  # `Step` has checked that it is callable
+    if in_steps(step.fn):
+        return _ListFunction(step)
     return lambda *items, **features: func(*items, *args, **features, **kwargs)
 
 
@@ -48,6 +53,27 @@ def pickle_step(step: Step) -> bytes:
             "imported, and load what it needs in the __init__ of a class"
         ) from error
     return data
+
+
+class _ListFunction:
+    """A function that works in steps, called with a list of items."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._func = unwrap(step.fn)
+        self._options = step.function_options
+        policy = self._options.policy
+        self._capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
+
+    def __call__(self, items: list[Any], *args: Any) -> Any:
+        """Return the results, or an awaitable of them."""
+        step, length = self._step, self._options.item_length
+        lengths = None if length is None else validate_lengths(step.name, list(map(length, items)))
+        source = ListSource(items, self._capacity, lengths)
+        compute: Any = compute_list_async if step.is_coroutine else compute_list
+        return compute(
+            lambda rows: self._func(rows, *args, *step.args, **step.kwargs), source, step.name
+        )
 
 
 class _Models:

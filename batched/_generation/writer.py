@@ -1,0 +1,42 @@
+"""Writer: the function that works in steps, from prompts to texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._execution.rows import Row, Rows
+from .decoding import write_in_batches, write_in_places
+from .places import has_places
+from .result import Generation
+from .text import PreparedPrompt, Text, TextDecoder
+
+
+class Writer:
+    """The function that works in steps: from prompts to texts."""
+
+    def __init__(self, model: Any, tokenizer: Any, details: bool) -> None:
+        self._decoder = TextDecoder(tokenizer)
+        self._model = model
+        self._details = details
+        self._has_places = has_places(model)
+
+    def write(self, rows: Rows[PreparedPrompt, Any, str]) -> None:
+        """Generate the texts of `rows`."""
+        write = write_in_places if self._has_places else write_in_batches
+        with torch.no_grad():
+            write(self._model, rows, self._begin, self._end)
+
+    def _begin(self, row: Row[PreparedPrompt, Any, str]) -> Text:
+        return Text(row.item, self._decoder, row, self._model.device)
+
+    def _end(self, ended: Text) -> None:
+        """Answer the caller of a text that has ended."""
+        text = ended.text
+        ended.emit_rest(text)
+        result: Any = text
+        if self._details:
+            size = len(ended.prompt.ids)
+            result = Generation(text, ended.tokens, ended.finish_reason, size)
+        ended.row.finish(result)
