@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,12 @@ class Writer:
         self._decoder = TextDecoder(tokenizer)
         self._model = model
         self._details = details
-        self._has_places = has_places(model)
+
+    @cached_property
+    def _has_places(self) -> bool:
+        # found out in the thread that computes: threads of OpenMP, which belong to the thread that
+        # computed first, would slow down the threads of any later one
+        return has_places(self._model)
 
     def write(self, rows: Rows[PreparedPrompt, Any, str]) -> None:
         """Generate the texts of `rows`."""
