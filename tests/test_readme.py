@@ -193,7 +193,7 @@ def test_the_settings_table_is_true() -> None:
     own = {
         field.name: field.default
         for field in fields(Options)
-        if field.name not in ("policy", "features", "name")
+        if field.name not in ("policy", "features", "steps", "name")
     }
     policy = {field.name: field.default for field in fields(BatchPolicy)}
     assert given == {name: shown(default) for name, default in {**policy, **own}.items()}

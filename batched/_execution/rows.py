@@ -31,6 +31,7 @@ class Source(Protocol):
 
     def take(self, live: list[AnyRow], most: int | None, /) -> list[Any]:
         """Return rows that may join the `live` rows now, at most `most` if a number is given."""
+        ...
 
     def end(self, row: AnyRow, outcome: Any, /) -> None:
         """Answer the caller of a row with a result or an exception."""

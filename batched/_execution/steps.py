@@ -125,7 +125,9 @@ class ListSource:
         request = Request([*items], len(items), None, waker=self, listed=True, lengths=lengths)
         self.results: list[Any] = [None] * len(items)
         self.told: list[Any] = []
-        self.again = deque([Row(self, None, request, place) for place in range(len(items))])
+        self.again: deque[AnyRow] = deque(
+            [Row(self, None, request, place) for place in range(len(items))]
+        )
         self._capacity = capacity
 
     def take(self, live: list[AnyRow], most: int | None) -> list[Any]:

@@ -40,12 +40,12 @@ class _Streaming(BatchedCallable[T, U, P], Generic[T, U, V, P]):
 
     if TYPE_CHECKING:
 
-        def with_options(self, **settings: Unpack[StepSettings]) -> Self: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+        def with_options(self, **settings: Unpack[StepSettings]) -> Self: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Continuous(_Streaming[T, U, V, P], Batched[T, U, P]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A function that works in steps, which threads call and wait for."""
 
 
-class AsyncContinuous(_Streaming[T, U, V, P], AsyncBatched[T, U, P]):
+class AsyncContinuous(_Streaming[T, U, V, P], AsyncBatched[T, U, P]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A function that works in steps, which coroutines await."""

@@ -51,9 +51,6 @@ class Preparation:
         """Return the item for `given`. An exception reaches that caller alone."""
         raise NotImplementedError
 
-    def abandon(self, item: Any, /) -> None:
-        """Note that no caller waits for `item`, which has begun to run."""
-
 
 class FunctionPreparation(Preparation):
     """Preparation by a function of one argument, or of an instance and one argument."""
@@ -257,12 +254,6 @@ class PreparingRuntime(CallQueue):
         with self._passing:
             self._remove(request)
         return super().cancel(request, even_begun)
-
-    def abandon(self, request: Request) -> None:
-        if request.dispatched:
-            for item in request.items if request.listed else [request.items]:
-                self._preparation.abandon(item)
-        super().abandon(request)
 
     def count_wait(self, request: Request, counts: bool) -> None:
         if self._postpone(self.count_wait, request, counts):

@@ -26,7 +26,7 @@ TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Difference of logits that still counts as rounding, as a share of the greatest; else 0.05."""
 
 
-class _Layer(CacheLayerMixin):
+class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
     """Keys and values of one layer for all places."""
 
     def __init__(self, places: Places) -> None:
@@ -62,6 +62,13 @@ class _Layer(CacheLayerMixin):
             self.keys = _grown(self.keys, key_states, places, tokens)
             self.values = _grown(self.values, value_states, places, tokens)
 
+    def write(self, first: int, new: Any) -> None:
+        """Copy the layer `new` of another cache to the places from `first` on."""
+        self.reserve(new.keys, new.values)
+        for buffer, states in ((self.keys, new.keys), (self.values, new.values)):
+            assert buffer is not None
+            buffer[first : first + len(states), :, : states.shape[2]] = states
+
     def move(self, source: int, target: int, size: int) -> None:
         """Copy the first `size` tokens of a place to another place."""
         for buffer in (self.keys, self.values):
@@ -88,7 +95,7 @@ def _grown(buffer: torch.Tensor, states: torch.Tensor, places: int, tokens: int)
     return grown
 
 
-class Places(Cache):
+class Places(Cache):  # type: ignore[misc]  # transformers has no types
     """Cache of the keys and values of several texts, each of its own length."""
 
     def __init__(self, model: Any) -> None:
@@ -98,7 +105,8 @@ class Places(Cache):
         """Places, and tokens of a place, for which the buffers have room."""
         self.device = model.device
         config = model.config.get_text_config()
-        super().__init__(layers=[_Layer(self) for _ in range(config.num_hidden_layers)])
+        self._own = [_Layer(self) for _ in range(config.num_hidden_layers)]
+        super().__init__(layers=[*self._own])
         self._kinds = [*dict.fromkeys(_kinds(config))]
         self._window: int = getattr(config, "sliding_window", None) or 0
         self._adds = config._attn_implementation == "eager"
@@ -127,10 +135,8 @@ class Places(Cache):
             logits_to_keep=1,
             **{self._name: fresh},
         )
-        for layer, new in zip(self.layers, fresh.layers, strict=True):
-            layer.reserve(new.keys, new.values)
-            layer.keys[before : len(self.sizes), :, :width] = new.keys
-            layer.values[before : len(self.sizes), :, :width] = new.values
+        for layer, new in zip(self._own, fresh.layers, strict=True):
+            layer.write(before, new)
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         """Compute one token of each text, its last one. Return the logits of the next token.
@@ -158,7 +164,7 @@ class Places(Cache):
         """Remove the text at `place`. The text at the last place moves there."""
         last = len(self.sizes) - 1
         if place < last:
-            for layer in self.layers:
+            for layer in self._own:
                 layer.move(last, place, self.sizes[last])
             self.sizes[place] = self.sizes[last]
         self.sizes.pop()

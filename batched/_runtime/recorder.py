@@ -99,7 +99,7 @@ class Recorder:
             self._cells = self._padding = 0
             self._memory_errors = 0  # calls of the function
             self._steps = self._rows = self._places = 0  # of functions that work in steps
-            self._row_endings: Counter[RowEnding] = Counter()
+            self._row_endings: Counter[str] = Counter()
             self._processing = 0.0  # sum over all batches (s)
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch

@@ -37,7 +37,7 @@ class Pieces:
     def put(self, piece: Any) -> bool:
         """Add a piece. Return whether the reader waits for one."""
         pieces = self._pieces
-        if self.is_full and isinstance(piece, str | bytes):
+        if self.is_full and type(piece) in (str, bytes):
             try:
                 last = pieces.pop()
             except IndexError:  # the reader has just taken all

@@ -33,6 +33,7 @@ class Run(Protocol):
     @property
     def slices(self) -> list[Slice]:
         """Items that wait for the run."""
+        ...
 
 
 @dataclass(eq=False)

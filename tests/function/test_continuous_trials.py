@@ -212,7 +212,9 @@ class Caller:
 
 
 def machine_in_threads(machine: Machine, **settings: Any) -> Any:
-    @batched.continuously(batch_size=PLACES, **settings)
+    decorate: Any = batched.continuously(batch_size=PLACES, **settings)
+
+    @decorate  # type: ignore[untyped-decorator]
     def work(rows: Rows[Item, tuple[int, str], tuple[int, int]], group: str) -> None:
         for _ in machine.run(rows, group):
             time.sleep(0.0002)

@@ -48,7 +48,9 @@ def countdown(gate: Gate | None = None, **settings: Any) -> Any:
     A negative item fails alone after as many steps.
     """
 
-    @batched.continuously(**settings)
+    decorate: Any = batched.continuously(**settings)
+
+    @decorate  # type: ignore[untyped-decorator]
     def count(rows: Rows[int, str, int], scale: int = 1) -> None:
         left: list[int] = []
         while rows:
@@ -223,13 +225,14 @@ def test_a_row_has_one_outcome() -> None:
             rows.join()
             for row in rows:
                 row.finish(1)
-                for method, value in (
+                late: list[tuple[Any, Any]] = [
                     (row.finish, 2),
                     (row.fail, ValueError("late")),
                     (row.emit, 3),
-                ):
+                ]
+                for method, value in late:
                     with pytest.raises(RuntimeError, match="has ended") as error:
-                        method(value)  # type: ignore[operator]
+                        method(value)
                     told.append(str(error.value))
             rows.leave()
 
@@ -559,6 +562,7 @@ def test_several_runs_at_once() -> None:
 def test_wrong_settings_and_functions_are_told_at_decoration() -> None:
     def fine(rows: Rows[int, int]) -> None: ...
 
+    decorate: Any = batched.continuously
     for name, value in (
         ("timeout_ms", 1.0),
         ("flush", "eager"),
@@ -566,9 +570,9 @@ def test_wrong_settings_and_functions_are_told_at_decoration() -> None:
         ("isolate_errors", True),
     ):
         with pytest.raises(TypeError, match=f"no setting '{name}' of a function that works in st"):
-            batched.continuously(**{name: value})(fine)
+            decorate(**{name: value})(fine)
     with pytest.raises(TypeError, match="there is no setting 'batch_sise'"):
-        batched.continuously(batch_sise=3)(fine)  # type: ignore[call-overload]
+        decorate(batch_sise=3)(fine)
     with pytest.raises(ValueError, match="max_pieces must be at least 1"):
         batched.continuously(max_pieces=0)(fine)
 
@@ -576,12 +580,12 @@ def test_wrong_settings_and_functions_are_told_at_decoration() -> None:
         yield 1
 
     with pytest.raises(TypeError, match=r"row\.emit"):
-        batched.continuously(yields)  # type: ignore[call-overload]
+        decorate(yields)
 
     async def awaits(rows: Rows[int, int]) -> None: ...
 
     with pytest.raises(TypeError, match=r"batched\.aio\.continuously"):
-        batched.continuously(awaits)  # type: ignore[call-overload]
+        decorate(awaits)
 
 
 def test_options_rebuild_the_function() -> None:

@@ -54,6 +54,38 @@ def fetch_blocking(keys: list[int], *, base: int = 10) -> list[str]:
     return [str(key + base) for key in keys]
 
 
+@batched.continuously(batch_size=8)
+def write(rows: batched.Rows[str, float, str], scale: float = 1.0) -> None:
+    while rows:
+        for row in rows.join():
+            row.emit(row.item)
+            row.finish(scale)
+        rows.leave()
+
+
+@batched.aio.continuously
+async def solve(rows: batched.Rows[float, float]) -> None: ...
+
+
+class Writer:
+    @batched.continuously
+    def write(self, rows: batched.Rows[str, int]) -> None: ...
+
+
+async def in_steps() -> None:
+    assert_type(write("text"), float)
+    assert_type(write(["text"], scale=2.0), list[float])
+    assert_type(write.stream("text"), batched.Stream[str, float])
+    for piece in write.stream("text", scale=3.0):
+        assert_type(piece, str)
+    async for piece in write.stream("text"):
+        assert_type(piece, str)
+    assert_type(await solve(1.0), float)
+    assert_type(solve.stream(1.0).result(), float)
+    assert_type(Writer().write("text"), int)
+    write.with_options(max_pieces=3)
+
+
 class Model:
     @batched.dynamically
     def embed(self, texts: list[str], prompt: str = "") -> list[Vector]:
