@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _U = TypeVar("_U")
+_S = TypeVar("_S")
 
 MAX_BATCH_TOKENS: Final = 65_536
 """Default of `max_batch_tokens`: prompts plus new tokens of a batch."""
@@ -43,6 +44,8 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         seed: seed of a sampled text: equal seeds give equal texts, alone or in a batch.
         stop_strings: strings that end the text, and are no part of it.
         eos_token_id: further terminators, besides the terminators of the model.
+        schema: class of pydantic, or JSON schema. The text keeps to it, and the result is the
+            instance, or the value of the JSON. A text that is cut off is a `ValueError`.
         tools, chat_template_kwargs: arguments of the chat template.
 
     `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` mean `do_sample=True`; a temperature of
@@ -68,6 +71,16 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         ValueError: a setting is out of its range.
     """
 
+    @overload
+    def __init__(
+        self: TextGenerator[_S],
+        model: Any,
+        tokenizer: Any,
+        *,
+        schema: type[_S],
+        details: Literal[False] = False,
+        **settings: Any,
+    ) -> None: ...
     @overload
     def __init__(
         self: TextGenerator[str],
@@ -231,4 +244,6 @@ def _plain(value: Any) -> Any:
     """Return the form in JSON of a value that JSON does not have."""
     if hasattr(value, "tolist"):
         return value.tolist()
+    if hasattr(value, "model_json_schema"):
+        return value.model_json_schema()
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -20,6 +20,7 @@ from .._core.checks import check_whole, suggest
 from .._services.prompts import Prompt, PromptPreparation, check_chat, is_id
 from .choice import OF_LOGITS_ALONE
 from .decoding import ONE_TEXT
+from .schema import Grammars
 from .text import PreparedPrompt
 
 MAX_NEW_TOKENS: Final = 256
@@ -84,12 +85,14 @@ class PromptReader(PromptPreparation):
         self._tokenizer = tokenizer
         self._name = name
         self._defaults = defaults
-        self._known = {*vars(type(model.generation_config)()), *OBJECTS, *OF_TEMPLATES, "seed"}
+        own = {*OBJECTS, *OF_TEMPLATES, "schema", "seed"}
+        self._known = {*vars(type(model.generation_config)()), *own}
         self._positions: int | None = getattr(
             model.config.get_text_config(), "max_position_embeddings", None
         )
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._kept: dict[object, _Settings] = {}
+        self._grammars = Grammars(tokenizer, self._vocabulary, name)
         self._read([0], {})  # refuses wrong defaults
 
     def prepare(
@@ -181,6 +184,7 @@ class PromptReader(PromptPreparation):
             hint = suggest(name, self._known)
             raise TypeError(f"{self._name} has no setting {name!r}{hint}")
         seed, stops = given.pop("seed", None), given.pop("stop_strings", None) or ()
+        schema = given.pop("schema", None)
         stops = tuple(stops) if isinstance(stops, (list, tuple)) else (stops,)
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise TypeError(
@@ -196,7 +200,9 @@ class PromptReader(PromptPreparation):
         limit = self._limit(
             len(ids), given.pop("max_new_tokens", None), given.pop("max_length", None)
         )
-        key = tuple(sorted((name, repr(value)) for name, value in given.items()))
+        key: tuple[object, ...] = tuple(
+            sorted((name, repr(value)) for name, value in given.items())
+        )
         given["max_new_tokens"] = limit
         config, processors, criteria = self._kept.get(key) or self._parse(ids, given, key)
         if self._positions is not None:
@@ -206,7 +212,13 @@ class PromptReader(PromptPreparation):
         elif seed is None:
             seed = random.getrandbits(64)
         terminators = frozenset(listed(config.eos_token_id))
-        return PreparedPrompt(ids, limit, terminators, stops, seed, key, processors, criteria)
+        read = None
+        if schema is not None:
+            form, read = self._grammars.read(schema)
+            # first: of these tokens, `top_k` and the like then choose
+            processors = [self._grammars.processor(form, len(ids), terminators), *processors]
+            key = (form, *key)
+        return PreparedPrompt(ids, limit, terminators, stops, seed, key, processors, criteria, read)
 
     def _limit(self, size: int, new: object, length: object) -> int:
         """Return the most new tokens of a prompt of `size` tokens."""

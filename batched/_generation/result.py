@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "time"]
 
@@ -22,3 +22,5 @@ class Generation:
     """
     prompt_tokens: int
     """Number of tokens of the prompt."""
+    value: Any = None
+    """With `schema`: the instance, or the value of the JSON."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +41,8 @@ class PreparedPrompt:
     """Logits processors of transformers."""
     criteria: Sequence[Any]
     """Stopping criteria of the caller."""
+    read: Callable[[str], Any] | None = None
+    """Function that returns the value of a text that keeps to a schema."""
 
     @property
     def length(self) -> int:

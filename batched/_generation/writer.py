@@ -42,7 +42,15 @@ class Writer:
         text = ended.text
         ended.emit_rest(text)
         result: Any = text
+        try:
+            if ended.prompt.read is not None:
+                result = ended.prompt.read(text)
+        except ValueError as error:
+            cut = "" if ended.finish_reason == "stop" else "; it was cut off: raise max_new_tokens"
+            ended.row.fail(ValueError(f"the text does not keep to its schema{cut} ({error})"))
+            return
         if self._details:
+            value = None if ended.prompt.read is None else result
             size = len(ended.prompt.ids)
-            result = Generation(text, ended.tokens, ended.finish_reason, size)
+            result = Generation(text, ended.tokens, ended.finish_reason, size, value)
         ended.row.finish(result)

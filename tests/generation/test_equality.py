@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
@@ -161,3 +163,41 @@ def test_rows_that_end_leave_their_batch() -> None:
         for future in futures:
             future.result()
     assert sizes == [sum(limit > step for limit in limits) for step in range(max(limits))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MODELS)
+def test_256_prompts_that_join_at_random_moments_get_the_tokens_of_each_alone(name: str) -> None:
+    draw = random.Random(name)
+    asked = [
+        (ids, {"max_new_tokens": draw.randint(8, 128), **PAIRS[at % len(PAIRS)]})
+        for at, ids in enumerate(prompts(256))
+    ]
+    futures: dict[int, Any] = {}
+    with TextGenerator(model(name), tokenizer(), details=True) as generator:
+        for at, (ids, settings) in enumerate(asked):
+            futures[at] = generator.submit(ids, **settings)
+            if draw.random() < 0.1:
+                futures.pop(at).cancel()
+            time.sleep(draw.choice([0.0, 0.0, 0.001, 0.02]))
+        found = {at: future.result(300).tokens for at, future in futures.items()}
+        assert generator.stats.rows_per_step > 2
+    assert found == {at: alone(name, *asked[at]) for at in futures}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_join_at_any_token(name: str) -> None:
+    """A model whose texts have no places would wait until the first text has ended."""
+    begun = threading.Event()
+
+    def look(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        return scores
+
+    with TextGenerator(model(name), tokenizer(), max_new_tokens=300, min_new_tokens=300) as writer:
+        long = writer.submit([5, 6, 7], logits_processor=[look])
+        assert begun.wait(60)
+        assert writer([8, 9], max_new_tokens=1, min_new_tokens=1) is not None
+        assert not long.done()
+        long.cancel()

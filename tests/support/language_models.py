@@ -137,6 +137,8 @@ def full_batches(count: int, of: str = "llama", **settings: Any) -> TextGenerato
         model(of), tokenizer(), batch_size=count, **settings
     )
     execution = generator._batcher.parts.execution
+    writer: Any = execution.func
+    assert writer.__self__._has_places is not None  # found out here, in the main thread
     write, begun = execution.func, threading.Event()
 
     def patient(rows: Any) -> None:
