@@ -37,7 +37,7 @@ class Source(Protocol):
         """Answer the caller of a row with a result or an exception."""
 
     def leave(self, row: AnyRow, /) -> None:
-        """Note that a row leaves whose caller has gone."""
+        """Note that a row leaves because its caller has gone."""
 
     def stepped(self, live: int, /) -> None:
         """Note a step of `live` rows, and wake the readers of streams."""
@@ -46,7 +46,7 @@ class Source(Protocol):
 class Row(Generic[T, U, V]):
     """One item on its way through the steps of the function.
 
-    A row that has ended, or whose caller has gone, stays in its place until `Rows.leave()`.
+    A row that has ended, or was given up by its caller, stays in its place until `Rows.leave()`.
     """
 
     __slots__ = ("_source", "batch", "emitted", "ended", "item", "length", "position", "request")
@@ -74,7 +74,7 @@ class Row(Generic[T, U, V]):
 
     @property
     def has_reader(self) -> bool:
-        """Whether the call is a stream, whose reader gets the pieces that the row emits."""
+        """Whether the call is a stream: its reader gets the pieces that the row emits."""
         return self.request.pieces is not None
 
     @property

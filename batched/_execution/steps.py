@@ -30,7 +30,7 @@ Function = Callable[[Rows[Any, Any, Any]], Any]
 
 
 class RunSource(Source, Protocol):
-    """Source of a run whose rows may run again."""
+    """Source of a run. Its rows may run again."""
 
     again: deque[AnyRow]
     """Rows that were taken and do not run now: the next rows that `take` returns."""
@@ -142,7 +142,7 @@ class ListSource:
         """Do nothing: the rows have no callers that go."""
 
     def stepped(self, _: int) -> None:
-        """Do nothing: nobody counts the steps."""
+        """Do nothing: steps are not counted."""
 
     def too_big(self, rows: int, longest: int) -> None:
         """Let fewer rows run at once."""
@@ -152,7 +152,7 @@ class ListSource:
 def take_rows(
     waiting: deque[AnyRow], live: Sequence[AnyRow], most: int | None, capacity: Capacity
 ) -> list[AnyRow]:
-    """Remove and return the first of the `waiting` rows, as many as fit beside the `live` rows."""
+    """Remove and return the first of the `waiting` rows, as many as fit with the `live` rows."""
     taken: list[AnyRow] = []
     longest = max([row.length for row in live], default=0)
     while waiting and (most is None or len(taken) < most):

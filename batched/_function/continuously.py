@@ -72,9 +72,9 @@ class Continuously(Decorator):
         max_batch_tokens: largest product of the live rows and their greatest length; None.
         max_concurrent_batches: calls of the function that run at once, each in its own thread and
             with rows of its own; 1.
-        on_oom: treatment of rows whose step runs out of memory. "split": they run again from their
-            start, fewer at once; a row whose reader has got pieces gets the error. "raise": all get
-            the error; "split".
+        on_oom: treatment of rows if a step runs out of memory. "split": they run again from their
+            start, fewer at once; if its reader has got pieces, a row gets the error. "raise": all
+            rows get the error; "split".
         max_pieces: most pieces of text that wait for the reader of a stream; 64.
 
     Raises:
@@ -125,7 +125,7 @@ class AsyncContinuously(Decorator):
 
 
 class PreparedContinuously(Protocol[A]):
-    """Type of a decorator with `prepare`, whose argument callers pass instead of items."""
+    """Type of a decorator with `prepare`. Callers pass its argument instead of items."""
 
     @overload
     def __call__(self, func: OfRows[Any, U, V, P], /) -> Continuous[A, U, V, P]: ...

@@ -111,7 +111,7 @@ class Unprepared:
 
 
 class PreparedParser:
-    """Parser of calls whose items are prepared. `parser` gets the prepared items."""
+    """Parser of calls with prepared items. `parser` gets these items."""
 
     def __init__(
         self, name: str, parser: RequestParser, preparation: Preparation, *, defers: bool
@@ -300,8 +300,8 @@ class PreparingRuntime(CallQueue):
 
 
 class PreparingThreadRuntime(PreparingRuntime, ThreadRuntime):
-    """Thread runtime whose calls are prepared."""
+    """Thread runtime of prepared calls."""
 
 
 class PreparingEventLoopRuntime(PreparingRuntime, EventLoopRuntime):
-    """Runtime of an event loop whose calls are prepared."""
+    """Runtime of an event loop, for prepared calls."""

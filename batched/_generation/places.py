@@ -1,7 +1,7 @@
 """KV cache of places: each text keeps its own keys and values while other texts join and leave.
 
 A place is a row of the buffers of all layers. The texts stand at the left of their places, without
-padding, and a mask hides what lies behind the end of each text. A step writes the key and the value
+padding, and a mask hides the rest of the place. A step writes the key and the value
 of one token for each text in place, and reads the buffers up to the longest text. The texts fill
 the first places: if a text leaves, the text at the last place moves into its place.
 """

@@ -15,7 +15,7 @@ import torch
 FORM: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space as `json.dumps` writes it: a model cannot write spaces for ever."""
 KEPT: Final = 64
-"""Most schemas whose grammar is kept."""
+"""Most grammars that are kept."""
 
 
 class Grammars:

@@ -70,7 +70,7 @@ class CallSource:
         self._left(batch, "failed" if failed else "finished")
 
     def leave(self, row: AnyRow) -> None:
-        """Note that a row leaves whose caller has gone."""
+        """Note that a row leaves because its caller has gone."""
         batch = self._batch_of(row)
         self._runtime.leave(batch)
         self._left(batch, "given up")

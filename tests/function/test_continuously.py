@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 import batched
 from batched import BatchFunctionError, Row, Rows
@@ -502,6 +503,38 @@ def test_coroutine_functions_work_the_same_on_asyncio() -> None:
         assert count.stats.row_endings["given up"] == 1
 
     asyncio.run(main())
+
+
+def test_coroutine_functions_and_streams_work_on_trio() -> None:
+    @batched.aio.continuously(batch_size=4)
+    async def count(rows: Rows[int, str, int]) -> None:
+        left: list[int] = []
+        while rows:
+            left += [row.item for row in rows.join()]
+            await trio.lowlevel.checkpoint()
+            for place, row in enumerate(rows):
+                left[place] -= 1
+                row.emit(left[place])
+                if left[place] < 1:
+                    row.finish(str(row.item))
+            for place in reversed(rows.leave()):
+                del left[place]
+
+    found: dict[int, list[int]] = {}
+
+    async def read(item: int) -> None:
+        found[item] = [piece async for piece in count.stream(item)]
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for item in range(1, 12):
+                nursery.start_soon(read, item)
+            with trio.move_on_after(0.01):
+                await count(10**9)
+        assert await count([3, 1]) == ["3", "1"]
+
+    trio.run(main)
+    assert found == {item: list(reversed(range(item))) for item in range(1, 12)}
 
 
 def test_methods_have_a_run_for_each_instance() -> None:
