@@ -51,7 +51,7 @@ class Row(Generic[T, U, V]):
 
     __slots__ = ("_source", "batch", "emitted", "ended", "item", "length", "position", "request")
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
         __class_getitem__ = classmethod(types.GenericAlias)
 
     item: T
@@ -134,7 +134,7 @@ class Rows(Sequence[Row[T, U, V]]):
     wait that may join.
     """
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
         __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(self, source: Source) -> None:

@@ -64,10 +64,12 @@ class CallSource:
         piece = row.request, row.position, row.position + 1
         collator, failed = self._runtime.execution.collator, isinstance(outcome, BaseException)
         part = outcome if failed else collator.split([outcome], [piece], None)[0]
-        self._errors[batch] += self._runtime.answer(batch, piece, part)
         if self._runtime.observer is not None:
             self._outcomes.setdefault(batch, []).append((piece, part))
-        self._left(batch, "failed" if failed else "finished")
+        try:
+            self._errors[batch] += self._runtime.answer(batch, piece, part)
+        finally:
+            self._left(batch, "failed" if failed else "finished")
 
     def leave(self, row: AnyRow) -> None:
         """Note that a row leaves because its caller has gone."""

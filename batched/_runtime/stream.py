@@ -76,7 +76,7 @@ class Stream(Generic[V, U]):
     before. A stream that is closed, or dropped, gives up its call.
     """
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
         __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(self, pieces: Pieces, future: Future[U]) -> None:

@@ -1,8 +1,8 @@
 """Waits of code that a batch function runs, and the refusal of deadlocks.
 
 A run is one batch on its way through the function. Code of a run may call batched functions. Each
-wait for one of these calls is noted here while it lasts, and a wait that would complete a deadlock is
-refused. Runs are deadlocked if each of them waits, and only the end of one of them can end the
+wait for one of these calls is noted here while it lasts, and a wait that would complete a deadlock
+is refused. Runs are deadlocked if each of them waits, and only the end of one of them can end the
 wait. There are three waits of this kind:
 
 1. for a call with items in the batch of a deadlocked run;
