@@ -168,16 +168,11 @@ class Rows(Sequence[Row[T, U, V]]):
 
         The rows of one run are calls with equal extra arguments. If the oldest call that waits has
         other arguments, no call joins any more, so that this call runs once all rows have left.
-
-        Raises:
-            RuntimeError: no place is free, and no row is live: `leave` was not called.
         """
         if not self._taken or (limit is not None and len(self._taken) < limit):
             self._take(None if limit is None else limit - len(self._taken))
         joined = self._taken[:limit]
         del self._taken[:limit]
-        if not joined and self._rows and all(row.ended for row in self._rows):
-            raise RuntimeError("all rows have ended and none has left; call leave after each step")
         self._rows += joined
         self.began = self.began or bool(joined)
         return joined

@@ -200,23 +200,6 @@ def test_a_function_that_returns_without_outcomes_is_told(body: str) -> None:
     assert leaves.stats.in_flight == 0
 
 
-def test_a_function_that_never_calls_leave_is_told() -> None:
-    @batched.continuously(batch_size=1)
-    def keeps(rows: Rows[int, int]) -> None:
-        while rows:
-            rows.join()
-            for row in rows:
-                if not row.ended:
-                    row.finish(row.item)
-
-    with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(keeps, item) for item in range(3)]
-        outcomes = [future.exception(30) or future.result() for future in futures]
-    assert 0 in outcomes or 1 in outcomes or 2 in outcomes
-    for outcome in outcomes:
-        assert isinstance(outcome, int) or "call leave after each step" in str(outcome)
-
-
 def test_a_row_has_one_outcome() -> None:
     told: list[str] = []
 
