@@ -83,12 +83,12 @@ async def attempts(
         else:
             batch.fitted = False
             size = _size(slices)
-            if too_big := _passes(splits, error):
+            if too_big := passes(splits, error):
                 drop_locals(error)  # the error lives on, and its frames must not hold memory
             if size > 1 and too_big:
                 batch.too_big = [*batch.too_big, (size, _longest(slices))]
                 todo.append((slices, calls, ways, False))  # cut below, to a size that may fit
-            elif size > 1 and _passes(isolates, error):
+            elif size > 1 and passes(isolates, error):
                 todo.insert(cut_index, (slices, calls, ways, True))
             else:
                 done += [(each, error, calls) for each in slices]
@@ -146,7 +146,7 @@ async def attempts(
         args = kwargs = context = output = None
 
 
-def _passes(test: ErrorTest, error: BaseException) -> bool:
+def passes(test: ErrorTest, error: BaseException) -> bool:
     """Return `test(error)`; False if code of the error's class fails in it, such as `__str__`."""
     try:
         return test(error)

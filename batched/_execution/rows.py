@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from .._collate.items import owned
+from .._core.checks import check_whole
 from .._core.request import Batch, Request
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class Source(Protocol):
         ...
 
     def end(self, row: AnyRow, outcome: Any, /) -> None:
-        """Answer the caller of a row with a result or an exception."""
+        """Answer the caller of a row with a result or an exception, and mark the row as ended."""
 
     def leave(self, row: AnyRow, /) -> None:
         """Note that a row leaves because its caller has gone."""
@@ -106,7 +107,6 @@ class Row(Generic[T, U, V]):
             RuntimeError: the row has ended.
         """
         self._check("finish")
-        self.ended = True
         self._source.end(self, result)
 
     def fail(self, error: BaseException) -> None:
@@ -119,7 +119,6 @@ class Row(Generic[T, U, V]):
         self._check("fail")
         if not isinstance(error, BaseException):
             raise TypeError(f"fail takes an exception, got {error!r:.60}")
-        self.ended = True
         self._source.end(self, error)
 
     def _check(self, method: str) -> None:
@@ -168,13 +167,19 @@ class Rows(Sequence[Row[T, U, V]]):
 
         The rows of one run are calls with equal extra arguments. If the oldest call that waits has
         other arguments, no call joins any more, so that this call runs once all rows have left.
+
+        Raises:
+            ValueError: `limit` is below 1.
         """
+        if limit is not None:
+            check_whole("limit", limit)
         if not self._taken or (limit is not None and len(self._taken) < limit):
             self._take(None if limit is None else limit - len(self._taken))
         joined = self._taken[:limit]
         del self._taken[:limit]
-        self._rows += joined
         self.began = self.began or bool(joined)
+        joined = [row for row in joined if not self._left(row)]
+        self._rows += joined
         return joined
 
     def leave(self) -> list[int]:
@@ -186,10 +191,7 @@ class Rows(Sequence[Row[T, U, V]]):
             self._find_source().stepped(len(self._rows))
         places = []
         for place, row in enumerate(self._rows):
-            if row.given_up:
-                self._find_source().leave(row)
-                row.ended = True
-            if row.ended:
+            if row.ended or self._left(row):
                 places.append(place)
         if places:
             self._rows = [row for row in self._rows if not row.ended]
@@ -197,14 +199,17 @@ class Rows(Sequence[Row[T, U, V]]):
 
     def close(self) -> tuple[list[Row[T, U, V]], list[Row[T, U, V]]]:
         """End the run. Return the rows without an outcome, and the rows that have not joined."""
-        source, self._source = self._find_source(), None
-        for row in self._rows:
-            if row.given_up:
-                source.leave(row)
-                row.ended = True
-        live, taken = [row for row in self._rows if not row.ended], self._taken
-        self._rows, self._taken = [], []
+        live = [row for row in self._rows if not row.ended and not self._left(row)]
+        taken = self._taken
+        self._rows, self._taken, self._source = [], [], None
         return live, taken
+
+    def _left(self, row: Row[T, U, V]) -> bool:
+        """Let a row leave if its caller has gone. Return whether it has left."""
+        if row.given_up:
+            self._find_source().leave(row)
+            row.ended = True
+        return row.ended
 
     def _take(self, most: int | None) -> None:
         self._taken += self._find_source().take([*self._rows, *self._taken], most)

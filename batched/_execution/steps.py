@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,10 +21,12 @@ from .._collate.items import owned
 from .._core.capacity import Capacity
 from .._core.request import Request
 from ..errors import BatchFunctionError
-from .attempts import ErrorTest
+from .attempts import ErrorTest, passes
 from .exceptions import trim_traceback
 from .memory import drop_locals, free_cache, is_out_of_memory
 from .rows import AnyRow, Row, Rows, Source
+
+_logger = logging.getLogger("batched")
 
 Function = Callable[[Rows[Any, Any, Any]], Any]
 """The function of the user, with its extra arguments."""
@@ -49,7 +52,7 @@ def run_steps(func: Function, source: RunSource, name: str, splits: ErrorTest) -
         except BaseException as raised:
             error = trim_traceback(raised)
         live, error = _end_call(rows, source, name, error, splits)
-        _fail(source, live, error)
+        _fail(source, live, error, name)
         del rows, live, error  # an error holds frames, which must not hold the rows
 
 
@@ -67,7 +70,7 @@ async def run_steps_async(
                 raise
             error = trim_traceback(raised)
         live, error = _end_call(rows, source, name, error, splits)
-        _fail(source, live, error)
+        _fail(source, live, error, name)
         del rows, live, error
 
 
@@ -91,7 +94,7 @@ def _end_call(
     longest = max([row.length for row in rows], default=0)
     live, taken = rows.close()
     source.again.extendleft(reversed(taken))
-    if error is not None and splits(error):
+    if error is not None and passes(splits, error):
         drop_locals(error)
         with suppress(BaseException):  # a user's module may be named torch
             free_cache()
@@ -99,6 +102,7 @@ def _end_call(
             source.too_big(size, longest)
             source.again.extendleft([row for row in reversed(live) if not row.emitted])
             live = [row for row in live if row.emitted]
+            error = error if live else None
     if not began:
         live = [*source.again]
         source.again.clear()
@@ -110,10 +114,11 @@ def _end_call(
     return live, error
 
 
-def _fail(source: RunSource, rows: list[AnyRow], error: BaseException | None) -> None:
+def _fail(source: RunSource, rows: list[AnyRow], error: BaseException | None, name: str) -> None:
     """Give rows their error."""
+    if error is not None and not rows:
+        _logger.error("%s raised after all of its rows had ended", name, exc_info=error)
     for row in rows:
-        row.ended = True
         source.end(row, error)
     source.stepped(0)
 
@@ -137,6 +142,7 @@ class ListSource:
     def end(self, row: AnyRow, outcome: Any) -> None:
         """Keep the outcome of a row."""
         self.results[row.position] = owned(outcome)
+        row.ended = True
 
     def leave(self, _: AnyRow) -> None:
         """Do nothing: the rows have no callers that go."""

@@ -82,7 +82,7 @@ def _process(texts: Sequence[Text], places: list[int], logits: torch.Tensor) -> 
             try:
                 own = text.prompt.processors[number](text.ids, own)
             except Exception as error:
-                if is_out_of_memory(error):
+                if is_out_of_memory(error) and type(processor).__module__ == _PACKAGE:
                     raise
                 text.error = error
             parts.append(own)

@@ -26,7 +26,8 @@ SPARE: Final = {"cpu": 128}
 SPARE_ELSEWHERE: Final = 4096
 
 Prompts = Rows[PreparedPrompt, Any, str]
-Begin = Callable[[Row[PreparedPrompt, Any, str]], Text]
+AnyPrompt = Row[PreparedPrompt, Any, str]
+Begin = Callable[[AnyPrompt], Text]
 """Function that returns the text of a row that has joined."""
 End = Callable[[Text], None]
 """Function that answers the caller of a text that has ended."""
@@ -38,7 +39,7 @@ def write_in_places(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
     texts: list[Text] = []  # by place
     waiting: list[Text] = []  # not in a place yet
     while rows:
-        waiting += [begin(row) for row in rows.join()]
+        waiting += _begin_all(rows.join(), begin)
         if waiting:
             waiting.sort(key=lambda text: len(text.prompt.ids))
             texts += _enter(places, waiting)
@@ -81,7 +82,7 @@ def _enter_together(places: Places, texts: list[Text]) -> list[Text]:
     try:
         places.add([text.prompt.ids for text in texts])
     except Exception as error:
-        del places.sizes[before:]
+        places.forget(before)
         if is_out_of_memory(error):
             raise
         if len(texts) > 1:
@@ -109,18 +110,28 @@ def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> list[i
         if text.row.ended:
             continue
         try:
-            if text.error is None:
-                text.add(token)
-                text.apply_criteria(logits[place : place + 1])
+            if text.error is not None:
+                raise text.error
+            text.add(token)
+            text.apply_criteria(logits[place : place + 1])
+            if text.ended:
+                end(text)
+            else:
+                text.emit()
         except Exception as error:
-            text.error = error
-        if text.error is not None:
-            text.row.fail(text.error)
-        elif text.ended:
-            end(text)
-        else:
-            text.emit()
+            text.row.fail(error)
     return tokens
+
+
+def _begin_all(rows: Sequence[AnyPrompt], begin: Begin) -> list[Text]:
+    """Return the texts of rows that have joined. A row whose text cannot begin fails."""
+    texts = []
+    for row in rows:
+        try:
+            texts.append(begin(row))
+        except Exception as error:
+            row.fail(error)
+    return texts
 
 
 def write_in_batches(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
@@ -130,7 +141,7 @@ def write_in_batches(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
     as its `custom_generate`. Shorter prompts are left-padded with `PAD`.
     """
     while rows:
-        texts = [begin(row) for row in rows.join()]
+        texts = _begin_all(rows.join(), begin)
         if not texts:
             rows.leave()
             continue

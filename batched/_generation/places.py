@@ -9,6 +9,7 @@ the first places: if a text leaves, the text at the last place moves into its pl
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,7 +18,11 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
 BLOCK: Final = 64
-"""Tokens by which the buffers begin; then they grow by doubling."""
+"""The buffers have room for a multiple of this number of tokens in each place."""
+GROWTH: Final = 1.25
+"""Room that buffers get when they grow, as a multiple of the room that is needed."""
+WASTE: Final = 2
+"""Room of grown buffers, as a multiple of the room that is needed, beyond which they shrink."""
 KINDS: Final = {"full_attention", "sliding_attention"}
 """Kinds of layers whose keys and values can have places."""
 ATTENTION: Final = {"eager", "sdpa"}
@@ -43,7 +48,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
         """Write one token for each text. Return all keys and values up to the longest text."""
         count, longest = len(self._places.sizes), max(self._places.sizes)
         self.reserve(key_states, value_states)
-        rows, ends = (each.to(key_states.device) for each in self._places.ends)
+        rows, ends = [each.to(key_states.device) for each in self._places.ends]
         read = []
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             assert buffer is not None
@@ -58,9 +63,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
         places, tokens = self._places.room
         assert self.keys is not None
         assert self.values is not None
-        if self.keys.shape[0] < places or self.keys.shape[2] < tokens:
-            self.keys = _grown(self.keys, key_states, places, tokens)
-            self.values = _grown(self.values, value_states, places, tokens)
+        if self.keys.shape[0::2] != (places, tokens):
+            self.keys = _resized(self.keys, key_states, places, tokens)
+            self.values = _resized(self.values, value_states, places, tokens)
 
     def write(self, first: int, new: Any) -> None:
         """Copy the layer `new` of another cache to the places from `first` on."""
@@ -70,10 +75,16 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
             buffer[first : first + len(states), :, : states.shape[2]] = states
 
     def move(self, source: int, target: int, size: int) -> None:
-        """Copy the first `size` tokens of a place to another place."""
+        """Move the first `size` tokens of a place to another place, and clear the rest of both.
+
+        A mask hides no NaN: its product with 0 is NaN.
+        """
         for buffer in (self.keys, self.values):
             if buffer is not None:
-                buffer[target, :, :size] = buffer[source, :, :size]
+                if source != target:
+                    buffer[target, :, :size] = buffer[source, :, :size]
+                    buffer[target, :, size:] = 0
+                buffer[source] = 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         del query_length  # 1, and counted in the sizes
@@ -86,13 +97,12 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
         return -1
 
 
-def _grown(buffer: torch.Tensor, states: torch.Tensor, places: int, tokens: int) -> torch.Tensor:
-    """Return a larger buffer with the contents of `buffer`."""
-    shape = (places, states.shape[1], tokens, states.shape[3])
-    # zeros, because hidden values must be finite
-    grown = states.new_zeros(shape)
-    grown[: buffer.shape[0], :, : buffer.shape[2]] = buffer
-    return grown
+def _resized(buffer: torch.Tensor, states: torch.Tensor, places: int, tokens: int) -> torch.Tensor:
+    """Return a buffer of another size with the contents of `buffer`, as far as they fit."""
+    resized = states.new_zeros((places, states.shape[1], tokens, states.shape[3]))
+    old = buffer[:places, :, :tokens]
+    resized[: old.shape[0], :, : old.shape[2]] = old
+    return resized
 
 
 class Places(Cache):  # type: ignore[misc]  # transformers has no types
@@ -163,16 +173,26 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
     def remove(self, place: int) -> None:
         """Remove the text at `place`. The text at the last place moves there."""
         last = len(self.sizes) - 1
-        if place < last:
-            for layer in self._own:
-                layer.move(last, place, self.sizes[last])
-            self.sizes[place] = self.sizes[last]
+        for layer in self._own:
+            layer.move(last, place, self.sizes[last])
+        self.sizes[place] = self.sizes[last]
         self.sizes.pop()
+
+    def forget(self, first: int) -> None:
+        """Forget the texts from the place `first` on, of which not all may have been computed."""
+        for place in reversed(range(first, len(self.sizes))):
+            self.remove(place)
 
     def _make_room(self) -> None:
         places, tokens = self.room
         count, longest = len(self.sizes), max(self.sizes)
-        self.room = _doubled(places, count, 1), _doubled(tokens, longest, BLOCK)
+        if count > places:
+            places = _more(count, 1)
+        if longest > tokens:
+            tokens = _more(longest, BLOCK)
+        if (places, tokens) != self.room and places * tokens > WASTE * count * longest:
+            places, tokens = _more(count, 1), _more(longest, BLOCK)
+        self.room = places, tokens
 
     def _masks(self, keys: torch.Tensor, queries: torch.Tensor) -> Any:
         """Return the mask for each kind of layer.
@@ -193,11 +213,9 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
         return masks if len(masks) > 1 else masks[self._kinds[0]]
 
 
-def _doubled(size: int, needed: int, least: int) -> int:
-    size = max(size, least)
-    while size < needed:
-        size *= 2
-    return size
+def _more(needed: int, step: int) -> int:
+    """Return room for more than is needed, as a multiple of `step`."""
+    return math.ceil(GROWTH * needed / step) * step
 
 
 def _kinds(config: Any) -> list[str]:

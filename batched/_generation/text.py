@@ -127,7 +127,8 @@ class Text:
         self.random = random.Random(prompt.seed)
         self._decoder = decoder
         self._pieces = Pieces(decoder, prompt.stop_strings) if row.has_reader else None
-        self._window = max([len(each.encode()) for each in prompt.stop_strings], default=0) + MARGIN
+        sizes = [len(stop.encode(errors="replace")) for stop in prompt.stop_strings]
+        self._window = max(sizes, default=0) + MARGIN
         # all ids, on the device, for code that looks at earlier tokens
         self._ids: torch.Tensor | None = None
         self._device = device

@@ -47,8 +47,7 @@ class Writer:
                 result = ended.prompt.read(text)
         except ValueError as error:
             cut = "" if ended.finish_reason == "stop" else "; it was cut off: raise max_new_tokens"
-            ended.row.fail(ValueError(f"the text does not keep to its schema{cut} ({error})"))
-            return
+            raise ValueError(f"the text does not keep to its schema{cut} ({error})") from None
         if self._details:
             value = None if ended.prompt.read is None else result
             size = len(ended.prompt.ids)

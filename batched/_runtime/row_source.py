@@ -64,6 +64,7 @@ class CallSource:
         piece = row.request, row.position, row.position + 1
         collator, failed = self._runtime.execution.collator, isinstance(outcome, BaseException)
         part = outcome if failed else collator.split([outcome], [piece], None)[0]
+        row.ended = True
         if self._runtime.observer is not None:
             self._outcomes.setdefault(batch, []).append((piece, part))
         try:
@@ -83,10 +84,11 @@ class CallSource:
             self._runtime.recorder.stepped(live, self._runtime.policy.batch_size)
         if self.told:
             told, self.told = self.told, []
-            wake_all([waker for pieces in told for waker in pieces.take_waker()])
+            wake_all([waker for pieces in told for waker in pieces.take_wakers()])
 
     def too_big(self, rows: int, longest: int) -> None:
         """Note that `rows` rows ran out of memory."""
+        self._largest = 0, 0
         self._runtime.too_big(rows, longest)
 
     def _batch_of(self, row: AnyRow) -> Batch:

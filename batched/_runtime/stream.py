@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import BatcherClosed
@@ -27,7 +27,7 @@ class Pieces:
     def __init__(self, most: int) -> None:
         self._pieces: deque[Any] = deque()
         self._most = most
-        self._waker: Any = None  # of the reader, while it waits
+        self._wakers: deque[Any] = deque()  # of the reader, while it waits
 
     @property
     def is_full(self) -> bool:
@@ -48,7 +48,7 @@ class Pieces:
                 else:
                     pieces.append(last)
         pieces.append(piece)
-        return self._waker is not None
+        return bool(self._wakers)
 
     def take(self) -> Any:
         """Remove and return the first piece.
@@ -60,13 +60,20 @@ class Pieces:
 
     def set_waker(self, waker: Any) -> bool:
         """Let `waker` be woken with the next piece. Return whether there is no piece yet."""
-        self._waker = waker
+        self._wakers.append(waker)
         return not self._pieces
 
-    def take_waker(self) -> list[Any]:
-        """Remove and return the waker of the reader, if it waits."""
-        waker, self._waker = self._waker, None
-        return [] if waker is None else [waker]
+    def take_wakers(self) -> list[Any]:
+        """Remove and return the wakers of the reader."""
+        wakers = []
+        with suppress(IndexError):
+            while True:
+                wakers.append(self._wakers.popleft())
+        return wakers
+
+    def clear(self) -> None:
+        """Drop all pieces."""
+        self._pieces.clear()
 
 
 class Stream(Generic[V, U]):
@@ -83,7 +90,7 @@ class Stream(Generic[V, U]):
         self._pieces = pieces
         self._future = future
         self._closed = False
-        future.add_done_callback(lambda _: wake_all(pieces.take_waker()))
+        future.add_done_callback(lambda _: wake_all(pieces.take_wakers()))
 
     def result(self, timeout: float | None = None) -> U:
         """Return the result of the call, as `Future.result` does. Pieces need not be read first."""
@@ -93,6 +100,7 @@ class Stream(Generic[V, U]):
         """Give up the call if it has not ended, and drop its pieces."""
         self._closed = True
         self._future.cancel()
+        self._pieces.clear()
 
     async def aclose(self) -> None:
         """Close the stream as `close` does."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 import batched
@@ -204,6 +205,118 @@ def test_a_row_that_was_given_up_is_counted_if_the_function_raises() -> None:
         work(2)
     assert work.stats.row_endings == {"given up": 1, "failed": 1}
     assert work.stats.in_flight == 0
+
+
+@pytest.mark.parametrize("call", ["one", "list"])
+def test_a_row_whose_result_cannot_be_copied_fails(call: str) -> None:
+    vast = np.broadcast_to(np.float64(0), (10**7, 10**7))  # a copy would take 800 TB
+
+    @batched.continuously(batch_size=2)
+    def work(rows: Rows[int, Any]) -> None:
+        while rows:
+            rows.join()
+            for row in rows:
+                row.finish(vast if row.item == 1 else row.item)
+            rows.leave()
+
+    with pytest.raises(MemoryError):
+        work(1 if call == "one" else [0, 1, 2, 3])
+    assert work([0, 2, 3]) == [0, 2, 3]
+    work.shutdown()
+    assert work.stats.in_flight == 0
+
+
+def test_an_error_that_cannot_be_described_reaches_its_caller() -> None:
+    class Odd(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    @batched.continuously
+    def work(rows: Rows[int, int]) -> None:
+        rows.join()
+        raise Odd
+
+    with pytest.raises(Odd):
+        work(1)
+    with pytest.raises(Odd):
+        work(2)
+
+
+def test_a_size_that_has_failed_does_not_count_as_fitting() -> None:
+    @batched.continuously(batch_size=8)
+    def work(rows: Rows[int, int]) -> None:
+        while rows:
+            rows.join()
+            if len(rows) > 4:
+                raise MemoryError
+            for row in rows:
+                row.finish(row.item)
+            rows.leave()
+
+    assert work(list(range(40))) == list(range(40))
+    assert work._batcher.runtime._scheduler.capacity.known == 4
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_join_refuses_a_limit_below_1(limit: int) -> None:
+    @batched.continuously
+    def work(rows: Rows[int, int]) -> None:
+        while rows:
+            rows.join(limit)
+
+    with pytest.raises(ValueError, match=f"limit must be at least 1, got {limit}"):
+        work(1)
+
+
+def test_rows_that_were_given_up_do_not_join() -> None:
+    joined: list[int] = []
+    taken, go = threading.Event(), threading.Event()
+
+    @batched.continuously
+    def work(rows: Rows[int, int]) -> None:
+        while rows:
+            taken.set()
+            assert go.wait(30)
+            for row in rows.join(1):
+                joined.append(row.item)
+                row.finish(row.item)
+            rows.leave()
+
+    futures = [work.submit(item) for item in range(4)]
+    assert taken.wait(30)
+    wait_until(lambda: work.stats.in_flight + work.stats.queue_size == 4)
+    for future in futures[1:]:
+        assert future.cancel()
+    go.set()
+    assert futures[0].result(30) == 0
+    assert work(9) == 9
+    assert joined == [0, 9]
+
+
+def test_an_error_after_the_last_row_has_ended_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @batched.continuously
+    def work(rows: Rows[int, int]) -> None:
+        while rows:
+            for row in rows.join():
+                row.finish(row.item)
+            rows.leave()
+        raise ValueError("too late")
+
+    assert work(1) == 1
+    work.shutdown()
+    assert "raised after all of its rows had ended" in caplog.text
+    assert "too late" in caplog.text
+
+
+def test_a_closed_stream_has_no_pieces() -> None:
+    held = Held()
+    stream = held.fn.stream(1)
+    assert held.joined.wait(30)
+    stream.close()
+    assert list(stream) == []
+    held.go.set()
 
 
 def test_a_piece_that_is_taken_while_it_is_joined_is_kept() -> None:

@@ -43,6 +43,10 @@ async def scaled_on_a_loop(rows: Rows[int, int], scale: int = 1) -> None:
         await asyncio.sleep(0)
 
 
+def weight(item: int) -> int:
+    return abs(item)
+
+
 @batched.continuously(batch_size=PLACES)
 def heavy(rows: Rows[int, int]) -> None:
     left: list[int] = []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import AsyncBatched, Batched, BatchedError, BatchedMethod
-from ..._function.batched import BatchedCallable
+from ..._function.batched import BatchedCallable, parts_of
 from ..._function.function import BatchFunction
 from ..._function.settings import Options
 from ..reference import argument_error, describe, import_attribute
@@ -96,6 +96,8 @@ def load_target(reference: str, sample: Path) -> Target:
         raise argument_error(
             f"{reference} is a method; name the method of an instance, as module:instance.method"
         )
+    if decorated and parts_of(found).execution.in_steps:
+        raise argument_error(f"{reference} works in steps; bench measures functions of lists")
     if not decorated:
         try:
             function = BatchFunction.of(found, Options(), coroutines=True)

@@ -38,7 +38,7 @@ def pickle_step(step: Step) -> bytes:
     remote = replace(  # without the functions of single rows, which the driver calls
         step,
         output=step.outputs,
-        length=None,
+        length=step.length if in_steps(step.fn) else None,
         preprocess=None,
         postprocess=None,
         where=None,

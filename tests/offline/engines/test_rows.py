@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
 import steps_with_rows
-from steps_with_rows import PLACES, heavy, scaled, scaled_on_a_loop
+from steps_with_rows import PLACES, heavy, scaled, scaled_on_a_loop, weight
 
 from batched import offline
 from batched.offline import Step
@@ -66,6 +66,14 @@ def test_processes(tmp_path: Path) -> None:
     report, results = run(step, ITEMS, tmp_path / "out.parquet")
     assert report.ok == len(ITEMS)
     assert results == {number: 2 * item for number, item in enumerate(ITEMS)}
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_length_of_the_step_reaches_its_workers(processes: bool, tmp_path: Path) -> None:
+    step = step_of(scaled, length=weight, max_batch_tokens=20, processes=processes)
+    report, results = run(step, ITEMS, tmp_path / "out.parquet")
+    assert report.ok == len(ITEMS)
+    assert results == dict(enumerate(ITEMS))
 
 
 def test_the_places_of_a_step_are_a_number(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""Places of texts in the KV cache."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import pydantic
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from batched._generation.places import Places, has_places
+from batched.generation import TextGenerator
+from language_models import MODELS, SIZES, model, tokenizer
+
+pytestmark = pytest.mark.model
+
+
+def small(name: str) -> Any:
+    torch.manual_seed(0)
+    made: dict[str, Any] = {
+        "bloom": lambda: BloomForCausalLM(
+            BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, initializer_range=0.3)
+        ),
+        "mamba": lambda: MambaForCausalLM(
+            MambaConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2)
+        ),
+        "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)),
+        "opt": lambda: OPTForCausalLM(
+            OPTConfig(
+                vocab_size=512,
+                hidden_size=64,
+                ffn_dim=128,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                init_std=0.3,
+                word_embed_proj_dim=64,
+            )
+        ),
+    }
+    return made[name]().eval()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_attention_have_places(name: str) -> None:
+    assert has_places(model(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("bloom", False), ("mamba", False), ("mistral", True), ("opt", True)]
+)
+def test_a_model_that_ignores_its_positions_or_has_states_has_no_places(
+    name: str, expected: bool
+) -> None:
+    found = small(name)
+    assert has_places(found) is expected
+    prompts = [[5, 6, 7], [8] * 20, [9, 10, 11, 12, 13]]
+    with TextGenerator(found, tokenizer(), details=True, max_new_tokens=12) as generator:
+        futures: list[Any] = [generator.submit(ids) for ids in prompts]
+        tokens = [future.result().tokens for future in futures]
+    for ids, mine in zip(prompts, tokens, strict=True):
+        alone = found.generate(
+            torch.tensor([ids]), max_new_tokens=12, pad_token_id=0, eos_token_id=1, do_sample=False
+        )
+        assert alone[0, len(ids) :].tolist() == mine
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_text_that_is_not_finite_spoils_no_later_text(attention: str) -> None:
+    broken = copy.deepcopy(model())
+    broken.set_attn_implementation(attention)
+    broken.get_input_embeddings().weight.data[500] = float("nan")
+    good = [5, 6, 7, 8]
+    with TextGenerator(broken, tokenizer(), batch_size=2, max_new_tokens=8) as generator:
+        alone = generator(good)
+        neighbour = generator.stream([9, 10] * 20, max_new_tokens=400, min_new_tokens=400)
+        next(neighbour)
+        spoiled = generator.submit([500] * 40, max_new_tokens=3)
+        later = generator.submit(good)
+        spoiled.result()
+        assert later.result() == alone
+        neighbour.close()
+
+
+def test_the_buffers_follow_the_texts_that_are_live() -> None:
+    places = Places(model())
+    with torch.no_grad():
+        places.add([[5] * 480])
+        places.step([6])
+        assert places.room[0] * places.room[1] <= 3 * 480
+        places.remove(0)
+        places.add([[5] * 5 for _ in range(32)])
+        places.step([6] * 32)
+    assert places.room[1] == 64
+    assert places.room[0] <= 40
+
+
+class Odd(pydantic.BaseModel):
+    warm: bool
+
+    @pydantic.field_validator("warm")
+    @classmethod
+    def refuse(cls, warm: bool) -> bool:
+        raise KeyError(warm)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"schema": Odd}, {"stop_strings": json.loads('["\\ud800"]')}],
+    ids=["schema", "stop"],
+)
+def test_an_error_at_the_end_of_a_text_is_an_error_of_its_caller(settings: Any) -> None:
+    with TextGenerator(model(), tokenizer(), max_new_tokens=100) as generator:
+        other = generator.submit([5, 6, 7], min_new_tokens=100)
+        odd = generator.submit([8, 9], **settings)
+        assert ("schema" in settings) == isinstance(odd.exception(60), KeyError)
+        assert len(other.result()) > 0
+        assert other.result() == generator([5, 6, 7], min_new_tokens=100)
+
+
+def test_memory_that_a_processor_of_the_caller_lacks_is_its_own_error() -> None:
+    def lacking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise MemoryError("mine")
+
+    with TextGenerator(model(), tokenizer(), max_new_tokens=300) as generator:
+        stream = generator.stream([5, 6, 7], min_new_tokens=300)
+        next(stream)
+        with pytest.raises(MemoryError, match="mine"):
+            generator([8, 9], logits_processor=[lacking])
+        assert len("".join(stream)) > 0
+        assert generator.stats.memory_errors == 0
