@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 import batched
 from batched import Feature, Future, Stats
-from batched.chat import ChatClient, ChatUsage
+from batched.chat import ChatAnswer, ChatClient, Estimate, Usage
+from batched.embeddings import EmbeddingClient
 
 Vector = tuple[float, ...]
 
@@ -268,7 +269,7 @@ async def chats(texts: list[str], chat: list[dict[str, str]]) -> None:
     assert_type(client.map(texts), Generator[str, None, None])
     assert_type(await client.acall("x"), str)
     assert_type(await client.acall(texts), list[str])
-    assert_type(client.usage, ChatUsage)
+    assert_type(client.usage, Usage)
     people = ChatClient("http://localhost/v1", "model", schema=Person)
     assert_type(people("x"), Person)
     assert_type(people.with_options(temperature=0)(texts), list[Person])

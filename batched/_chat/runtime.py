@@ -1,0 +1,89 @@
+"""Runtime of clients: the items of all callers are tasks on one event loop in a daemon thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from dataclasses import replace
+from typing import Any
+
+from .._core.policy import BatchPolicy
+from .._core.scheduler import Batch, Request
+from .._execution.execution import Execution
+from .._function.function import BatchFunction, Parts
+from .._runtime.event_loop import EventLoopRuntime
+from .._runtime.timer_thread import daemon_thread
+from .._runtime.wakers import Future
+
+
+@functools.cache
+def _loop_of(_: int) -> asyncio.AbstractEventLoop:
+    """Return the event loop of a process, by its id, and start its thread."""
+    loop = asyncio.new_event_loop()
+    daemon_thread("loop-of-clients", loop.run_forever).start()
+    return loop
+
+
+def clients_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all clients in this process."""
+    return _loop_of(os.getpid())
+
+
+class ClientRuntime(EventLoopRuntime):
+    """Runtime with a task for each item, on the loop of all clients.
+
+    So an item ends alone, and the items of a request are chosen at the moment of its sending.
+    """
+
+    finishes_at_exit = True
+
+    def __init__(self, policy: BatchPolicy, execution: Execution, *others: Any) -> None:
+        items = policy.batch_size * policy.max_concurrent_batches
+        policy = replace(policy, batch_size=1, max_concurrent_batches=items)
+        super().__init__(policy, execution, *others)
+        self.cancels_running = True
+
+    def here(self, _: object) -> ClientRuntime:
+        """Return the runtime for callers on any loop, or on none: this one."""
+        return self
+
+    def _start_worker(self, parker: Any) -> None:
+        clients_loop().call_soon_threadsafe(super()._start_worker, parker)
+
+    def cancel(self, request: Request, even_begun: bool = False) -> bool:
+        """Cancel a call as other runtimes do, and end the work for items that have begun."""
+        items = request.items if request.listed else [request.items]
+        if not super().cancel(request, even_begun):
+            return False
+        if request.dispatched:
+            clients_loop().call_soon_threadsafe(_give_up, items)
+        return True
+
+    def _answer(self, batch: Batch, ended: list[Request], open_ended: list[Request]) -> None:
+        """Wake the callers. A new thread wakes futures, because their callbacks may block."""
+        answer = super()._answer
+        if any(isinstance(waker, Future) for waker in self._wakeups.pending[batch][1]):
+            daemon_thread(f"{self.name}-callbacks", answer, batch, ended, open_ended).start()
+        else:
+            answer(batch, ended, open_ended)
+
+
+def _give_up(items: list[Any]) -> None:
+    for item in items:
+        item.give_up()
+
+
+class ClientFunction(BatchFunction):
+    """Batch function of a client: it has a coroutine method `on_loop` beside its blocking call."""
+
+    @property
+    def runtimes(self) -> tuple[Any, Any]:
+        """Class of its runtime, twice: the calls are always prepared."""
+        return ClientRuntime, ClientRuntime
+
+    def parts(self, *, bound: bool) -> Parts:
+        """Return new parts, whose runtime awaits `on_loop`."""
+        parts = super().parts(bound=bound)
+        func = getattr(self.func, "on_loop", self.func)  # absent in a step of an offline run
+        return parts._replace(execution=replace(parts.execution, func=func))
