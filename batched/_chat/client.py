@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, overload
 
 from .._function.batched import Batched
 from .._function.settings import Options
 from .._services.prompts import Prompt
-from .records import ChatAnswer, Estimate, Usage
+from .records import Estimate, Usage
 
 if TYPE_CHECKING:
     from typing import Self
@@ -152,7 +152,7 @@ class ChatClient(Client[Prompt, U], Generic[U]):
         base_url: address of the service, for example `http://localhost:8000/v1`.
         model: name of the model there.
         schema: pydantic class of the results; None: results are texts.
-        details: whether results are instances of `ChatAnswer`, also a parameter of a call.
+        details: whether results are instances of `ChatAnswer`.
         max_workers: most requests at once.
         api_key: key of the service; None: `OPENAI_API_KEY` of the environment.
         system: system message before each prompt.
@@ -194,27 +194,11 @@ class ChatClient(Client[Prompt, U], Generic[U]):
         # a list of prompts may hold texts only, or chats only
 
         @overload
-        def __call__(
-            self, prompts: list[P], /, *, details: Literal[True], **parameters: Any
-        ) -> list[ChatAnswer[U]]: ...
-        @overload
-        def __call__(
-            self, prompt: Prompt, /, *, details: Literal[True], **parameters: Any
-        ) -> ChatAnswer[U]: ...
-        @overload
         def __call__(self, prompts: list[P], /, **parameters: Any) -> list[U]: ...
         @overload
         def __call__(self, prompt: Prompt, /, **parameters: Any) -> U: ...
         def __call__(self, prompt: Any, /, **parameters: Any) -> Any: ...
 
-        @overload
-        async def acall(
-            self, prompts: list[P], /, *, details: Literal[True], **parameters: Any
-        ) -> list[ChatAnswer[U]]: ...
-        @overload
-        async def acall(
-            self, prompt: Prompt, /, *, details: Literal[True], **parameters: Any
-        ) -> ChatAnswer[U]: ...
         @overload
         async def acall(self, prompts: list[P], /, **parameters: Any) -> list[U]: ...
         @overload

@@ -23,8 +23,6 @@ class Item:
     """Parameters of its requests."""
     most_tokens: int | None = None
     """Limit of the tokens of the answer; None: unlimited."""
-    details: bool = False
-    """Whether the result is a `ChatAnswer`."""
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Source of the idempotency key of its requests."""
     session: Any = None

@@ -63,7 +63,7 @@ class ChatRequests(PromptPreparation):
             TypeError, ValueError: the prompt is neither, or a parameter is unknown.
         """
         name, system = self._name, self._settings.system
-        check_parameters(name, AsyncCompletions.create, settings, self._reserved, ("details",))
+        check_parameters(name, AsyncCompletions.create, settings, self._reserved)
         if isinstance(given, str):
             if not given.strip():
                 raise ValueError(f"{name} got an empty prompt")
@@ -87,7 +87,6 @@ class ChatRequests(PromptPreparation):
             sum(_tokens(message.get("content")) for message in messages),
             parameters,
             most if isinstance(most, int) else None,
-            bool(parameters.pop("details", self._settings.details)),
         )
 
     async def send(self, http: Any, items: list[Item], headers: Mapping[str, str]) -> Any:
@@ -100,13 +99,13 @@ class ChatRequests(PromptPreparation):
         )
 
     def read(self, answer: Answer, items: list[Item], request_id: str | None) -> list[Any]:
-        """Return the result for one prompt, in a list.
+        """Return the result for each prompt, of which a request has one.
 
         Raises:
             Unusable: the answer has none.
         """
         result: Any = read_choice(answer, self._settings.schema)
-        if items[0].details:
+        if self._settings.details:
             usage = answer.usage if isinstance(answer.usage, Tokens) else None
             assert answer.choices is not None
             result = ChatAnswer(
@@ -116,7 +115,7 @@ class ChatRequests(PromptPreparation):
                 None if usage is None else usage.completion_tokens,
                 request_id,
             )
-        return [result]
+        return [result for _ in items]
 
 
 def check_parameters(

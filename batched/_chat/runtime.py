@@ -40,6 +40,8 @@ class ClientRuntime(EventLoopRuntime):
 
     def __init__(self, policy: BatchPolicy, execution: Execution, *others: Any) -> None:
         items = policy.batch_size * policy.max_concurrent_batches
+        if policy.batch_size > 1:  # requests are formed from items that wait
+            items *= 2
         policy = replace(policy, batch_size=1, max_concurrent_batches=items)
         super().__init__(policy, execution, *others)
         self.cancels_running = True

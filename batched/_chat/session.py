@@ -224,7 +224,8 @@ class Service:
         """Return the items of the next request, from `first` on, and whether no more may join."""
         if first.part is not None:
             return [item for item in first.part.items if item in self._waiting], True
-        kind, tokens, items, is_full = first.session.kind, 0, [], False
+        items: list[Item] = []
+        kind, tokens, is_full = first.session.kind, 0, False
         for item in self._waiting if kind.most_items > 1 else (first,):
             if item.part is not None or item.session is not first.session:
                 continue
@@ -268,6 +269,8 @@ class Service:
                 del self._waiting[item]
                 item.request = request
             request.task = asyncio.create_task(self._run(request, session))
+        else:
+            when = inf
         if limits.silent_since is not None:
             when = min(when, self._give_up(now, limits.silent_since))
         if self._waiting and when < inf:
@@ -331,7 +334,7 @@ class Service:
             self._idle = clients_loop().call_later(IDLE, self._disconnect)
             for item, result in itertools.zip_longest(request.items, reply.results):
                 item.request = None
-                if reply.error is None and item.is_open and reply.outcome == "answer":
+                if reply.outcome == "answer" and item.future and not item.future.done():
                     item.future.set_result(result)
             self._settle([item for item in request.items if item.is_open], reply, now)
             self._admit()

@@ -148,7 +148,8 @@ def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) 
     server.behave = lambda asked: refuse(429, retry_after="3600")
     client = server.client(max_wait_s=60)
     for _ in range(2):
-        with pytest.raises(EndpointError, match=r"the service asks to wait for 3\d\d\d s") as raised:
+        asks = pytest.raises(EndpointError, match=r"the service asks to wait for 3\d\d\d s")
+        with asks as raised:
             client("one")
         assert raised.value.is_service
         assert "(max_wait_s=60); the service answered 429: not now" in str(raised.value)
@@ -173,7 +174,8 @@ def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
 def test_the_time_limit_applies_to_the_whole_answer(server: ChatServer, end: Any) -> None:
     server.behave = first(1, Reply("x", end=end))
     client = server.client(timeout_s=1, attempts=1)
-    with pytest.raises(EndpointError, match=r"no whole answer came within 1 s \(timeout_s\)") as raised:
+    late = pytest.raises(EndpointError, match=r"no whole answer came within 1 s \(timeout_s\)")
+    with late as raised:
         client("one")
     assert raised.value.is_service
     assert client.with_options(attempts=2)("two") == "re: two"
