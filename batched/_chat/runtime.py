@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 from dataclasses import replace
 from typing import Any
@@ -17,17 +16,20 @@ from .._runtime.timer_thread import daemon_thread
 from .._runtime.wakers import Future
 
 
-@functools.cache
-def _loop_of(_: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop of a process, by its id, and start its thread."""
-    loop = asyncio.new_event_loop()
-    daemon_thread("loop-of-clients", loop.run_forever).start()
-    return loop
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""Event loops of all clients, by process."""
 
 
 def clients_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all clients in this process."""
-    return _loop_of(os.getpid())
+    """Return the event loop of all clients in this process, and start its thread."""
+    if (loop := _loops.get(os.getpid())) is None:
+        made = asyncio.new_event_loop()
+        loop = _loops.setdefault(os.getpid(), made)  # the first of several threads
+        if loop is made:
+            daemon_thread("loop-of-clients", loop.run_forever).start()
+        else:
+            made.close()
+    return loop
 
 
 class ClientRuntime(EventLoopRuntime):

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import os
 import random
 from collections.abc import Iterable
@@ -206,14 +205,16 @@ class Service:
         """Remove an item without a caller, and cancel its request if no caller is left."""
         if self._waiting.pop(item, self) is None:
             self._admit()
-        part, request = item.part, item.request
+        request = item.request
         if request is not None and request.task is not None and not request.is_open:
             request.task.cancel()
-        if part is not None and not any(each.is_open for each in part.items):
-            self._release(part)
+        self._release(item)
 
-    def _release(self, part: Part) -> None:
-        """Let the other half of a request join any items."""
+    def _release(self, item: Item) -> None:
+        """Let the other half of a request join any items once the half of `item` has ended."""
+        part = item.part
+        if part is None or any(each.is_open for each in part.items):
+            return
         rest, part.rest = part.rest, []
         for item in rest:
             item.part = None
@@ -311,6 +312,7 @@ class Service:
                     error = item.session.error(reply, requests)
                     error.__cause__ = reply.error
                 item.future.set_exception(error)
+            self._release(item)
 
     # requests
 
@@ -332,22 +334,24 @@ class Service:
             if self._idle is not None:
                 self._idle.cancel()
             self._idle = clients_loop().call_later(IDLE, self._disconnect)
-            for item, result in itertools.zip_longest(request.items, reply.results):
-                item.request = None
-                if reply.outcome == "answer" and item.future and not item.future.done():
-                    item.future.set_result(result)
-            self._settle([item for item in request.items if item.is_open], reply, now)
+            self._settle(request.items, reply, now)
             self._admit()
 
     def _settle(self, items: list[Item], reply: Reply, now: float) -> None:
         """Decide what becomes of the items of a request."""
-        if not items:
-            return
         session, part = items[0].session, items[0].part
-        if reply.error is None:
+        for item in items:
+            item.request = None
+        if reply.outcome == "answer":
+            for item, result in zip(items, reply.results, strict=True):
+                if item.future is not None and not item.future.done():
+                    item.future.set_result(result)
             if part is not None and part.rest:
                 rest, part.rest = part.rest, []
                 self._narrow(rest)
+            return
+        items = [item for item in items if item.is_open]
+        if not items:  # all were given up
             return
         is_free = reply.outcome == "refusal" or (
             reply.outcome == "failure"
@@ -366,9 +370,9 @@ class Service:
         is_last = not reply.again or (not is_free and attempts >= session.settings.attempts)
         has_culprit = is_last or reply.outcome == "time limit"
         if has_culprit and len(items) > 1 and reply.status not in OF_ALL:
-            if part is not None:
-                self._release(part)
+            rest = [] if part is None else part.rest
             self._narrow(items)
+            self.queue(rest)
             return
         requests = max(item.requests for item in items)
         if is_last:
