@@ -135,6 +135,26 @@ def test_a_refusal_costs_no_attempt(server: ChatServer, named: dict[str, str]) -
     assert client.usage.retries == 4
 
 
+def test_retry_after_of_a_failure_is_a_pause_for_all_calls(server: ChatServer) -> None:
+    server.behave = first(1, refuse(500, retry_after_ms="300"))
+    client = server.client()
+    one = client.submit("one")
+    server.until(lambda: server.statuses[500] == 1 and server.in_flight == 0)
+    assert one.result(10) == "re: one"
+    assert server.moments[1] - server.moments[0] >= 0.3
+
+
+def test_requests_for_one_prompt_have_one_idempotency_key(server: ChatServer) -> None:
+    server.behave = first(3, refuse(500), refuse(429, **SOON), Reply(None))
+    client = server.client(extra_headers={"x-own": "1"})
+    client("one")
+    client(["one", "one"])
+    keys = [asked.headers["idempotency-key"] for asked in server.requests]
+    assert len({*keys[:4]}) == 1
+    assert len({*keys}) == 3
+    assert server.requests[5].headers["x-own"] == "1"
+
+
 def test_a_refusal_for_lack_of_credit_is_raised_at_once(server: ChatServer) -> None:
     spent = {"error": {"message": "no credit", "code": "insufficient_quota"}}
     server.behave = lambda asked: Reply(status=429, body=spent)
