@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,8 @@ class Item:
     """Source of the idempotency key of its requests."""
     session: Any = None
     """Session of the client."""
-    future: asyncio.Future[Any] | None = None
-    """Outcome; None before the item has begun."""
+    future: Any = None
+    """Future of the outcome; None before the item has begun."""
     given_up: bool = False
     """Whether no caller waits for the item any more."""
     since: float = 0.0
@@ -42,7 +41,7 @@ class Item:
     part: Part | None = None
     """Items that were in a failed request together; None: the item may join any other item."""
     request: Request | None = None
-    """Request that runs with the item."""
+    """Running request with the item."""
 
     @property
     def is_open(self) -> bool:
@@ -73,12 +72,7 @@ class Request:
     permit: Permit
     cost: float
     """Estimated cost."""
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a caller waits for any of its items."""
-        return any(item.is_open for item in self.items)
+    task: Any = None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from .._runtime.event_loop import EventLoopRuntime
 from .._runtime.timer_thread import daemon_thread
 from .._runtime.wakers import Future
 
-
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """Event loops of all clients, by process."""
 

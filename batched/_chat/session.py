@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import random
@@ -101,7 +102,7 @@ class Session:
                 item.future.cancel()
         self.service.queue(items)
         try:
-            outcomes = [item.future for item in items if item.future is not None]
+            outcomes = [item.future for item in items]
             return await asyncio.gather(*outcomes, return_exceptions=True)
         finally:
             for item in items:
@@ -203,11 +204,9 @@ class Service:
 
     def drop(self, item: Item) -> None:
         """Remove an item without a caller, and cancel its request if no caller is left."""
-        if self._waiting.pop(item, self) is None:
-            self._admit()
-        request = item.request
-        if request is not None and request.task is not None and not request.is_open:
-            request.task.cancel()
+        self._waiting.pop(item, None)
+        if item.request is not None and not any(each.is_open for each in item.request.items):
+            item.request.task.cancel()
         self._release(item)
 
     def _release(self, item: Item) -> None:
@@ -269,7 +268,10 @@ class Service:
             for item in items:
                 del self._waiting[item]
                 item.request = request
-            request.task = asyncio.create_task(self._run(request, session))
+            if self._http is None:
+                self._http = _http_client(*self._address)
+            request.task = asyncio.create_task(session.send(self._http, items))
+            request.task.add_done_callback(functools.partial(self._end, request))
         else:
             when = inf
         if limits.silent_since is not None:
@@ -306,7 +308,7 @@ class Service:
         """End items with the error of a reply."""
         for item in items:
             self._waiting.pop(item, None)
-            if item.is_open and item.future is not None:
+            if item.is_open:
                 error = reply.error
                 if reply.outcome != "nothing" or error is None:
                     error = item.session.error(reply, requests)
@@ -316,40 +318,37 @@ class Service:
 
     # requests
 
-    async def _run(self, request: Request, session: Session) -> None:
-        """Send one request, tell the limits how it ended, and decide what becomes of its items."""
-        reply = Reply("nothing")
-        if self._http is None:
-            self._http = _http_client(*self._address)
-        try:
-            reply = await session.send(self._http, request.items)
-        finally:
-            session.reserved -= request.cost
-            now = perf_counter()
-            self.limits.end(
-                request.permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens
-            )
-            if reply.is_fault:
-                self._last_fault = reply.why
-            if self._idle is not None:
-                self._idle.cancel()
-            self._idle = clients_loop().call_later(IDLE, self._disconnect)
-            self._settle(request.items, reply, now)
-            self._admit()
-
-    def _settle(self, items: list[Item], reply: Reply, now: float) -> None:
-        """Decide what becomes of the items of a request."""
-        session, part = items[0].session, items[0].part
+    def _end(self, request: Request, task: asyncio.Task[Reply]) -> None:
+        """Note the end of a request, and decide what becomes of its items."""
+        if task.cancelled() or task.exception() is not None:
+            reply = Reply("nothing", error=None if task.cancelled() else task.exception())
+        else:
+            reply = task.result()
+        items, session = request.items, request.items[0].session
+        session.reserved -= request.cost
+        now = perf_counter()
+        self.limits.end(request.permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens)
+        if reply.is_fault:
+            self._last_fault = reply.why
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = clients_loop().call_later(IDLE, self._disconnect)
         for item in items:
             item.request = None
-        if reply.outcome == "answer":
+        if reply.outcome != "answer":
+            self._repeat(items, reply, now)
+        else:
             for item, result in zip(items, reply.results, strict=True):
-                if item.future is not None and not item.future.done():
+                if item.is_open:
                     item.future.set_result(result)
-            if part is not None and part.rest:
+            if (part := items[0].part) is not None and part.rest:
                 rest, part.rest = part.rest, []
                 self._narrow(rest)
-            return
+        self._admit()
+
+    def _repeat(self, items: list[Item], reply: Reply, now: float) -> None:
+        """Send items of a failed request again, or fail them."""
+        session, part = items[0].session, items[0].part
         items = [item for item in items if item.is_open]
         if not items:  # all were given up
             return
@@ -390,9 +389,7 @@ class Service:
         half = (len(items) + 1) // 2
         part = Part(items[:half], items[half:])
         for item in items:
-            item.attempts, item.part = 0, None
-        for item in part.items:
-            item.part = part
+            item.attempts, item.part = 0, part if item in part.items else None
         self.queue(part.items)
 
     def _disconnect(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batched._chat.runtime import clients_loop
 from batched.embeddings import EmbeddingClient
 from batched.errors import EndpointError
 from chat_server import Asked, Behave, ChatServer, Reply, answer, refuse, vector_of
@@ -33,6 +34,24 @@ def is_vector(found: Any, text: str) -> bool:
 def spoiled(bad: str, reply: Reply) -> Behave:
     """Give `reply` to each request with the text `bad`."""
     return lambda asked: reply if bad in asked.texts else answer(asked)
+
+
+def ask_together(server: ChatServer, client: EmbeddingClient, texts: list[str]) -> list[Any]:
+    """Return the outcomes of texts that wait together, while the only place is taken."""
+    server.hold()
+    first = client.submit("first")
+    server.until(lambda: server.in_flight == 1)
+    futures = [client.submit(text) for text in texts]
+    waiting = client._ask.session().service._waiting
+
+    async def all_wait() -> None:
+        while len(waiting) < len(texts):
+            await asyncio.sleep(0)
+
+    asyncio.run_coroutine_threadsafe(all_wait(), clients_loop()).result(10)
+    server.release()
+    first.result(10)
+    return [future.exception(30) or future.result() for future in futures]
 
 
 # ---------------------------------------------------------------- ways of calling
@@ -138,14 +157,8 @@ def test_a_wrong_setting_is_refused_by_the_constructor(
 
 
 def test_texts_of_many_callers_share_requests(server: ChatServer) -> None:
-    client = server.embedder(max_workers=1, max_inputs=8)
-    server.hold()
-    futures = [client.submit("first")]
-    server.until(lambda: server.in_flight == 1)
-    texts = texts_of(15)
-    futures += [client.submit(text) for text in texts]
-    server.release()
-    assert all(map(is_vector, [each.result(10) for each in futures], ["first", *texts]))
+    client, texts = server.embedder(max_workers=1, max_inputs=8), texts_of(15)
+    assert all(map(is_vector, ask_together(server, client, texts), texts))
     assert [len(asked.texts) for asked in server.requests] == [1, 8, 7]
 
 
@@ -205,44 +218,46 @@ def test_a_bad_text_is_found_by_halves_and_costs_that_text_alone(
 ) -> None:
     texts = texts_of(32)
     server.behave = spoiled(texts[21], reply)
-    client = server.embedder(attempts=1)
-    found = list(client.map(texts, return_exceptions=True))
+    found = ask_together(server, server.embedder(attempts=1, max_workers=1), texts)
     error = found.pop(21)
     assert isinstance(error, EndpointError)
     assert not error.is_service
     assert all(map(is_vector, found, texts[:21] + texts[22:]))
-    assert len(server.requests) <= 12
+    # a half that fails is halved again, and the other half waits among all texts
+    assert [len(asked.texts) for asked in server.requests] == [1, 32, 16, 8, 4, 8, 2, 1, 2, 1]
 
 
 def test_two_bad_texts_are_found_in_one_request(server: ChatServer) -> None:
     texts = texts_of(20)
     bad = {texts[3], texts[4]}
     server.behave = lambda asked: refuse(400) if bad & {*asked.texts} else answer(asked)
-    found = dict(zip(texts, server.embedder().map(texts, return_exceptions=True), strict=True))
+    client = server.embedder(max_workers=1)
+    found = dict(zip(texts, ask_together(server, client, texts), strict=True))
     assert {text for text, each in found.items() if isinstance(each, EndpointError)} == bad
     assert all(is_vector(each, text) for text, each in found.items() if text not in bad)
 
 
 def test_a_text_that_cannot_be_encoded_fails_alone(server: ChatServer) -> None:
     texts = ["one", "half a pair: \ud800", "two"]
-    one, error, two = server.embedder().map(texts, return_exceptions=True)
+    one, error, two = ask_together(server, server.embedder(max_workers=1), texts)
     assert is_vector(one, "one")
     assert is_vector(two, "two")
     assert isinstance(error, UnicodeEncodeError)
 
 
 def test_an_error_of_the_client_is_not_searched_for_in_the_texts(server: ChatServer) -> None:
-    server.behave = lambda _: refuse(401)
-    errors = list(server.embedder().map(texts_of(32), return_exceptions=True))
+    client = server.embedder(max_workers=1)
+    server.behave = lambda asked: refuse(401) if asked.number else answer(asked)
+    errors = ask_together(server, client, texts_of(32))
     assert all("answered 401" in str(error) for error in errors)
-    assert len(server.requests) <= 3  # texts may begin before others are queued
+    assert len(server.requests) == 2
 
 
 def test_a_text_that_is_never_answered_ends_by_its_time_limit_alone(server: ChatServer) -> None:
     texts = texts_of(8)
     server.behave = spoiled(texts[5], Reply(end="hang"))
-    client = server.embedder(timeout_s=1, attempts=1)
-    found = list(client.map(texts, return_exceptions=True))
+    client = server.embedder(timeout_s=1, attempts=1, max_workers=1)
+    found = ask_together(server, client, texts)
     error = found.pop(5)
     assert "no whole answer came within 1 s (timeout_s)" in str(error)
     assert all(map(is_vector, found, texts[:5] + texts[6:]))
