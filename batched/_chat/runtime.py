@@ -78,7 +78,7 @@ def _give_up(items: list[Any]) -> None:
 
 
 class ClientFunction(BatchFunction):
-    """Batch function of a client: it has a coroutine method `on_loop` beside its blocking call."""
+    """Batch function of a client: a blocking call, and a coroutine method `on_loop`."""
 
     @property
     def runtimes(self) -> tuple[Any, Any]:

@@ -319,7 +319,7 @@ class Service:
     # requests
 
     def _end(self, request: Request, task: asyncio.Task[Reply]) -> None:
-        """Note the end of a request, and decide what becomes of its items."""
+        """Note the end of a request: its items have results, are sent again, or fail."""
         if task.cancelled() or task.exception() is not None:
             reply = Reply("nothing", error=None if task.cancelled() else task.exception())
         else:

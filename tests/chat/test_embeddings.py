@@ -46,7 +46,7 @@ def ask_together(server: ChatServer, client: EmbeddingClient, texts: list[str]) 
 
     async def all_wait() -> None:
         while len(waiting) < len(texts):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # noqa: ASYNC110 -- the service has no event for this
 
     asyncio.run_coroutine_threadsafe(all_wait(), clients_loop()).result(10)
     server.release()
