@@ -47,6 +47,10 @@ class ClientRuntime(EventLoopRuntime):
         super().__init__(policy, execution, *others)
         self.cancels_running = True
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._answers: list[Any] = []  # ended batches with futures that are not woken yet
+
     def here(self, _: object) -> ClientRuntime:
         """Return the runtime for callers on any loop, or on none: this one."""
         return self
@@ -65,11 +69,23 @@ class ClientRuntime(EventLoopRuntime):
 
     def _answer(self, batch: Batch, ended: list[Request], open_ended: list[Request]) -> None:
         """Wake the callers. A new thread wakes futures, because their callbacks may block."""
-        answer = super()._answer
-        if any(isinstance(waker, Future) for waker in self._wakeups.pending[batch][1]):
-            daemon_thread(f"{self.name}-callbacks", answer, batch, ended, open_ended).start()
-        else:
-            answer(batch, ended, open_ended)
+        if not any(isinstance(waker, Future) for waker in self._wakeups.pending[batch][1]):
+            super()._answer(batch, ended, open_ended)
+            return
+        self._answers.append((batch, ended, open_ended))
+        if len(self._answers) == 1:  # the items of one request end together
+            clients_loop().call_soon(self._answer_futures)
+
+    def _answer_futures(self) -> None:
+        answers, self._answers = self._answers, []
+        try:
+            daemon_thread(f"{self.name}-callbacks", self._answer_all, answers).start()
+        except RuntimeError:  # no more threads
+            self._answer_all(answers)
+
+    def _answer_all(self, answers: list[Any]) -> None:
+        for each in answers:
+            super()._answer(*each)
 
 
 def _give_up(items: list[Any]) -> None:
