@@ -41,7 +41,6 @@ class ChatRequests(PromptPreparation):
 
     most_items = 1
     most_tokens = inf
-    has_answers = True
 
     def __init__(self, name: str, settings: Any, parameters: Mapping[str, Any]) -> None:
         """Check `parameters`, which hold for all prompts."""

@@ -111,10 +111,9 @@ class Session:
 
     def tokens(self, items: list[Item]) -> tuple[int, int]:
         """Estimate the tokens of a request, and of its answer."""
-        if not self.kind.has_answers:
-            return sum(item.tokens for item in items), 0
         usual = int(self._usual_answer)
-        return sum(item.tokens for item in items), sum(item.most_tokens or usual for item in items)
+        answer = [usual if item.most_tokens is None else item.most_tokens for item in items]
+        return sum(item.tokens for item in items), sum(answer)
 
     def cost(self, prompt: float, answer: float) -> float:
         """Return the cost of tokens; 0 without prices."""
@@ -246,7 +245,7 @@ class Service:
             self._timer = None
         now, when = perf_counter(), inf
         poor: set[Session] = set()  # sessions that wait for the cost of running requests
-        while (first := self._first(poor)) is not None:
+        while first := next((item for item in self._waiting if item.session not in poor), None):
             session: Session = first.session
             items, is_full = self._pack(first)
             prompt, answer = session.tokens(items)
@@ -278,10 +277,6 @@ class Service:
             when = min(when, self._give_up(now, limits.silent_since))
         if self._waiting and when < inf:
             self._timer = clients_loop().call_later(max(0.0, when - now), self._admit)
-
-    def _first(self, poor: set[Session]) -> Item | None:
-        """Return the first item that waits, but for items of `poor` sessions."""
-        return next((item for item in self._waiting if item.session not in poor), None)
 
     def _give_up(self, now: float, silent_since: float) -> float:
         """Fail the items that have waited too long for a silent service.

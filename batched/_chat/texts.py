@@ -25,8 +25,6 @@ RESERVED: Final = {
 class TextRequests(PromptPreparation):
     """Embeddings of one client: preparation of texts, requests, and vectors."""
 
-    has_answers = False
-
     def __init__(self, name: str, settings: Any, parameters: Mapping[str, Any]) -> None:
         """Check `parameters`, which hold for all texts."""
         check_parameters(name, AsyncEmbeddings.create, parameters, RESERVED, vars(settings))
@@ -62,7 +60,7 @@ class TextRequests(PromptPreparation):
             raise ValueError(
                 f"{name} got a text of {tokens} tokens, of at most {most} (max_tokens)"
             )
-        return Item(given, tokens)
+        return Item(given, tokens, most_tokens=0)
 
     async def send(self, http: Any, items: list[Item], headers: Mapping[str, str]) -> Any:
         """Return the raw response to the request for some texts."""

@@ -8,6 +8,7 @@ import math
 import pickle
 import random
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,16 @@ def spoiled(bad: str, reply: Reply) -> Behave:
     return lambda asked: reply if bad in asked.texts else answer(asked)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition of the service is true, as the loop of all clients sees it."""
+
+    async def wait() -> None:
+        while not condition():  # noqa: ASYNC110 -- a service has no event for it
+            await asyncio.sleep(0)
+
+    asyncio.run_coroutine_threadsafe(wait(), clients_loop()).result(10)
+
+
 def ask_together(server: ChatServer, client: EmbeddingClient, texts: list[str]) -> list[Any]:
     """Return the outcomes of texts that wait together, while the only place is taken."""
     server.hold()
@@ -43,12 +54,7 @@ def ask_together(server: ChatServer, client: EmbeddingClient, texts: list[str]) 
     server.until(lambda: server.in_flight == 1)
     futures = [client.submit(text) for text in texts]
     waiting = client._ask.session().service._waiting
-
-    async def all_wait() -> None:
-        while len(waiting) < len(texts):
-            await asyncio.sleep(0)  # noqa: ASYNC110 -- the service has no event for this
-
-    asyncio.run_coroutine_threadsafe(all_wait(), clients_loop()).result(10)
+    until(lambda: len(waiting) == len(texts))
     server.release()
     first.result(10)
     return [future.exception(30) or future.result() for future in futures]
@@ -384,3 +390,42 @@ def test_each_of_many_callers_gets_its_own_vectors_or_errors(
     searches = 2 * (2 + math.ceil(math.log2(max_inputs)))
     print(f"{len(sizes)} requests, {least} without faults, {len(faults)} faults, {searches}")
     assert len(sizes) <= 1.1 * (least + (0 if count >= 5000 else len(faults) + searches))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_that_are_given_up_among_faults_lose_no_other_text(
+    server: ChatServer, seed: int
+) -> None:
+    chance = random.Random(seed)
+    texts = texts_of(400)
+    bad = {text for text in texts if chance.random() < 0.02}
+    faults = [
+        refuse(429, retry_after_ms="20"),
+        refuse(500),
+        Reply(end="reset"),
+        Reply("x", end="half"),
+    ]
+
+    def behave(asked: Asked) -> Reply:
+        if bad & {*asked.texts}:
+            return refuse(400)
+        faulty = random.Random(f"{seed} {asked.number}").random() < 0.2
+        return faults[asked.number % len(faults)] if faulty else Reply(after=0.01)
+
+    server.behave = behave
+    client = server.embedder(max_inputs=8, attempts=20)
+    futures = {text: client.submit(text) for text in texts}
+    given_up = set()
+    for text in chance.sample(texts, 200):
+        if futures[text].cancel():
+            given_up.add(text)
+    for text, future in futures.items():
+        if text in given_up:
+            assert future.cancelled()
+        elif text in bad:
+            assert isinstance(future.exception(30), EndpointError)
+        else:
+            assert is_vector(future.result(30), text)
+    client.shutdown()
+    service = client._ask.session().service
+    until(lambda: not service.limits.in_flight and not service._waiting)
