@@ -1,5 +1,6 @@
 """Chat services as batched functions: `ChatClient`; needs the extra `chat`."""
 
-from ._chat.client import ChatClient, ChatUsage
+from ._chat.client import ChatClient
+from ._chat.records import ChatAnswer, Estimate, Usage
 
-__all__ = ["ChatClient", "ChatUsage"]
+__all__ = ["ChatAnswer", "ChatClient", "Estimate", "Usage"]

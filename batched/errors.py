@@ -8,7 +8,7 @@ BatchedError
 ├── QueueTimeout(TimeoutError)         the call waited too long, and no item of it ran
 ├── BatcherClosed(RuntimeError)        the batcher was shut down before it could answer
 │   └── ServerGone                     the model process of a connected function is not there
-├── ChatError(RuntimeError)            a chat service has no usable answer to a prompt
+├── EndpointError(RuntimeError)        a service has no usable answer to a prompt or text
 ├── SourceError(ValueError)            `batched.offline` cannot read rows, keys or columns
 ├── RunLocked(RuntimeError)            another run has the progress file
 ├── RunMismatch(ValueError)            the progress file was written by other steps
@@ -28,8 +28,8 @@ __all__ = [
     "BatchSizeMismatch",
     "BatchedError",
     "BatcherClosed",
-    "ChatError",
     "CollationError",
+    "EndpointError",
     "QueueFull",
     "QueueTimeout",
     "RemoteError",
@@ -119,8 +119,8 @@ class ServerGone(BatcherClosed):
     """
 
 
-class ChatError(BatchedError, RuntimeError):
-    """Failure of a prompt: a chat service returned an error, an unusable answer, or nothing.
+class EndpointError(BatchedError, RuntimeError):
+    """Failure of a prompt or a text: the service returned an error, an unusable answer, or nothing.
 
     Errors that may pass were retried.
     """

@@ -2,7 +2,7 @@
 
 Run: python benchmarks/generation.py [--check] [--quick] [--save]
 
-The model is a Llama with 31 million random weights on the CPU, in float32. 96 prompts have 3 to
+The model is a Llama with 31 million random weights on the CPU, in float32. 64 prompts have 3 to
 200 tokens and get 8 to 128 new tokens each, seeded. Only requested new tokens count. There are six
 ways, in turns, each in a process of its own: threads of OpenMP belong to the thread that computes,
 and each further thread that computes slows the rest down.
@@ -45,7 +45,7 @@ import batched
 from batched.generation import Generation, TextGenerator
 from report import Figure, Result, conclude, options
 
-PROMPTS, QUICK_PROMPTS = 96, 16
+PROMPTS, QUICK_PROMPTS = 64, 16
 BATCH_SIZE = 32
 THREADS = 64
 READERS = 32

@@ -1,13 +1,17 @@
-"""Answers of a chat service: their text or object, or the reason why they have none."""
+"""Answers of a service: their results, or the reason why they have none."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
 from .settings import first_error
+
+FENCE: Final = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+"""Block of code in Markdown."""
 
 
 class Unusable(Exception):
@@ -44,6 +48,7 @@ class Answer(BaseModel):
 
     error: Any = None
     choices: list[Choice] | None = None
+    data: Any = None
     usage: Tokens | Any = None
 
 
@@ -57,7 +62,7 @@ def read_answer(content: bytes) -> Answer:
         answer = Answer.model_validate_json(content)
     except ValidationError as error:
         raise Unusable(
-            f"its answer is no chat completion, or was cut off: {first_error(error)}", again=True
+            f"its answer has the wrong form, or was cut off: {first_error(error)}", again=True
         ) from None
     if answer.error:
         raise Unusable(f"it answered with an error: {message_of(answer.error)}", again=True)
@@ -70,8 +75,8 @@ def message_of(error: Any) -> str:
     return f"{message or error}"[:500]
 
 
-def read_result(answer: Answer, schema: Any) -> Any:
-    """Return the text in an answer or, with the pydantic class `schema`, an instance of it.
+def read_choice(answer: Answer, schema: Any) -> Any:
+    """Return the text of a chat completion or, with a pydantic class, an instance of `schema`.
 
     Raises:
         Unusable: there is none.
@@ -92,8 +97,9 @@ def read_result(answer: Answer, schema: Any) -> Any:
         )
     if schema is None:
         return content
+    fenced = None if content.lstrip().startswith("{") else FENCE.search(content)
     try:
-        return schema.model_validate_json(content)
+        return schema.model_validate_json(content if fenced is None else fenced[1])
     except ValidationError as error:
         if was_cut:
             raise Unusable(

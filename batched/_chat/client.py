@@ -1,167 +1,194 @@
-"""ChatClient: a chat service that is called like any batched function."""
+"""Clients of services: `ChatClient`, `EmbeddingClient`, and the parts that they share."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, overload
 
 from .._function.batched import Batched
-from .._function.function import BatchFunction
 from .._function.settings import Options
 from .._services.prompts import Prompt
+from .records import Estimate, Usage
 
 if TYPE_CHECKING:
     from typing import Self
 
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import TypeVar
 
-    from .questions import Question
+    from .settings import Address, Amount, Count, Prices, Seconds, Text
 
+    Vector = NDArray[np.float32]
+    T = TypeVar("T")
     U = TypeVar("U", default=str)
 else:
     from typing import TypeVar
 
+    T = TypeVar("T")
     U = TypeVar("U")
+    Vector = Any
 
 P = TypeVar("P", bound=Prompt)
-
-MILLION: Final = 1_000_000
-"""Tokens to which prices apply."""
 
 OF_FUNCTION: Final = ("name", "max_queue_size", "on_full", "queue_timeout_ms", "on_batch")
 """Settings of every batched function that a client has, too."""
 
-SECRET: Final = "extra_headers"
+HEADERS: Final = "extra_headers"
 """Parameter that may hold a key."""
 
 
-@dataclass(frozen=True)
-class ChatUsage:
-    """A snapshot of the requests of a client since it was made, and of its limits now."""
+class Client(Batched[T, U, ...], Generic[T, U]):
+    """A client of a service that speaks OpenAI's protocol."""
 
-    requests: int
-    """Requests sent, with any outcome."""
-    retries: int
-    """Requests that repeated another one."""
-    prompt_tokens: int
-    """Tokens of prompts, as the service counted them."""
-    completion_tokens: int
-    """Tokens of all answers, usable or not, as the service counted them."""
-    cost: float | None
-    """Cost of these tokens by `prices`; None without `prices`."""
-    limit: int
-    """Requests that may run at once now."""
-    paused_s: float
-    """Time for which no request is sent, because the service asked for a pause (s)."""
-    is_open: bool
-    """State of the circuit breaker; open: the service seems to be down."""
+    retries_itself: Final = True
+    """After a fault of the service, a second call would only repeat the retries of the first."""
+
+    def _start(self, owner: Any, given: dict[str, Any]) -> None:
+        """Begin with the arguments of the constructor of `owner`.
+
+        Raises:
+            TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
+            ImportError: the extra is not installed.
+        """
+        try:  # not before the first client
+            from .questions import ChatRequests
+            from .runtime import ClientFunction
+            from .session import Ask
+            from .settings import read_settings
+            from .texts import TextRequests
+        except ImportError as error:
+            raise ImportError(
+                f'{owner.__name__} needs the openai client: pip install "batched-dynamically[chat]"'
+            ) from error
+        parameters = given.pop("parameters")
+        del given["self"]
+        self._settings = settings = read_settings(owner.__init__, given)
+        self._arguments = given | parameters
+        of_function = {name: parameters.pop(name) for name in OF_FUNCTION if name in parameters}
+        of_function["name"] = name = of_function.get("name") or settings.model
+        self._parameters = parameters
+        requests: Any = ChatRequests if owner is ChatClient else TextRequests
+        requests = requests(name, settings, parameters)
+        if settings.max_cost is not None and requests.prices is None:
+            raise ValueError(f"{name}: max_cost needs the prices of tokens")
+        of_requests = {
+            "batch_size": requests.most_items,
+            "flush": "eager",
+            "max_concurrent_batches": settings.max_workers,
+        }
+        options = Options().updated(of_requests | of_function)
+        self._ask = Ask(name, settings, requests)
+        super().__init__(ClientFunction(self._ask, "static", False, options, preparation=requests))
+
+    @property
+    def usage(self) -> Usage:
+        """Snapshot of the requests since the client was made, and of the service's limits now."""
+        session = self._ask.session()
+        limits = session.service.limits
+        return Usage(
+            **vars(session.counts),
+            cost=None if session.kind.prices is None else session.spent,
+            limit=limits.limit,
+            paused_s=max(0.0, limits.held_until - perf_counter()),
+            is_open=limits.open_until is not None,
+        )
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Settings and parameters of this client by name, read-only; all but the key."""
+        return MappingProxyType(
+            {name: value for name, value in self._arguments.items() if name != "api_key"}
+        )
+
+    @property
+    def meaning(self) -> str:
+        """Basis of the results, as JSON: model, system message, schema and parameters."""
+        settings = vars(self._settings)
+        schema = settings.get("schema")
+        meaning = {
+            "model": settings["model"],
+            "system": settings.get("system"),
+            "schema": None if schema is None else schema.model_json_schema(),
+            "details": settings.get("details"),
+            "parameters": {
+                name: value for name, value in self._parameters.items() if name != HEADERS
+            },
+        }
+        return json.dumps(meaning, sort_keys=True, default=lambda value: type(value).__name__)
+
+    def with_options(self, **changes: Any) -> Self:
+        """Return the same client with other settings or parameters, and a queue of its own.
+
+        Clients of one service share its limits.
+
+        Raises:
+            TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
+        """
+        return type(self)(**self._arguments | changes)
+
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+        return functools.partial(type(self), **self._arguments), ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._settings.model} at {self._settings.base_url}>"
 
 
-class ChatClient(Batched[Prompt, U, ...], Generic[U]):
+class ChatClient(Client[Prompt, U], Generic[U]):
     """A client of a hosted or local chat service that speaks OpenAI's protocol.
 
     `client(prompt)` returns the text of the answer or, with `schema`, an instance of that pydantic
-    class. A prompt is a text, or a list of messages. All callers, in threads and on event loops,
-    share one set of limits. The client adapts the number of requests at once to the service, and a
-    pause that the service asks for applies to all requests. Further keywords are parameters of chat
-    completions, or settings of `batched.dynamically` for the queue: `max_queue_size`, `on_full`,
-    `queue_timeout_ms`, `on_batch`, `name`.
+    class. A prompt is a text, or a list of messages. All clients of one service, which is an
+    address and a key, share one set of limits. A client adapts the number of requests at once to
+    the service, and a pause that the service asks for applies to all requests. Further keywords are
+    parameters of chat completions, or settings of `batched.dynamically` for the queue:
+    `max_queue_size`, `on_full`, `queue_timeout_ms`, `on_batch`, `name`.
 
     Args:
         base_url: address of the service, for example `http://localhost:8000/v1`.
         model: name of the model there.
         schema: pydantic class of the results; None: results are texts.
+        details: whether results are instances of `ChatAnswer`.
         max_workers: most requests at once.
         api_key: key of the service; None: `OPENAI_API_KEY` of the environment.
         system: system message before each prompt.
         timeout_s: longest time of one request, to its last byte.
         attempts: most requests for one prompt that fail by themselves.
         max_wait_s: longest wait of a call for a service that refuses it, or answers no request.
-        requests_per_minute, tokens_per_minute: budgets in any 60 seconds.
+        requests_per_minute: requests in a minute, which are spaced evenly.
+        tokens_per_minute: budget of tokens in any 60 seconds.
         prices: prices of a million tokens of prompts, and of answers, for `usage.cost`.
+        max_cost: most cost by `prices`; a prompt that may exceed it is not sent, and fails.
 
     Raises:
         TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
         ImportError: the `openai` client is not installed.
     """
 
-    retries_itself: Final = True
-    """After a fault of the service, a second call would only repeat the retries of the first."""
-
     def __init__(
         self,
-        base_url: str,
-        model: str,
+        base_url: Address,
+        model: Text,
         *,
         schema: type[U] | None = None,
-        max_workers: int = 30,
-        api_key: str | None = None,
-        system: str | None = None,
-        timeout_s: float = 60.0,
-        attempts: int = 5,
-        max_wait_s: float = 600.0,
-        requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
-        prices: tuple[float, float] | None = None,
+        details: bool = False,
+        max_workers: Count = 30,
+        api_key: Text | None = None,
+        system: Text | None = None,
+        timeout_s: Seconds = 60.0,
+        attempts: Count = 5,
+        max_wait_s: Amount = 600.0,
+        requests_per_minute: Count | None = None,
+        tokens_per_minute: Count | None = None,
+        prices: Prices | None = None,
+        max_cost: Amount | None = None,
         **parameters: Any,
     ) -> None:
-        try:  # not before the first client
-            from pydantic import ValidationError
-
-            from .questions import ChatPreparation
-            from .session import Session
-            from .settings import ChatSettings, first_error
-        except ImportError as error:
-            raise ImportError(
-                'ChatClient needs the openai client: pip install "batched-dynamically[chat]"'
-            ) from error
-        try:
-            settings = ChatSettings(
-                base_url=base_url,
-                model=model,
-                schema=schema,  # type: ignore[arg-type]  # pydantic checks its base class
-                max_workers=max_workers,
-                api_key=api_key,
-                system=system,
-                timeout_s=timeout_s,
-                attempts=attempts,
-                max_wait_s=max_wait_s,
-                requests_per_minute=requests_per_minute,
-                tokens_per_minute=tokens_per_minute,
-                prices=prices,
-            )
-        except ValidationError as error:
-            raise ValueError(first_error(error)) from None
-        self._settings = settings
-        self._arguments = vars(settings) | parameters
-        of_function: dict[str, Any] = {
-            name: parameters.pop(name) for name in OF_FUNCTION if name in parameters
-        }
-        self._parameters = parameters
-        of_function["name"] = name = of_function.get("name") or model
-        one_by_one = {"batch_size": 1, "flush": "eager", "max_concurrent_batches": max_workers}
-        options = Options().updated(one_by_one | of_function)
-        preparation = ChatPreparation(name, settings, parameters, {*vars(settings), *OF_FUNCTION})
-        sessions: dict[int, Session] = {}  # by process
-
-        def session() -> Session:
-            """Return the session in this process: a child of a fork has a session of its own."""
-            process = os.getpid()
-            return sessions.get(process) or sessions.setdefault(process, Session(name, settings))
-
-        def ask(prompts: list[Question]) -> list[Any]:
-            return [session().ask(prompt) for prompt in prompts]
-
-        ask.__name__ = ask.__qualname__ = name
-        ask.__doc__ = ChatClient.__doc__
-        self._session = session
-        super().__init__(BatchFunction(ask, "static", False, options, preparation=preparation))
+        self._start(ChatClient, locals())
 
     if TYPE_CHECKING:
         # a list of prompts may hold texts only, or chats only
@@ -178,57 +205,72 @@ class ChatClient(Batched[Prompt, U, ...], Generic[U]):
         async def acall(self, prompt: Prompt, /, **parameters: Any) -> U: ...
         async def acall(self, prompt: Any, /, **parameters: Any) -> Any: ...
 
-    @property
-    def usage(self) -> ChatUsage:
-        """Frozen snapshot of the requests since the client was made, and of its limits now."""
-        session, prices = self._session(), self._settings.prices
-        counts, limits = session.counts, session.limits
-        cost = None
-        if prices is not None:
-            cost = prices[0] * counts.prompt_tokens + prices[1] * counts.completion_tokens
-            cost /= MILLION
-        return ChatUsage(
-            **vars(counts),
-            cost=cost,
-            limit=limits.limit,
-            paused_s=max(0.0, limits.held_until - perf_counter()),
-            is_open=limits.open_until is not None,
-        )
+    def estimate(self, prompts: Sequence[Prompt], sample: int = 20) -> Estimate:
+        """Estimate the tokens and the cost of all `prompts`, from requests for `sample` of them.
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Settings and parameters of this client by name, read-only; all but the key."""
-        return MappingProxyType(
-            {name: value for name, value in self._arguments.items() if name != "api_key"}
-        )
-
-    @property
-    def meaning(self) -> str:
-        """Basis of the answers, as JSON: model, system message, schema and parameters."""
-        settings = self._settings
-        schema: Any = settings.schema
-        meaning = {
-            "model": settings.model,
-            "system": settings.system,
-            "schema": None if schema is None else schema.model_json_schema(),
-            "parameters": {
-                name: value for name, value in self._parameters.items() if name != SECRET
-            },
-        }
-        return json.dumps(meaning, sort_keys=True, default=lambda value: type(value).__name__)
-
-    def with_options(self, **changes: Any) -> Self:
-        """Return the same client with other settings or parameters.
-
-        The new client has a queue and limits of its own.
+        The sampled prompts are spread evenly. Their requests are real, and cost money.
 
         Raises:
-            TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
+            ValueError: there is no prompt.
+            EndpointError: a sampled prompt has no result.
         """
-        return type(self)(**self._arguments | changes)
+        if not prompts:
+            raise ValueError(f"{self.__name__}: estimate needs at least one prompt")
+        sampled = list(prompts[:: -(-len(prompts) // sample)])
+        with self.with_options() as probe:
+            probe(sampled)
+        usage, factor = probe.usage, len(prompts) / len(sampled)
+        return Estimate(
+            prompts=len(prompts),
+            sampled=len(sampled),
+            prompt_tokens=round(factor * usage.prompt_tokens),
+            completion_tokens=round(factor * usage.completion_tokens),
+            cost=None if usage.cost is None else factor * usage.cost,
+            sample_cost=usage.cost,
+        )
 
-    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
-        return functools.partial(type(self), **self._arguments), ()
 
-    def __repr__(self) -> str:
-        return f"<ChatClient of {self._settings.model} at {self._settings.base_url}>"
+class EmbeddingClient(Client[str, Vector]):
+    """A client of a hosted or local service of embeddings that speaks OpenAI's protocol.
+
+    `client(text)` returns the vector of a text, an array of float32. The texts of all callers share
+    requests. All clients of one service, which is an address and a key, share one set of limits,
+    chat clients included. Further keywords are parameters of embeddings, for example `dimensions`,
+    or settings of `batched.dynamically` for the queue, as of `ChatClient`.
+
+    Args:
+        base_url: address of the service, for example `http://localhost:8000/v1`.
+        model: name of the model there.
+        max_inputs: most texts in one request.
+        max_tokens: most tokens of all texts in one request.
+        count_tokens: function that returns the tokens of a text; None: a quarter of its characters.
+        max_workers, api_key, timeout_s, attempts, max_wait_s, requests_per_minute,
+            tokens_per_minute: as of `ChatClient`.
+        price: price of a million tokens, for `usage.cost`.
+        max_cost: most cost by `price`; a text that may exceed it is not sent, and fails.
+
+    Raises:
+        TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
+        ImportError: the `openai` client is not installed.
+    """
+
+    def __init__(
+        self,
+        base_url: Address,
+        model: Text,
+        *,
+        max_inputs: Count = 32,
+        max_tokens: Count = 8192,
+        count_tokens: Callable[[str], int] | None = None,
+        max_workers: Count = 8,
+        api_key: Text | None = None,
+        timeout_s: Seconds = 60.0,
+        attempts: Count = 5,
+        max_wait_s: Amount = 600.0,
+        requests_per_minute: Count | None = None,
+        tokens_per_minute: Count | None = None,
+        price: Amount | None = None,
+        max_cost: Amount | None = None,
+        **parameters: Any,
+    ) -> None:
+        self._start(EmbeddingClient, locals())

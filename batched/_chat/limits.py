@@ -1,4 +1,4 @@
-"""Limits of the requests to one service: at once, in each minute, and pauses for all of them.
+"""Limits of the requests to one service: at once, in each minute, and pauses for all requests.
 
 The module is pure: it never waits, and the present moment is an argument. Rules:
 
@@ -6,12 +6,14 @@ The module is pure: it never waits, and the present moment is an argument. Rules
    `DECREASE`, once for all requests that run at that moment. Every `limit` answers raise it by one,
    up to `most`.
 2. A refusal (HTTP 429, 503) holds all requests until the moment that the service names. If the
-   service names none, the pause doubles with each refusal, until a request is answered.
+   service names none, the pause doubles with each refusal, until a request is answered. A failure
+   that names a moment holds all requests, too.
 3. `MOST_FAILURES` failures in a row open the circuit breaker: no connection, HTTP 5xx, a time
    limit. After a pause, one request is sent as a probe. If the probe fails, the pause doubles. Any
    answer to any request closes the breaker.
-4. No 60 seconds have more requests, or tokens, than their budgets. The tokens of a request are
-   estimated, and corrected by its answer.
+4. Requests are spaced evenly over the minute, because a service may allow no burst.
+5. No 60 seconds have more tokens than the budget. The tokens of a request are estimated, and
+   corrected by its answer.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ SPREAD: Final = 0.05
 the same moment.
 """
 WINDOW: Final = 61.0
-"""Time for which a budget remembers a request (s): a minute, and one second for a request that
-takes longer to the service than the next one.
+"""Time in which the requests, or tokens, of a minute are sent (s): a minute, and one second for a
+request that takes longer to the service than the next one.
 """
 
 Outcome = Literal["answer", "rejection", "refusal", "failure", "time limit", "nothing"]
@@ -60,10 +62,10 @@ class Expense:
 
 
 class Budget:
-    """Requests, or tokens, that may be spent in any 60 seconds."""
+    """Tokens that may be spent in any 60 seconds."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._expenses: deque[Expense] = deque()  # of the last `WINDOW`
         self._total = 0  # of these expenses
 
@@ -76,7 +78,7 @@ class Budget:
             oldest = self._expenses.popleft()
             oldest.counted = False
             self._total -= oldest.amount
-        excess = self._total + amount - self._most
+        excess = self._total + amount - self.most
         when = now
         for expense in self._expenses:
             if excess <= 0:
@@ -112,30 +114,36 @@ class Permit:
 class Limits:
     """Limits of the requests to one service."""
 
-    def __init__(
-        self,
-        most: int,
-        requests_per_minute: int | None = None,
-        tokens_per_minute: int | None = None,
-        *,
-        random: Callable[[], float],
-    ) -> None:
-        self.most = most
-        self.limit = most  # requests at once
+    def __init__(self, *, random: Callable[[], float]) -> None:
+        """Make limits of one request at once, until `allow` is called; `random` returns 0 to 1."""
+        self.most = self.limit = 1  # requests at once
         self.in_flight = 0
         self.held_until = -inf  # end of the pause after a refusal (s)
         self.open_until: float | None = None  # moment of the next probe (s); None: breaker closed
         # moment of the first fault since the last answer (s); None: no fault
         self.silent_since: float | None = None
-        self._random = random  # from 0 to 1
-        self._requests = None if requests_per_minute is None else Budget(requests_per_minute)
-        self._tokens = None if tokens_per_minute is None else Budget(tokens_per_minute)
+        self._random = random
+        self._requests_per_minute: int | None = None
+        self._next_at = -inf  # moment of the next request by its spacing (s)
+        self._tokens: Budget | None = None
         self._probing = False
         self._lowered = -inf  # moment of the last decrease of the limit (s)
         self._round = 0  # answers since the last change of the limit
         self._refusals = 0  # pauses in a row
         self._failures = 0  # in a row
         self._openings = 0  # pauses of the breaker in a row
+
+    def allow(self, most: int, requests: int | None = None, tokens: int | None = None) -> None:
+        """Set the bounds: most requests at once, and requests and tokens in a minute."""
+        if most != self.most:
+            self.most = self.limit = most
+        self._requests_per_minute = requests
+        if tokens is None:
+            self._tokens = None
+        elif self._tokens is None:
+            self._tokens = Budget(tokens)
+        else:
+            self._tokens.most = tokens
 
     def ready_at(self, now: float, tokens: int) -> float:
         """Return the first moment at which a request of `tokens` may be sent.
@@ -144,11 +152,9 @@ class Limits:
         """
         if self.in_flight >= self.limit or self._probing:
             return inf
-        when = max(now, self.held_until)
+        when = max(now, self.held_until, self._next_at)
         if self.open_until is not None:
             when = max(when, self.open_until)
-        if self._requests is not None:
-            when = max(when, self._requests.ready_at(now, 1))
         if self._tokens is not None:
             when = max(when, self._tokens.ready_at(now, tokens))
         return when
@@ -157,8 +163,8 @@ class Limits:
         """Count a request that is sent now, and return its permit."""
         self.in_flight += 1
         self._probing = self.open_until is not None
-        if self._requests is not None:
-            self._requests.spend(now, 1)
+        if self._requests_per_minute is not None:
+            self._next_at = max(now, self._next_at) + WINDOW / self._requests_per_minute
         spent = None if self._tokens is None else self._tokens.spend(now, tokens)
         return Permit(now, self._probing, spent)
 
@@ -191,6 +197,8 @@ class Limits:
             self.silent_since = now
         if outcome in ("failure", "time limit"):
             self._fail(permit, now)
+            if asked:
+                self._hold(permit.sent, now, asked)
             return
         self._failures = self._openings = 0
         self.open_until, self._probing = None, False

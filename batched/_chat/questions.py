@@ -1,10 +1,10 @@
-"""Questions: the content of requests, prepared and checked in the thread of each caller."""
+"""Chat completions: items prepared and checked in the thread of each caller, and requests."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import openai
@@ -12,7 +12,9 @@ from openai.resources.chat.completions import AsyncCompletions
 
 from .._core.checks import suggest
 from .._services.prompts import PromptPreparation, check_chat, is_id
-from .settings import ChatSettings
+from .answers import Answer, Tokens, read_choice
+from .items import Item
+from .records import ChatAnswer
 
 CHARACTERS: Final = 4
 """Characters of a token, as a rule of thumb for English."""
@@ -21,6 +23,7 @@ ROLE: Final = 4
 IMAGE: Final = 1000
 """Tokens of a part of a message without text, for example of an image of medium size."""
 
+TOOLS: Final = "a client calls no tools; it returns the text of one answer"
 RESERVED: Final = {
     "messages": "they are made of the prompt",
     "model": "it is the client's own",
@@ -28,52 +31,38 @@ RESERVED: Final = {
     "stream": "an answer is returned once it is whole",
     "stream_options": "an answer is returned once it is whole",
     "timeout": "the client has timeout_s",
+    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call"), TOOLS),
 }
 """Parameters of chat completions that callers cannot set, and the reasons."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Messages and parameters of the requests for one prompt."""
+class ChatRequests(PromptPreparation):
+    """Chat completions of one client: preparation of prompts, requests, and results."""
 
-    messages: list[Mapping[str, Any]]
-    parameters: Mapping[str, Any]
-    prompt_tokens: int
-    """Estimated tokens of the messages."""
-    most_tokens: int | None
-    """Limit of the tokens of the answer; None: unlimited."""
+    most_items = 1
+    most_tokens = inf
 
-
-class ChatPreparation(PromptPreparation):
-    """Preparation of questions from prompts and parameters."""
-
-    def __init__(
-        self,
-        name: str,
-        settings: ChatSettings,
-        parameters: Mapping[str, Any],
-        known: Collection[str],
-    ) -> None:
-        """Check `parameters`, which hold for all questions; `known` are settings of the client."""
+    def __init__(self, name: str, settings: Any, parameters: Mapping[str, Any]) -> None:
+        """Check `parameters`, which hold for all prompts."""
         self._name = name  # of the client, for messages
-        self._system = settings.system
-        self._known = {*inspect.signature(AsyncCompletions.create).parameters} - {"self"}
+        self._settings = settings
+        self.prices = settings.prices
         self._reserved = dict(RESERVED)
         if settings.schema is not None:
             self._reserved["response_format"] = "it is made of schema"
-        self._check(parameters, known)
+        check_parameters(name, AsyncCompletions.create, parameters, self._reserved, vars(settings))
         self._parameters = dict(parameters)
         if settings.schema is not None:
             self._parameters["response_format"] = _response_format(settings.schema)
 
-    def prepare(self, given: Any, settings: Mapping[str, Any], _: object = None, /) -> Question:
-        """Return the question for a text or a chat.
+    def prepare(self, given: Any, settings: Mapping[str, Any], _: object = None, /) -> Item:
+        """Return the item for a text or a chat.
 
         Raises:
             TypeError, ValueError: the prompt is neither, or a parameter is unknown.
         """
-        name = self._name
-        self._check(settings)
+        name, system = self._name, self._settings.system
+        check_parameters(name, AsyncCompletions.create, settings, self._reserved)
         if isinstance(given, str):
             if not given.strip():
                 raise ValueError(f"{name} got an empty prompt")
@@ -88,29 +77,67 @@ class ChatPreparation(PromptPreparation):
             messages = [dict(message) for message in given]
         else:
             raise TypeError(f"{name} takes a text or a list of messages, got {given!r:.60}")
-        if self._system is not None and messages[0]["role"] not in ("system", "developer"):
-            messages.insert(0, {"role": "system", "content": self._system})
+        if system is not None and messages[0]["role"] not in ("system", "developer"):
+            messages.insert(0, {"role": "system", "content": system})
         parameters = {**self._parameters, **settings}
         most = parameters.get("max_completion_tokens", parameters.get("max_tokens"))
-        return Question(
+        return Item(
             messages,
-            parameters,
             sum(_tokens(message.get("content")) for message in messages),
+            parameters,
             most if isinstance(most, int) else None,
         )
 
-    def _check(self, parameters: Mapping[str, Any], known: Collection[str] = ()) -> None:
-        """Raise a TypeError for the first parameter that is reserved or unknown."""
-        for parameter in parameters:
-            if parameter in self._reserved:
-                raise TypeError(
-                    f"{self._name}: {parameter} cannot be set; {self._reserved[parameter]}"
-                )
-            if parameter in self._known or parameter in known:
-                continue
-            hint = suggest(parameter, {*self._known, *known} - {*self._reserved})
+    async def send(self, http: Any, items: list[Item], headers: Mapping[str, str]) -> Any:
+        """Return the raw response to the request for one prompt."""
+        (item,) = items
+        return await http.chat.completions.with_raw_response.create(
+            model=self._settings.model,
+            messages=item.content,
+            **add_headers(item.parameters, headers),
+        )
+
+    def read(self, answer: Answer, items: list[Item], request_id: str | None) -> list[Any]:
+        """Return the result for each prompt, of which a request has one.
+
+        Raises:
+            Unusable: the answer has none.
+        """
+        result: Any = read_choice(answer, self._settings.schema)
+        if self._settings.details:
+            usage = answer.usage if isinstance(answer.usage, Tokens) else None
+            assert answer.choices is not None
+            result = ChatAnswer(
+                result,
+                answer.choices[0].finish_reason == "length",
+                None if usage is None else usage.prompt_tokens,
+                None if usage is None else usage.completion_tokens,
+                request_id,
+            )
+        return [result for _ in items]
+
+
+def check_parameters(
+    name: str,
+    function: Any,
+    parameters: Collection[str],
+    reserved: Mapping[str, str],
+    known: Collection[str] = (),
+) -> None:
+    """Raise a TypeError for the first parameter that is reserved, or that `function` lacks."""
+    taken = {*inspect.signature(function).parameters} - {"self"}
+    for parameter in parameters:
+        if parameter in reserved:
+            raise TypeError(f"{name}: {parameter} cannot be set; {reserved[parameter]}")
+        if parameter not in taken and parameter not in known:
+            hint = suggest(parameter, {*taken, *known} - {*reserved})
             hint = hint or "; parameters of this service alone go into extra_body={...}"
-            raise TypeError(f"{self._name}: chat completions have no parameter {parameter!r}{hint}")
+            raise TypeError(f"{name}: the service has no parameter {parameter!r}{hint}")
+
+
+def add_headers(parameters: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parameters of a request with further headers."""
+    return {**parameters, "extra_headers": {**headers, **(parameters.get("extra_headers") or {})}}
 
 
 def _response_format(schema: Any) -> dict[str, Any]:

@@ -1,40 +1,47 @@
-"""Session: the requests of one client in one process.
+"""Services and their clients: the requests of one process.
 
-1. Calls get permits in the order of their arrival, as `Limits` allow. One timer is set: for the
-   next moment at which a call may get a permit, or must fail.
-2. A refusal costs no attempt. A failure while the breaker is open costs none either, unless the
-   prompt may be its cause: HTTP 500, or a time limit.
-3. `max_wait_s` bounds the wait of a refused call, from its first refusal. While the service answers
-   no request at all, `max_wait_s` bounds the wait of every call. That wait is counted from the
-   arrival of the call or from the first fault, whichever is later.
-4. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
-   a pause of that call alone.
-5. All sessions of a process share one event loop, in a daemon thread. The state of a session is
-   changed by that thread only.
-6. Connections are closed once no request has run for `IDLE`.
+1. A service is an address and a key. All its clients share its limits, and the strictest setting of
+   any client applies. A session is one client of a service.
+2. Items are sent in the order of their arrival. The first item that waits is joined by later items
+   of its client, as many as one request may have. One timer is set: for the next moment at which a
+   request may be sent, or an item must fail.
+3. A refusal costs no attempt. A failure while the breaker is open costs none either, unless the
+   item may be its cause: HTTP 500, or a time limit.
+4. `max_wait_s` bounds the wait of a refused item, from its first refusal. While the service answers
+   no request at all, `max_wait_s` bounds the wait of every item. That wait is counted from the
+   arrival of the item or from the first fault, whichever is later.
+5. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
+   a pause of these items alone.
+6. If a request of several items fails for good, or exceeds the time limit, half of its items are
+   sent alone. If this half fails, it is halved again, and the other half may join any other items.
+   If this half succeeds, the other half is halved.
+7. An item that is given up leaves the queue. A request without a caller is cancelled.
+8. The thread of the loop alone changes this state. Connections are closed once no request has run
+   for `IDLE`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import os
 import random
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 from typing import Any, Final
+from weakref import WeakSet
 
 import openai
 
-from .._runtime.timer_thread import daemon_thread
 from .._services.errors import is_service_error, retry_after
-from ..errors import ChatError
-from .answers import Tokens, Unusable, message_of, read_answer, read_result
-from .limits import Limits, Outcome, Permit
-from .questions import Question
-from .settings import ChatSettings
+from ..errors import EndpointError
+from .answers import Tokens, Unusable, message_of, read_answer
+from .items import Item, Part, Reply, Request
+from .limits import Limits
+from .runtime import clients_loop
 
 REFUSALS: Final = (429, 503)
 """HTTP statuses that mean "not now": too many requests, service unavailable."""
@@ -42,6 +49,8 @@ OWN_FAULT: Final = 500
 """HTTP status of a service that is up and fails on the prompt. Most other statuses from 501 on come
 from a proxy in front of a service that is down.
 """
+OF_ALL: Final = (401, 403, 404, 429)
+"""HTTP statuses that no single item of a request is the cause of."""
 NO_CREDIT: Final = "insufficient_quota"
 """Code of a 429 that no wait resolves."""
 FIRST_BACKOFF: Final = 0.5
@@ -54,6 +63,10 @@ WEIGHT: Final = 0.05
 """Weight of a new answer in the expected length."""
 IDLE: Final = 5.0
 """Time after which an unused client closes its connections (s). httpx would not use them again."""
+GATHER: Final = 0.005
+"""Longest time for which a request waits for further items (s)."""
+MILLION: Final = 1_000_000
+"""Tokens to which prices apply."""
 
 
 @dataclass
@@ -66,268 +79,393 @@ class Counts:
     completion_tokens: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """A call that waits for a permit."""
+class Session:
+    """One client of a service in one process. `kind` makes its requests and reads the answers."""
 
-    permit: asyncio.Future[Permit]
-    tokens: int
-    since: float
-    """Moment of its arrival, or of its first refusal (s)."""
+    def __init__(self, name: str, settings: Any, kind: Any) -> None:
+        self.name = name  # of the client, for messages
+        self.settings = settings
+        self.kind = kind
+        self.counts = Counts()
+        self.reserved = 0.0  # estimated cost of running requests
+        self._usual_answer = float(USUAL_ANSWER)  # tokens
+        self.service = _service(settings)
+        self.service.join(self)
 
+    async def ask(self, items: Iterable[Item]) -> list[Any]:
+        """Return the result, or the exception, for each item."""
+        items = [*items]
+        for item in items:
+            item.future = asyncio.get_running_loop().create_future()
+            item.session = self
+            if item.given_up:
+                item.future.cancel()
+        self.service.queue(items)
+        try:
+            outcomes = [item.future for item in items]
+            return await asyncio.gather(*outcomes, return_exceptions=True)
+        finally:
+            for item in items:
+                item.give_up()
+                self.service.drop(item)
 
-@dataclass(slots=True)
-class _Reply:
-    """The end of one request."""
+    def tokens(self, items: list[Item]) -> tuple[int, int]:
+        """Estimate the tokens of a request, and of its answer."""
+        usual = int(self._usual_answer)
+        answer = [usual if item.most_tokens is None else item.most_tokens for item in items]
+        return sum(item.tokens for item in items), sum(answer)
 
-    outcome: Outcome
-    result: Any = None
-    error: BaseException | None = None
-    """Reason why there is no result."""
-    why: str = ""
-    """Description of `error` for messages."""
-    again: bool = False
-    """Whether another request may have a result."""
-    request_id: str | None = None
-    status: int | None = None
-    pause: float | None = None
-    """Pause that the service asks for (s)."""
-    tokens: int | None = None
-    """Tokens that the request took; None: unknown."""
+    def cost(self, prompt: float, answer: float) -> float:
+        """Return the cost of tokens; 0 without prices."""
+        prices = self.kind.prices or (0.0, 0.0)
+        return float(prices[0] * prompt + prices[1] * answer) / MILLION
 
     @property
-    def is_fault(self) -> bool:
-        """Whether the service is at fault."""
-        return self.outcome in ("refusal", "failure", "time limit")
+    def spent(self) -> float:
+        """Cost of all answers so far."""
+        return self.cost(self.counts.prompt_tokens, self.counts.completion_tokens)
 
-
-@functools.cache
-def loop_of(_: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop of all clients in a process, by its id, and start its thread."""
-    loop = asyncio.new_event_loop()
-    daemon_thread("loop-of-chats", loop.run_forever).start()
-    return loop
-
-
-class Session:
-    """Requests of one client in one process, and their limits."""
-
-    def __init__(self, name: str, settings: ChatSettings) -> None:
-        self._name = name  # of the client, for messages
-        self._settings = settings
-        self.limits = Limits(
-            settings.max_workers,
-            settings.requests_per_minute,
-            settings.tokens_per_minute,
-            random=random.random,
-        )
-        self.counts = Counts()
-        self._loop = loop_of(os.getpid())
-        self._http: Any = None  # its connections; None: there are none
-        self._idle: asyncio.TimerHandle | None = None  # closes the connections
-        self._waiting: deque[_Turn] = deque()
-        self._timer: asyncio.TimerHandle | None = None  # admits waiting calls
-        self._last_fault = ""  # of the service
-        self._usual_answer = float(USUAL_ANSWER)  # tokens
-
-    def ask(self, question: Question) -> Any:
-        """Return the result for `question`, and block the calling thread until then."""
-        return asyncio.run_coroutine_threadsafe(self._ask(question), self._loop).result()
-
-    async def _ask(self, question: Question) -> Any:
-        """Return the result for `question`, after as many requests as needed.
-
-        Raises:
-            ChatError: there is no result.
-            Exception: the question cannot be sent.
-        """
-        settings, limits = self._settings, self.limits
-        attempts = requests = 0
-        since: float | None = None  # moment of the first refusal (s)
-        while True:
-            tokens = 0
-            if settings.tokens_per_minute is not None:
-                tokens = question.prompt_tokens + (question.most_tokens or int(self._usual_answer))
-            permit = await self._turn(tokens, perf_counter() if since is None else since)
-            requests += 1
-            reply = await self._request(question, permit)
-            if reply.error is None:
-                return reply.result
-            if reply.outcome == "nothing":
-                raise reply.error
-            is_free = reply.outcome == "refusal" or (
-                reply.outcome == "failure"
-                and reply.status != OWN_FAULT
-                and limits.open_until is not None
-            )
-            if is_free:
-                now = perf_counter()
-                since = now if since is None else since
-                is_last = now - since >= settings.max_wait_s
-            else:
-                attempts += 1
-                is_last = attempts >= settings.attempts
-            if is_last or not reply.again:
-                raise self._error(reply, requests) from reply.error
-            if not is_free:
-                longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 60))
-                await asyncio.sleep(longest * (1 + random.random()) / 2)
-            self.counts.retries += 1
-
-    def _error(self, reply: _Reply, requests: int) -> ChatError:
+    def error(self, reply: Reply, requests: int = 0) -> EndpointError:
+        """Return the error for callers."""
         tried = f" ({requests} requests)" if requests > 1 else ""
         request = f" [request {reply.request_id}]" if reply.request_id else ""
-        error = ChatError(f"{self._name}: {reply.why}{tried}{request}")
+        error = EndpointError(f"{self.name}: {reply.why}{tried}{request}")
         error.request_id, error.status_code = reply.request_id, reply.status
         error.is_service = reply.is_fault
         return error
 
-    # permits
-
-    async def _turn(self, tokens: int, since: float) -> Permit:
-        """Return a permit for one request, once it is this call's turn.
-
-        Raises:
-            ChatError: the service answers no request, and `max_wait_s` is too short for its end.
-        """
-        turn = _Turn(self._loop.create_future(), tokens, since)
-        self._waiting.append(turn)
-        self._admit()
-        return await turn.permit
-
-    def _admit(self) -> None:
-        """Give permits to the calls whose turn has come, and set the timer for the next call."""
-        limits, waiting = self.limits, self._waiting
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now, when = perf_counter(), inf
-        while waiting and (when := limits.ready_at(now, waiting[0].tokens)) <= now:
-            turn = waiting.popleft()
-            turn.permit.set_result(limits.begin(now, turn.tokens))
-        if limits.silent_since is not None:
-            when = min(when, self._give_up(now, limits.silent_since))
-        if waiting and when < inf:
-            self._timer = self._loop.call_later(max(0.0, when - now), self._admit)
-
-    def _give_up(self, now: float, silent_since: float) -> float:
-        """Fail the calls that have waited too long for a silent service.
-
-        Return the moment at which the next call will have waited too long.
-        """
-        first, held = inf, self.limits.held_until
-        most = self._settings.max_wait_s
-        for turn in list(self._waiting):
-            deadline = max(turn.since, silent_since) + most
-            if now < deadline and held <= deadline:
-                first = min(first, deadline)
-                continue
-            self._waiting.remove(turn)
-            how = (
-                f"asks to wait for {held - now:.0f} s"
-                if held > deadline
-                else f"has answered nothing for {now - silent_since:.0f} s"
-            )
-            why = f"the service {how} (max_wait_s={most:g}); {self._last_fault}"
-            turn.permit.set_exception(self._error(_Reply("failure", why=why), 0))
-        return first
-
-    # requests
-
-    async def _request(self, question: Question, permit: Permit) -> _Reply:
-        """Send one request, and tell the limits how it ended."""
-        reply = _Reply("nothing")
-        self.counts.requests += 1
-        try:
-            reply = await self._send(question)
-        finally:
-            self.limits.end(
-                permit, perf_counter(), reply.outcome, asked=reply.pause, tokens=reply.tokens
-            )
-            if reply.is_fault:
-                self._last_fault = reply.why
-            if self._idle is not None:
-                self._idle.cancel()
-            self._idle = self._loop.call_later(IDLE, self._disconnect)
-            self._admit()
-        return reply
-
-    def _disconnect(self) -> None:
-        """Close the connections, unless a request runs, whose end starts the timer anew."""
-        if self._http is not None and not self.limits.in_flight:
-            self._closing = self._loop.create_task(self._http.close())
-            self._http = None
-
-    async def _send(self, question: Question) -> _Reply:
+    async def send(self, http: Any, items: list[Item]) -> Reply:
         """Send one request, and read its answer."""
-        settings = self._settings
-        if self._http is None:
-            self._http = _http_client(settings)
+        self.counts.requests += 1
+        self.counts.retries += any(item.requests for item in items)
+        keys = "".join(item.key for item in items)
+        key = keys if len(items) == 1 else hashlib.sha256(keys.encode()).hexdigest()
+        for item in items:
+            item.requests += 1
         # a limit for the whole answer, even if it arrives byte by byte
-        limit = asyncio.timeout(settings.timeout_s)
+        limit = asyncio.timeout(self.settings.timeout_s)
         try:
             async with limit:
-                raw = await self._http.chat.completions.with_raw_response.create(
-                    model=settings.model, messages=question.messages, **question.parameters
-                )
+                raw = await self.kind.send(http, items, {"Idempotency-Key": key})
         except Exception as error:
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 return _failure(error)
-            why = f"no whole answer came within {settings.timeout_s:g} s (timeout_s)"
-            return _Reply("time limit", error=error, why=why, again=True)
-        reply = _Reply("rejection", request_id=raw.headers.get("x-request-id"))
+            why = f"no whole answer came within {self.settings.timeout_s:g} s (timeout_s)"
+            return Reply("time limit", error=error, why=why, again=True)
+        reply = Reply("rejection", request_id=raw.headers.get("x-request-id"))
         try:
             answer = read_answer(raw.http_response.content)
-            if isinstance(tokens := answer.usage, Tokens):
-                prompt, completion = tokens.prompt_tokens, tokens.completion_tokens
-                reply.tokens = prompt + completion
-                self.counts.prompt_tokens += prompt
-                self.counts.completion_tokens += completion
-                self._usual_answer += WEIGHT * (completion - self._usual_answer)
-            reply.result = read_result(answer, settings.schema)
+            if isinstance(usage := answer.usage, Tokens):
+                reply.tokens = usage.prompt_tokens + usage.completion_tokens
+                self.counts.prompt_tokens += usage.prompt_tokens
+                self.counts.completion_tokens += usage.completion_tokens
+                self._usual_answer += WEIGHT * (usage.completion_tokens - self._usual_answer)
+            reply.results = self.kind.read(answer, items, reply.request_id)
             reply.outcome = "answer"
         except Unusable as error:
             reply.error, reply.why, reply.again = error, str(error), error.again
         return reply
 
 
-def _failure(error: Exception) -> _Reply:
+class Service:
+    """One service: its connections, its limits, and the items that wait for them."""
+
+    def __init__(self, base_url: str, key: str) -> None:
+        self.limits = Limits(random=random.random)
+        self._address = base_url, key
+        self._sessions: WeakSet[Session] = WeakSet()
+        self._http: Any = None  # its connections; None: there are none
+        self._idle: asyncio.TimerHandle | None = None  # closes the connections
+        self._waiting: dict[Item, None] = {}  # in the order of their turns
+        self._timer: asyncio.TimerHandle | None = None  # admits waiting items
+        self._last_fault = ""
+
+    def join(self, session: Session) -> None:
+        """Apply the strictest limits of all sessions."""
+        self._sessions.add(session)
+        names = ("max_workers", "requests_per_minute", "tokens_per_minute")
+        bounds: list[Any] = []
+        for name in names:
+            every = [getattr(each.settings, name) for each in self._sessions]
+            bounds.append(min([value for value in every if value is not None], default=None))
+        self.limits.allow(*bounds)
+
+    # items that wait
+
+    def queue(self, items: Iterable[Item]) -> None:
+        """Let items wait for their turn."""
+        now = perf_counter()
+        for item in items:
+            if item.is_open:
+                self._waiting[item] = None
+                item.since = item.since if item.refused else now
+        self._admit()
+
+    def drop(self, item: Item) -> None:
+        """Remove an item without a caller, and cancel its request if no caller is left."""
+        self._waiting.pop(item, None)
+        if item.request is not None and not any(each.is_open for each in item.request.items):
+            item.request.task.cancel()
+        self._release(item)
+
+    def _release(self, item: Item) -> None:
+        """Let the other half of a request join any items once the half of `item` has ended."""
+        part = item.part
+        if part is None or any(each.is_open for each in part.items):
+            return
+        rest, part.rest = part.rest, []
+        for item in rest:
+            item.part = None
+        if rest:
+            self.queue(rest)
+
+    def _pack(self, first: Item) -> tuple[list[Item], bool]:
+        """Return the items of the next request, from `first` on, and whether no more may join."""
+        if first.part is not None:
+            return [item for item in first.part.items if item in self._waiting], True
+        items: list[Item] = []
+        kind, tokens, is_full = first.session.kind, 0, False
+        for item in self._waiting if kind.most_items > 1 else (first,):
+            if item.part is not None or item.session is not first.session:
+                continue
+            if items and tokens + item.tokens > kind.most_tokens:
+                is_full = True
+                continue
+            items.append(item)
+            tokens += item.tokens
+            if len(items) == kind.most_items:
+                return items, True
+        return items, is_full
+
+    def _admit(self) -> None:
+        """Send the requests whose turn has come, and set the timer for the next one."""
+        limits = self.limits
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now, when = perf_counter(), inf
+        poor: set[Session] = set()  # sessions that wait for the cost of running requests
+        while first := next((item for item in self._waiting if item.session not in poor), None):
+            session: Session = first.session
+            items, is_full = self._pack(first)
+            prompt, answer = session.tokens(items)
+            when = limits.ready_at(now, prompt + answer)
+            if not is_full:
+                when = max(when, first.since + GATHER)
+            if when > now:
+                break
+            cost, most = session.cost(prompt, answer), session.settings.max_cost
+            if most is not None and session.spent + session.reserved + cost > most:
+                if session.reserved:
+                    poor.add(session)
+                else:
+                    why = f"the next request may exceed max_cost={most:g}, of which "
+                    self._fail(items, Reply("nothing", why=f"{why}{session.spent:.4g} is spent"))
+                continue
+            session.reserved += cost
+            request = Request(items, limits.begin(now, prompt + answer), cost)
+            for item in items:
+                del self._waiting[item]
+                item.request = request
+            if self._http is None:
+                self._http = _http_client(*self._address)
+            request.task = asyncio.create_task(session.send(self._http, items))
+            request.task.add_done_callback(functools.partial(self._end, request))
+        else:
+            when = inf
+        if limits.silent_since is not None:
+            when = min(when, self._give_up(now, limits.silent_since))
+        if self._waiting and when < inf:
+            self._timer = clients_loop().call_later(max(0.0, when - now), self._admit)
+
+    def _give_up(self, now: float, silent_since: float) -> float:
+        """Fail the items that have waited too long for a silent service.
+
+        Return the moment at which the next item will have waited too long.
+        """
+        first, held = inf, self.limits.held_until
+        for item in list(self._waiting):
+            most = item.session.settings.max_wait_s
+            deadline = max(item.since, silent_since) + most
+            if now < deadline and held <= deadline:
+                first = min(first, deadline)
+                continue
+            how = (
+                f"asks to wait for {held - now:.0f} s"
+                if held > deadline
+                else f"has answered nothing for {now - silent_since:.0f} s"
+            )
+            why = f"the service {how} (max_wait_s={most:g}); {self._last_fault}"
+            self._fail([item], Reply("failure", why=why), 0)
+        return first
+
+    def _fail(self, items: list[Item], reply: Reply, requests: int = 0) -> None:
+        """End items with the error of a reply."""
+        for item in items:
+            self._waiting.pop(item, None)
+            if item.is_open:
+                error = reply.error
+                if reply.outcome != "nothing" or error is None:
+                    error = item.session.error(reply, requests)
+                    error.__cause__ = reply.error
+                item.future.set_exception(error)
+            self._release(item)
+
+    # requests
+
+    def _end(self, request: Request, task: asyncio.Task[Reply]) -> None:
+        """Note the end of a request: its items have results, are sent again, or fail."""
+        if task.cancelled() or task.exception() is not None:
+            reply = Reply("nothing", error=None if task.cancelled() else task.exception())
+        else:
+            reply = task.result()
+        items, session = request.items, request.items[0].session
+        session.reserved -= request.cost
+        now = perf_counter()
+        self.limits.end(request.permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens)
+        if reply.is_fault:
+            self._last_fault = reply.why
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = clients_loop().call_later(IDLE, self._disconnect)
+        for item in items:
+            item.request = None
+        if reply.outcome != "answer":
+            self._repeat(items, reply, now)
+        else:
+            for item, result in zip(items, reply.results, strict=True):
+                if item.is_open:
+                    item.future.set_result(result)
+            if (part := items[0].part) is not None and part.rest:
+                rest, part.rest = part.rest, []
+                self._narrow(rest)
+        self._admit()
+
+    def _repeat(self, items: list[Item], reply: Reply, now: float) -> None:
+        """Send items of a failed request again, or fail them."""
+        session, part = items[0].session, items[0].part
+        items = [item for item in items if item.is_open]
+        if not items:  # all were given up
+            return
+        is_free = reply.outcome == "refusal" or (
+            reply.outcome == "failure"
+            and reply.status != OWN_FAULT
+            and self.limits.open_until is not None
+        )
+        late = []
+        for item in items:
+            if not is_free:
+                item.attempts += 1
+            elif not item.refused:
+                item.refused, item.since = True, now
+            elif now - item.since >= session.settings.max_wait_s:
+                late.append(item)
+        attempts = max(item.attempts for item in items)
+        is_last = not reply.again or (not is_free and attempts >= session.settings.attempts)
+        has_culprit = is_last or reply.outcome == "time limit"
+        if has_culprit and len(items) > 1 and reply.status not in OF_ALL:
+            rest = [] if part is None else part.rest
+            self._narrow(items)
+            self.queue(rest)
+            return
+        requests = max(item.requests for item in items)
+        if is_last:
+            self._fail(items, reply, requests)
+            return
+        self._fail(late, reply, requests)
+        if is_free:
+            self.queue(items)
+        else:
+            longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 60))
+            clients_loop().call_later(longest * (1 + random.random()) / 2, self.queue, items)
+
+    def _narrow(self, items: list[Item]) -> None:
+        """Send half of the items alone; the other half waits for the outcome."""
+        half = (len(items) + 1) // 2
+        part = Part(items[:half], items[half:])
+        for item in items:
+            item.attempts, item.part = 0, part if item in part.items else None
+        self.queue(part.items)
+
+    def _disconnect(self) -> None:
+        """Close the connections, unless a request runs, whose end starts the timer anew."""
+        if self._http is not None and not self.limits.in_flight:
+            self._closing = clients_loop().create_task(self._http.close())
+            self._http = None
+
+
+def _failure(error: Exception) -> Reply:
     """Classify an exception of the HTTP client."""
     status = getattr(error, "status_code", None)
     if not isinstance(status, int):
         if not is_service_error(error):
-            return _Reply("nothing", error=error)
+            return Reply("nothing", error=error)
         cause = error.__cause__
         detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
         why = f"no answer came: {error}{detail}"
-        return _Reply("failure", error=error, why=why, again=True)
-    reply = _Reply(
+        return Reply("failure", error=error, why=why, again=True)
+    reply = Reply(
         "rejection",
         error=error,
         why=f"the service answered {status}: "
         f"{message_of(getattr(error, 'body', None) or str(error))}",
         request_id=getattr(error, "request_id", None),
         status=status,
+        pause=retry_after(error),
     )
     if status in REFUSALS:
         reply.outcome, reply.again = "refusal", getattr(error, "code", None) != NO_CREDIT
-        reply.pause, reply.tokens = retry_after(error), 0
+        reply.tokens = 0
     elif is_service_error(error):
         reply.outcome, reply.again = "failure", True
     return reply
 
 
-def _http_client(settings: ChatSettings) -> Any:
-    """Return the official client, without retries and time limits of its own."""
-    count = settings.max_workers
-    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
-        max_connections=count, max_keepalive_connections=count
-    )
+_services: dict[tuple[int, str, str], Service] = {}
+"""Services by process, address and key."""
+
+
+def _service(settings: Any) -> Service:
+    # a local server accepts any key, and the official client requires one
+    key = settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
+    address = settings.base_url.rstrip("/"), key
+    return _services.setdefault((os.getpid(), *address), Service(*address))
+
+
+def _http_client(base_url: str, key: str) -> Any:
+    """Return the official client, without retries and limits of its own."""
+    limits = type(openai.DEFAULT_CONNECTION_LIMITS)()
     return openai.AsyncOpenAI(
-        base_url=settings.base_url,
-        # a local server accepts any key, and the official client requires one
-        api_key=settings.api_key or os.environ.get("OPENAI_API_KEY") or "none",
+        base_url=base_url,
+        api_key=key,
         max_retries=0,
         timeout=None,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=None),
     )
+
+
+class Ask:
+    """Batch function of a client, for threads and for the loop of all clients."""
+
+    def __init__(self, name: str, settings: Any, kind: Any) -> None:
+        self.__name__ = self.__qualname__ = name
+        self._parts = name, settings, kind
+        self._sessions: dict[int, Session] = {}  # by process: the child of a fork has its own
+
+    def __call__(self, items: list[Item]) -> list[Any]:
+        """Return the result, or the exception, for each item, and block the thread until then."""
+        return asyncio.run_coroutine_threadsafe(self.on_loop(items), clients_loop()).result()
+
+    async def on_loop(self, items: list[Item]) -> list[Any]:
+        """Return the result, or the exception, for each item."""
+        return await (await self._find()).ask(items)
+
+    def session(self) -> Session:
+        """Return the session in this process."""
+        found = self._sessions.get(os.getpid())
+        return found or asyncio.run_coroutine_threadsafe(self._find(), clients_loop()).result()
+
+    async def _find(self) -> Session:
+        return self._sessions.get(os.getpid()) or self._sessions.setdefault(
+            os.getpid(), Session(*self._parts)
+        )

@@ -18,11 +18,11 @@ import pytest
 
 import batched
 from batched._chat import session
-from batched._chat.questions import Question
+from batched._chat.items import Item
 from batched._services.prompts import Prompt
-from batched.chat import ChatClient
-from batched.errors import BatcherClosed
-from chat_server import ChatServer, Person, Reply
+from batched.chat import ChatAnswer, ChatClient
+from batched.errors import BatcherClosed, EndpointError
+from chat_server import Asked, ChatServer, Person, Reply, answer, refuse
 
 
 def threads_of(name: str) -> list[threading.Thread]:
@@ -107,6 +107,163 @@ def test_results_with_a_schema_are_its_instances(server: ChatServer) -> None:
     assert wanted["json_schema"]["schema"]["required"] == ["name", "age"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Ann", "age": 7}',
+        '```json\n{"name": "Ann", "age": 7}\n```',
+        'Here you are:\n\n```\n{\n"name": "Ann",\n"age": 7\n}\n```\nAnything else?',
+    ],
+)
+def test_json_may_be_in_a_block_of_markdown(server: ChatServer, text: str) -> None:
+    server.behave = lambda asked: Reply(text)
+    assert server.client(schema=Person)("who?") == Person(name="Ann", age=7)
+    assert len(server.requests) == 1
+
+
+def test_details_tell_whether_an_answer_was_cut_off(server: ChatServer) -> None:
+    server.behave = lambda asked: Reply("half of", reason="length" if asked.number else "stop")
+    client = server.client(details=True)
+    assert client("one") == ChatAnswer("half of", False, 10, 5, "req_0")
+    assert client("two").was_cut
+    assert client.meaning != server.client().meaning
+
+
+# ---------------------------------------------------------------- limits of the service
+
+
+def test_clients_of_one_service_share_its_limits(server: ChatServer) -> None:
+    client = server.client(max_workers=4, tokens_per_minute=1_000_000)
+    with client.with_options(system="be brief") as brief, server.client(max_workers=4) as other:
+        clients = [client, brief, other]
+        assert [each("first") for each in clients] == ["re: first"] * 3
+        server.hold()
+        answers = [each.submit(f"prompt {n}") for each in clients for n in range(8)]
+        server.until(lambda: server.in_flight == 4)
+        server.release()
+        assert len([future.result(10) for future in answers]) == 24
+        assert server.most_in_flight == 4
+        assert [each.usage.limit for each in clients] == [4, 4, 4]
+        assert [each.usage.requests for each in clients] == [9, 9, 9]
+
+
+def test_the_strictest_client_of_a_service_sets_its_limits(server: ChatServer) -> None:
+    client = server.client(max_workers=4)
+    assert client.usage.limit == 4
+    with client.with_options(max_workers=2) as strict:
+        assert strict.usage.limit == client.usage.limit == 2
+    with client.with_options(max_workers=2, api_key="sk-other") as other:
+        assert other.usage.limit == 2
+    del strict
+    gc.collect()
+    with client.with_options(max_workers=3):
+        assert server.client(max_workers=5).usage.limit == 4
+
+
+def test_a_refusal_of_one_client_is_a_pause_for_the_other(server: ChatServer) -> None:
+    server.behave = lambda asked: refuse(429, retry_after="3600")
+    client, other = server.client(max_wait_s=60), server.client(max_wait_s=60)
+    with pytest.raises(EndpointError):
+        client("one")
+    with pytest.raises(EndpointError, match="asks to wait for 3"):
+        other("two")
+    assert len(server.requests) == 1
+
+
+# ---------------------------------------------------------------- calls that are given up
+
+
+def hang_first(asked: Asked) -> Reply:
+    return Reply(end="hang") if asked.number == 0 else answer(asked)
+
+
+def test_a_cancelled_future_ends_its_request_and_frees_its_place(server: ChatServer) -> None:
+    server.behave = hang_first
+    client = server.client(max_workers=1)
+    given_up, next_one = client.submit("given up"), client.submit("next")
+    server.until(lambda: server.in_flight == 1)
+    assert given_up.cancel()
+    assert next_one.result(10) == "re: next"
+    server.until(lambda: server.in_flight == 0)
+    assert client.usage.retries == 0
+
+
+def test_a_cancelled_task_ends_its_request_and_frees_its_place(server: ChatServer) -> None:
+    server.behave = hang_first
+    client = server.client(max_workers=1)
+
+    async def cancel() -> Any:
+        task = asyncio.ensure_future(client.acall(["given up", "not sent"]))
+        await asyncio.to_thread(server.until, lambda: server.in_flight == 1)
+        task.cancel()
+        return await client.acall("next")
+
+    assert asyncio.run(cancel()) == "re: next"
+    assert [asked.prompt for asked in server.requests] == ["given up", "next"]
+    server.until(lambda: server.in_flight == 0)
+
+
+def test_a_call_that_waits_for_its_next_attempt_can_be_cancelled(server: ChatServer) -> None:
+    server.behave = lambda asked: refuse(429, retry_after="50")
+    client = server.client()
+    future = client.submit("one")
+    server.until(lambda: server.statuses[429] == 1 and server.in_flight == 0)
+    assert future.cancel()
+    client.shutdown()
+    assert len(server.requests) == 1
+
+
+def test_a_callback_of_a_future_may_call_the_client(server: ChatServer) -> None:
+    client = server.client(max_workers=1)
+    found: list[str] = []
+    done = threading.Event()
+
+    def call_again(future: Any) -> None:
+        found.extend([future.result(), client("two")])
+        done.set()
+
+    client.submit("one").add_done_callback(call_again)
+    assert done.wait(10)
+    assert found == ["re: one", "re: two"]
+
+
+# ---------------------------------------------------------------- cost
+
+
+def test_no_request_is_sent_that_may_exceed_max_cost(server: ChatServer) -> None:
+    # 10 and 5 tokens an answer, as the server counts: 15 millionths
+    client = server.client(prices=(1.0, 1.0), max_cost=40e-6, max_workers=1, max_tokens=5)
+    with pytest.raises(EndpointError, match="may exceed max_cost=4e-05, of which 3e-05") as raised:
+        client([f"{number:24}" for number in range(4)])  # 10 tokens, as the client estimates
+    assert not raised.value.is_service
+    assert len(server.requests) == 2
+
+
+def test_a_call_waits_for_the_cost_of_running_requests(server: ChatServer) -> None:
+    client = server.client(prices=(0.0, 1.0), max_cost=100e-6, max_workers=4, max_tokens=60)
+    server.hold()
+    answers = [client.submit(f"prompt {number}") for number in range(4)]
+    server.until(lambda: server.in_flight == 1)
+    server.release()
+    assert len([future.result(10) for future in answers]) == 4
+    assert server.most_in_flight == 1  # two answers could cost 120 millionths
+    assert client.usage.cost == pytest.approx(20e-6)
+
+
+def test_an_estimate_sends_a_sample_of_the_prompts(server: ChatServer) -> None:
+    client = server.client(prices=(1.0, 4.0))
+    prompts = [f"prompt {number}" for number in range(1000)]
+    estimate = client.estimate(prompts)
+    assert (estimate.prompts, estimate.sampled) == (1000, 20)
+    assert (estimate.prompt_tokens, estimate.completion_tokens) == (10_000, 5000)
+    assert estimate.cost == pytest.approx(0.03)
+    assert estimate.sample_cost == pytest.approx(0.0006)
+    assert {*server.seen} == {*prompts[::50]}
+    assert client.estimate(["one"]).cost == pytest.approx(30e-6)
+    with pytest.raises(ValueError, match="estimate needs at least one prompt"):
+        client.estimate([])
+
+
 # ---------------------------------------------------------------- wrong calls and settings
 
 
@@ -123,6 +280,8 @@ def test_results_with_a_schema_are_its_instances(server: ChatServer) -> None:
         ("x", {"temprature": 1}, "no parameter 'temprature'; did you mean 'temperature'?"),
         ("x", {"zzz": 1}, "'zzz'; parameters of this service alone go into extra_body={...}"),
         ("x", {"n": 2}, "chat: n cannot be set; a call has one answer"),
+        ("x", {"tools": []}, "chat: tools cannot be set; a client calls no tools"),
+        ("x", {"tool_choice": "auto"}, "chat: tool_choice cannot be set; a client calls no tools"),
     ],
 )
 def test_a_wrong_call_gets_one_sentence_and_is_not_sent(
@@ -167,6 +326,8 @@ def test_a_prompt_that_cannot_be_encoded_fails_alone_and_at_once(
         ({"timeout_s": 0}, "timeout_s: Input should be greater than or equal to 0.001, got 0"),
         ({"max_wait_s": float("inf")}, "max_wait_s: Input should be a finite number, got inf"),
         ({"prices": (1, -1)}, "prices.1: Input should be greater than or equal to 0, got -1"),
+        ({"tools": [{}]}, "m: tools cannot be set; a client calls no tools"),
+        ({"max_cost": 1.0}, "m: max_cost needs the prices of tokens"),
         ({"max_worker": 3}, "no parameter 'max_worker'; did you mean 'max_workers'?"),
         ({"on_full": "drop"}, "on_full"),
         ({"schema": Person, "response_format": {}}, "response_format cannot be set; it is made of"),
@@ -285,7 +446,7 @@ def test_shutdown_finishes_accepted_calls_and_ends_its_threads(server: ChatServe
     answers = [client.submit(f"prompt {number}") for number in range(5)]
     server.until(lambda: server.in_flight == 2)
     client.shutdown(wait=False)
-    assert threads_of("ending")
+    assert not any(future.done() for future in answers)
     server.release()
     assert [future.result(10) for future in answers][4] == "re: prompt 4"
     wait_for_threads("ending")
@@ -321,7 +482,7 @@ def test_ended_calls_leave_no_objects(server: ChatServer, quick: None) -> None:
     for _ in client.map([f"prompt {number}" for number in range(30)], return_exceptions=True):
         pass
     gc.collect()
-    assert not [each for each in gc.get_objects() if type(each) is Question]
+    assert not [each for each in gc.get_objects() if type(each) is Item]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

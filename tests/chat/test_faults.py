@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batched._chat import limits
-from batched.errors import ChatError
+from batched.errors import EndpointError
 from chat_server import Asked, Behave, ChatServer, Person, Reply, answer, most_within, refuse
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -37,10 +37,10 @@ def message(**content: Any) -> Reply:
     ("reply", "why", "again"),
     [
         (Reply("x", end="half"), "no answer came: Connection error. (RemoteProtocolError", True),
-        (Reply(body=b"<html>busy</html>"), "completion, or was cut off: Invalid JSON: exp", True),
-        (Reply(body=b"\xff\xfe"), "its answer is no chat completion", True),
-        (Reply(body=b"[" * 100_000), "its answer is no chat completion", True),
-        (Reply(body=[1]), "its answer is no chat completion", True),
+        (Reply(body=b"<html>busy</html>"), "wrong form, or was cut off: Invalid JSON: exp", True),
+        (Reply(body=b"\xff\xfe"), "its answer has the wrong form", True),
+        (Reply(body=b"[" * 100_000), "its answer has the wrong form", True),
+        (Reply(body=[1]), "its answer has the wrong form", True),
         (Reply(body={"error": {"message": "overloaded"}}), "with an error: overloaded", True),
         (Reply(body={"error": "overloaded"}), "with an error: overloaded", True),
         (Reply(body={"choices": None}), "its answer has no message", True),
@@ -57,7 +57,7 @@ def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
     server: ChatServer, reply: Reply, why: str, again: bool
 ) -> None:
     server.behave = first(2, reply)
-    with pytest.raises(ChatError) as raised:
+    with pytest.raises(EndpointError) as raised:
         server.client(attempts=2)("one")
     assert why in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -80,7 +80,7 @@ def test_json_that_does_not_fit_its_schema_is_an_error(
     server: ChatServer, text: str, reason: str, why: str, again: bool
 ) -> None:
     server.behave = first(2, Reply(text, reason=reason))
-    with pytest.raises(ChatError) as raised:
+    with pytest.raises(EndpointError) as raised:
         server.client(attempts=2, schema=Person)("one")
     assert why in str(raised.value)
     assert len(server.requests) == (2 if again else 1)
@@ -101,7 +101,7 @@ def test_an_unusable_answer_is_requested_again(server: ChatServer) -> None:
 def test_an_error_of_the_request_is_raised_at_once(server: ChatServer, status: int) -> None:
     server.behave = lambda asked: refuse(status) if asked.prompt == "bad" else answer(asked)
     client = server.client()
-    with pytest.raises(ChatError) as raised:
+    with pytest.raises(EndpointError) as raised:
         client("bad")
     assert str(raised.value) == f"chat: the service answered {status}: not now [request req_0]"
     assert raised.value.status_code == status
@@ -120,7 +120,7 @@ def test_a_fault_of_the_service_is_retried_up_to_the_number_of_attempts(
 ) -> None:
     server.behave = first(5, reply)
     client = server.client(attempts=3)
-    with pytest.raises(ChatError, match=r"\(3 requests\)") as raised:
+    with pytest.raises(EndpointError, match=r"\(3 requests\)") as raised:
         client("one")
     assert raised.value.is_service
     assert client("two") == "re: two"
@@ -135,10 +135,30 @@ def test_a_refusal_costs_no_attempt(server: ChatServer, named: dict[str, str]) -
     assert client.usage.retries == 4
 
 
+def test_retry_after_of_a_failure_is_a_pause_for_all_calls(server: ChatServer) -> None:
+    server.behave = first(1, refuse(500, retry_after_ms="300"))
+    client = server.client()
+    one = client.submit("one")
+    server.until(lambda: server.statuses[500] == 1 and server.in_flight == 0)
+    assert one.result(10) == "re: one"
+    assert server.moments[1] - server.moments[0] >= 0.3
+
+
+def test_requests_for_one_prompt_have_one_idempotency_key(server: ChatServer) -> None:
+    server.behave = first(3, refuse(500), refuse(429, **SOON), Reply(None))
+    client = server.client(extra_headers={"x-own": "1"})
+    client("one")
+    client(["one", "one"])
+    keys = [asked.headers["idempotency-key"] for asked in server.requests]
+    assert len({*keys[:4]}) == 1
+    assert len({*keys}) == 3
+    assert server.requests[5].headers["x-own"] == "1"
+
+
 def test_a_refusal_for_lack_of_credit_is_raised_at_once(server: ChatServer) -> None:
     spent = {"error": {"message": "no credit", "code": "insufficient_quota"}}
     server.behave = lambda asked: Reply(status=429, body=spent)
-    with pytest.raises(ChatError, match="no credit") as raised:
+    with pytest.raises(EndpointError, match="no credit") as raised:
         server.client()("one")
     assert raised.value.is_service
     assert len(server.requests) == 1
@@ -148,7 +168,8 @@ def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) 
     server.behave = lambda asked: refuse(429, retry_after="3600")
     client = server.client(max_wait_s=60)
     for _ in range(2):
-        with pytest.raises(ChatError, match=r"the service asks to wait for 3\d\d\d s") as raised:
+        asks = pytest.raises(EndpointError, match=r"the service asks to wait for 3\d\d\d s")
+        with asks as raised:
             client("one")
         assert raised.value.is_service
         assert "(max_wait_s=60); the service answered 429: not now" in str(raised.value)
@@ -165,7 +186,7 @@ def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
         failed = callers.submit(client, "large")
         while not failed.done():
             client("small")
-        with pytest.raises(ChatError, match="the service answered 429"):
+        with pytest.raises(EndpointError, match="the service answered 429"):
             failed.result()
 
 
@@ -173,7 +194,8 @@ def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
 def test_the_time_limit_applies_to_the_whole_answer(server: ChatServer, end: Any) -> None:
     server.behave = first(1, Reply("x", end=end))
     client = server.client(timeout_s=1, attempts=1)
-    with pytest.raises(ChatError, match=r"no whole answer came within 1 s \(timeout_s\)") as raised:
+    late = pytest.raises(EndpointError, match=r"no whole answer came within 1 s \(timeout_s\)")
+    with late as raised:
         client("one")
     assert raised.value.is_service
     assert client.with_options(attempts=2)("two") == "re: two"
@@ -232,7 +254,7 @@ def test_a_prompt_that_breaks_the_service_fails_although_the_breaker_is_open(
 ) -> None:
     server.behave = lambda asked: refuse(500)
     count = limits.MOST_FAILURES + 3
-    with pytest.raises(ChatError, match=rf"the service answered 500.*\({count} requests\)"):
+    with pytest.raises(EndpointError, match=rf"the service answered 500.*\({count} requests\)"):
         server.client(attempts=count)("one")
 
 
@@ -248,7 +270,7 @@ def test_calls_wait_for_max_wait_s_in_an_outage(server: ChatServer) -> None:
     server.down()
     answers = [client.submit(f"prompt {number}") for number in range(12)]
     errors = [future.exception(20) for future in answers]
-    assert all(isinstance(error, ChatError) and error.is_service for error in errors)
+    assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
     waited = [str(error) for error in errors if "has answered nothing for" in str(error)]
     assert "(max_wait_s=0.5); no answer came: Connection error." in waited[0]
     server.up()

@@ -24,7 +24,9 @@ from batched._chat.limits import (
 
 
 def limits_of(most: int = 10, requests: int | None = None, tokens: int | None = None) -> Limits:
-    return Limits(most, requests, tokens, random=lambda: 0.0)
+    limits = Limits(random=lambda: 0.0)
+    limits.allow(most, requests, tokens)
+    return limits
 
 
 def send_one(limits: Limits, now: float, outcome: Outcome, asked: float | None = None) -> None:
@@ -114,6 +116,14 @@ def test_refusals_of_running_requests_do_not_extend_a_pause() -> None:
     for permit in send(limits, 10):
         limits.end(permit, 0.1, "refusal")
     assert limits.held_until == pytest.approx(0.1 + FIRST_PAUSE / 2)
+
+
+def test_a_failure_that_names_a_moment_holds_all_requests() -> None:
+    limits = limits_of()
+    first, second = send(limits, 2)
+    limits.end(first, 0.0, "failure", asked=20.0)
+    limits.end(second, 0.0, "failure")
+    assert limits.ready_at(1.0, 0) == 20.0
 
 
 # ---------------------------------------------------------------- breaker
@@ -250,11 +260,38 @@ def test_the_tokens_of_an_answer_replace_the_estimate() -> None:
     assert limits.ready_at(302.0, 90) == 302.0
 
 
-def test_a_budget_of_requests_counts_failed_requests() -> None:
-    limits = limits_of(10, requests=3)
-    for _ in range(3):
-        send_one(limits, 0.0, "failure")
-    assert limits.ready_at(1.0, 0) == WINDOW
+def test_requests_are_spaced_evenly_over_the_minute() -> None:
+    limits = limits_of(10, requests=61)
+    step = WINDOW / 61
+    send_one(limits, 0.0, "answer")
+    assert limits.ready_at(0.0, 0) == step
+    send_one(limits, step, "failure")
+    assert limits.ready_at(step, 0) == 2 * step
+    assert limits.ready_at(100.0, 0) == 100.0  # no time is saved up for a burst
+    send_one(limits, 100.0, "answer")
+    assert limits.ready_at(100.0, 0) == 100.0 + step
+
+
+def test_no_minute_has_more_requests_than_the_budget() -> None:
+    limits, now = limits_of(500, requests=100), 0.0
+    moments = []
+    for _ in range(300):
+        now = max(now, limits.ready_at(now, 0))
+        send_one(limits, now, "answer")
+        moments.append(now)
+    assert max(sum(start <= each < start + 60 for each in moments) for start in moments) <= 100
+    assert 300 / now >= 0.98 * 100 / 60
+
+
+def test_new_bounds_apply_to_the_next_request() -> None:
+    limits = limits_of(10, tokens=100)
+    limits.begin(0.0, 60)
+    limits.allow(1, None, 200)
+    assert limits.ready_at(1.0, 60) == inf
+    limits.allow(5, None, 200)
+    assert limits.ready_at(1.0, 60) == 1.0
+    limits.allow(5)
+    assert limits.ready_at(1.0, 6000) == 1.0
 
 
 # ---------------------------------------------------------------- random outcomes
@@ -264,7 +301,8 @@ def test_a_budget_of_requests_counts_failed_requests() -> None:
 @given(st.data())
 def test_a_request_may_be_sent_in_the_end(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 8))
-    limits, now = Limits(most, 50, 500, random=random.Random(0).random), 0.0
+    limits, now = Limits(random=random.Random(0).random), 0.0
+    limits.allow(most, 50, 500)
     permits: list[Permit] = []
     outcomes = get_args(Outcome)
     for _ in range(data.draw(st.integers(1, 60))):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from batched.chat import ChatClient
-from batched.errors import ChatError
+from batched.errors import EndpointError
 from chat_server import Asked, ChatServer, Reply, answer, refuse
 
 pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(500)]
@@ -35,7 +35,7 @@ def ask_all(client: ChatClient[Any]) -> dict[str, Any]:
     def ask(prompt: str) -> Any:
         try:
             return client(prompt)
-        except ChatError as error:
+        except EndpointError as error:
             return error
 
     async def ask_rest() -> list[Any]:
@@ -79,7 +79,7 @@ def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
     errors = {prompt: error for prompt, error in found.items() if isinstance(error, Exception)}
     assert set(errors) == bad
     for error in errors.values():
-        assert isinstance(error, ChatError)
+        assert isinstance(error, EndpointError)
         assert "the service answered 400: not now [request req_" in str(error)
     assert {**ANSWERS, **errors} == found
     assert server.most_in_flight <= 30

@@ -70,7 +70,7 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
     assert (report.ok, report.failed) == (196, 4)
     letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
     assert set(letters) == {17, 60, 99, 150}
-    assert letters[17].startswith("ChatError: chat: the service answered 400: not now [request req")
+    assert letters[17].startswith("EndpointError: chat: the service answered 400: not now [request")
     assert "its answer has no text" in letters[60]
     assert "[request req_" in letters[60]
     assert letters[99] == "ValueError: chat got an empty prompt"
@@ -81,6 +81,45 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
     again = run(server.client(), rows, dest)
     assert (again.ok, again.failed, again.skipped) == (4, 0, 196)
     assert set(server.seen - before) == {*bad, "not empty any more"}
+
+
+@pytest.mark.parametrize("reply", [Reply(end="hang"), refuse(500)], ids=["silent", "500"])
+def test_a_last_row_that_always_fails_is_one_dead_letter(
+    server: ChatServer, quick: None, tmp_path: Path, reply: Reply
+) -> None:
+    server.behave = lambda asked: reply if asked.prompt == "prompt 9" else answer(asked)
+    client = server.client(timeout_s=1, attempts=1)
+    dest = tmp_path / "answers.jsonl"
+    report = run(client, rows_of(10), dest)
+    assert (report.ok, report.failed) == (9, 1)
+    (letter,) = report.dead_letters()
+    assert letter["key"] == 9
+    again = run(client, rows_of(10), dest)  # nothing but this row is left
+    assert (again.ok, again.failed) == (0, 1)
+
+
+def test_two_steps_share_the_limits_of_their_service(server: ChatServer, tmp_path: Path) -> None:
+    server.behave = lambda asked: Reply(f"re: {asked.prompt}", after=0.02)
+    client = server.client(max_workers=3)
+    steps = [
+        offline.Step(client, input="prompt", output="answer"),
+        offline.Step(
+            client.with_options(system="again"), input="answer", output="second", name="b"
+        ),
+    ]
+    dest = tmp_path / "answers.jsonl"
+    report = offline.Pipeline(*steps).run(rows_of(40), dest, key="id", watch=False)
+    assert report.ok == 40
+    assert server.most_in_flight == 3
+    assert read(dest)[7]["second"] == "re: re: prompt 7"
+
+
+def test_a_run_ends_before_it_exceeds_max_cost(server: ChatServer, tmp_path: Path) -> None:
+    client = server.client(prices=(1.0, 1.0), max_cost=300e-6, max_workers=1, max_tokens=5)
+    with pytest.raises(RunStopped, match="may exceed max_cost=0.0003"):
+        run(client, rows_of(100), tmp_path / "answers.jsonl")
+    assert client.usage.requests == 20
+    assert client.usage.cost == pytest.approx(300e-6)
 
 
 def test_an_outage_marks_no_row_as_failed(server: ChatServer, quick: None, tmp_path: Path) -> None:

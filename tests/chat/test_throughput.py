@@ -118,7 +118,20 @@ SERVICES: list[Callable[[], Service]] = [
 def test_nine_tenths_of_the_allowed_rate_are_used(make: Callable[[], Service]) -> None:
     service, chance = make(), random.Random(1)
     mean = service.latency if isinstance(service, Crowded) else 0.25
-    limits = Limits(60, random=chance.random)
+    limits = Limits(random=chance.random)
+    limits.allow(60)
     rate, refusals = simulate(limits, service, lambda: chance.uniform(0.5, 1.5) * mean, 600.0)
     assert rate >= 0.9 * service.rate
     assert refusals <= 0.25 * rate * 600
+
+
+@pytest.mark.parametrize("burst", [1, 60])
+def test_a_stated_rate_is_used_whether_the_service_allows_a_burst_or_not(burst: int) -> None:
+    chance = random.Random(1)
+    limits = Limits(random=chance.random)
+    limits.allow(30, 600)
+    service = Bucket(10.0, burst)
+    rate, refusals = simulate(limits, service, lambda: chance.uniform(0.1, 0.4), 600.0)
+    print(f"{rate / service.rate:.3f} of the rate, {refusals} refusals")
+    assert rate >= 0.95 * service.rate
+    assert refusals <= 0.01 * rate * 600

@@ -1,4 +1,4 @@
-"""Server of chat completions, in a thread of its own, that misbehaves on demand."""
+"""Server of chat completions and embeddings, in a thread of its own, that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from batched.chat import ChatClient
+from batched.embeddings import EmbeddingClient
 
 BOUND: Final = 30.0
 """Seconds after which a wait counts as a hang."""
@@ -44,8 +46,13 @@ class Asked:
     """Earlier requests with the same prompt."""
 
     @property
+    def texts(self) -> list[str]:
+        """Texts to embed; of a chat, the last message."""
+        return self.body.get("input") or [str(self.body["messages"][-1]["content"])]
+
+    @property
     def prompt(self) -> str:
-        return str(self.body["messages"][-1]["content"])
+        return "|".join(self.texts)
 
 
 @dataclass
@@ -67,6 +74,11 @@ class Reply:
 
 
 Behave = Callable[[Asked], Reply]
+
+
+def vector_of(text: str) -> list[float]:
+    """Return the vector of a text: small whole numbers, which float32 has exactly."""
+    return [float(len(text)), float(zlib.crc32(text.encode()) % 65_536)]
 
 
 def answer(asked: Asked) -> Reply:
@@ -96,7 +108,7 @@ class ChatServer:
         self.in_flight = 0
         self.most_in_flight = 0
         self.connections = 0
-        self._clients: list[ChatClient[Any]] = []
+        self._clients: list[ChatClient[Any] | EmbeddingClient] = []
         self._gate: asyncio.Event | None = None  # answers wait for it
         self.writers: set[asyncio.StreamWriter] = set()  # of open connections
         self._loop = asyncio.new_event_loop()
@@ -119,8 +131,16 @@ class ChatServer:
     def client(self, **settings: Any) -> ChatClient[Any]:
         """Return a client of this server, which is closed with it."""
         known = {"name": "chat", "max_workers": 4}
-        self._clients.append(ChatClient(self.url, "a-model", **{**known, **settings}))
-        return self._clients[-1]
+        client: ChatClient[Any] = ChatClient(self.url, "a-model", **{**known, **settings})
+        self._clients.append(client)
+        return client
+
+    def embedder(self, **settings: Any) -> EmbeddingClient:
+        """Return a client of embeddings, which is closed with this server."""
+        known = {"name": "embedder", "max_workers": 4, "count_tokens": len}
+        client = EmbeddingClient(self.url, "a-model", **{**known, **settings})
+        self._clients.append(client)
+        return client
 
     def up(self) -> None:
         self._do(self._up())
@@ -206,9 +226,9 @@ class ChatServer:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        prompt = str(body["messages"][-1]["content"])
-        asked = Asked(len(self.requests), time.perf_counter(), body, headers, self.seen[prompt])
-        self._count(asked, prompt)
+        asked = Asked(len(self.requests), time.perf_counter(), body, headers, 0)
+        asked.before = self.seen[asked.prompt]
+        self._count(asked, asked.prompt)
         try:
             reply = self.behave(asked)
             self.statuses[reply.status] += 1
@@ -265,6 +285,13 @@ class ChatServer:
 
 
 def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
+    if "input" in asked.body:
+        entries = [
+            {"object": "embedding", "index": place, "embedding": vector_of(text)}
+            for place, text in enumerate(asked.texts)
+        ]
+        tokens = sum(len(text) for text in asked.texts)
+        return {"object": "list", "data": entries, "usage": {"prompt_tokens": tokens}}
     return {
         "id": f"chatcmpl-{asked.number}",
         "object": "chat.completion",

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 import batched
 from batched import Feature, Future, Stats
-from batched.chat import ChatClient, ChatUsage
+from batched.chat import ChatAnswer, ChatClient, Estimate, Usage
+from batched.embeddings import EmbeddingClient
 
 Vector = tuple[float, ...]
 
@@ -300,12 +301,27 @@ async def chats(texts: list[str], chat: list[dict[str, str]]) -> None:
     assert_type(client.map(texts), Generator[str, None, None])
     assert_type(await client.acall("x"), str)
     assert_type(await client.acall(texts), list[str])
-    assert_type(client.usage, ChatUsage)
+    assert_type(client.usage, Usage)
     people = ChatClient("http://localhost/v1", "model", schema=Person)
     assert_type(people("x"), Person)
     assert_type(people.with_options(temperature=0)(texts), list[Person])
     with people as opened:
         assert_type(opened("x"), Person)
+    assert_type(client.estimate(texts), Estimate)
+    detailed: ChatClient[ChatAnswer[str]] = ChatClient("http://x/v1", "model", details=True)
+    assert_type(detailed("x").result, str)
+    assert_type(detailed(texts)[0].was_cut, bool)
+
+
+async def vectors(texts: list[str]) -> None:
+    client = EmbeddingClient("http://localhost/v1", "model", max_inputs=3, count_tokens=len)
+    assert_type(client("x"), "NDArray[np.float32]")
+    assert_type(client(texts), "list[NDArray[np.float32]]")
+    assert_type(await client.acall("x"), "NDArray[np.float32]")
+    assert_type(client.submit("x"), "Future[NDArray[np.float32]]")
+    assert_type(client.map(texts), "Generator[NDArray[np.float32], None, None]")
+    assert_type(client.with_options(max_tokens=9)("x"), "NDArray[np.float32]")
+    assert_type(client.usage, Usage)
 
 
 def tokens_of(text: str) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import batched
 from batched.chat import ChatClient
+from batched.embeddings import EmbeddingClient
 
 
 @batched.dynamically
@@ -86,6 +87,8 @@ def chats() -> None:
     print(number)
     ChatClient("http://localhost/v1", "model", max_workers="3")  # wrong
     ChatClient("http://localhost/v1")  # wrong
+    embedder = EmbeddingClient("http://localhost/v1", "model", max_inputs="3")  # wrong
+    embedder(3)  # wrong
 
 
 def words_of(text: str) -> list[str]:

@@ -1,0 +1,431 @@
+"""Calls of an embedding client, answered by a real server that may misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import pickle
+import random
+import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batched._chat.runtime import clients_loop
+from batched.embeddings import EmbeddingClient
+from batched.errors import EndpointError
+from chat_server import Asked, Behave, ChatServer, Reply, answer, refuse, vector_of
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def texts_of(count: int, length: int = 10) -> list[str]:
+    return [f"{number:{length}}" for number in range(count)]
+
+
+def is_vector(found: Any, text: str) -> bool:
+    return found.dtype == np.float32 and found.tolist() == vector_of(text)
+
+
+def spoiled(bad: str, reply: Reply) -> Behave:
+    """Give `reply` to each request with the text `bad`."""
+    return lambda asked: reply if bad in asked.texts else answer(asked)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition of the service is true, as the loop of all clients sees it."""
+
+    async def wait() -> None:
+        while not condition():  # noqa: ASYNC110 -- a service has no event for it
+            await asyncio.sleep(0)
+
+    asyncio.run_coroutine_threadsafe(wait(), clients_loop()).result(10)
+
+
+def ask_together(server: ChatServer, client: EmbeddingClient, texts: list[str]) -> list[Any]:
+    """Return the outcomes of texts that wait together, while the only place is taken."""
+    server.hold()
+    first = client.submit("first")
+    server.until(lambda: server.in_flight == 1)
+    futures = [client.submit(text) for text in texts]
+    waiting = client._ask.session().service._waiting
+    until(lambda: len(waiting) == len(texts))
+    server.release()
+    first.result(10)
+    return [future.exception(30) or future.result() for future in futures]
+
+
+# ---------------------------------------------------------------- ways of calling
+
+
+def test_each_way_of_calling_returns_vectors_in_order(server: ChatServer) -> None:
+    client = server.embedder()
+    texts = ["b", "aa", "c"]
+    assert is_vector(client("one"), "one")
+    assert [each.tolist() for each in client(texts)] == [vector_of(text) for text in texts]
+    assert client([]) == []
+    assert is_vector(client.submit("two").result(10), "two")
+    assert [each.tolist() for each in client.map(texts)] == [vector_of(text) for text in texts]
+
+    async def ask() -> Any:
+        return await asyncio.gather(*(client.acall(text) for text in texts))
+
+    assert [each.tolist() for each in asyncio.run(ask())] == [vector_of(text) for text in texts]
+
+
+def test_vectors_are_found_by_their_index_and_may_be_base64(server: ChatServer) -> None:
+    def behave(asked: Asked) -> Reply:
+        entries = [
+            {
+                "index": place,
+                "embedding": base64.b64encode(struct.pack("<2f", *vector_of(text))).decode(),
+            }
+            for place, text in enumerate(asked.texts)
+        ]
+        return Reply(body={"data": entries[::-1]})
+
+    server.behave = behave
+    texts = texts_of(5)
+    client = server.embedder(encoding_format="base64")
+    found = client(texts)
+    assert all(is_vector(*pair) for pair in zip(found, texts, strict=True))
+    found[0][0] = 1.0  # the vector is the caller's own
+    assert server.requests[0].body["encoding_format"] == "base64"
+
+
+def test_parameters_are_sent_and_are_part_of_the_meaning(server: ChatServer) -> None:
+    client = server.embedder(dimensions=2, api_key="sk-secret")
+    client("one")
+    body = server.requests[0].body
+    assert (body["model"], body["dimensions"], body["input"]) == ("a-model", 2, ["one"])
+    assert client.meaning != client.with_options(dimensions=3).meaning
+    assert "sk-" not in client.meaning
+    assert repr(client) == f"<EmbeddingClient of a-model at {server.url}>"
+
+
+def test_a_pickled_client_has_the_same_settings(server: ChatServer) -> None:
+    client = server.embedder(max_inputs=3)
+    with pickle.loads(pickle.dumps(client)) as copy:
+        assert is_vector(copy("two"), "two")
+        assert copy.options == client.options
+
+
+def test_usage_counts_tokens_and_their_price(server: ChatServer) -> None:
+    client = server.embedder(price=2.0)
+    client(["one", "three"])
+    assert client.usage.prompt_tokens == 8
+    assert client.usage.cost == pytest.approx(16e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters", "message"),
+    [
+        ("", {}, "embedder got an empty text"),
+        (["one"], {}, "embedder takes a text, got ['one']"),
+        ("x" * 101, {}, "embedder got a text of 101 tokens, of at most 100 (max_tokens)"),
+        ("x", {"dimensions": 3}, "dimensions cannot be set for a call, only for the client"),
+    ],
+)
+def test_a_wrong_call_gets_one_sentence_and_is_not_sent(
+    server: ChatServer, text: Any, parameters: dict[str, Any], message: str
+) -> None:
+    client = server.embedder(max_tokens=100)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        client.submit(text, **parameters)
+    assert message in str(raised.value)
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_inputs": 0}, "max_inputs: Input should be greater than or equal to 1, got 0"),
+        ({"count_tokens": 3}, "count_tokens: Input should be callable, got 3"),
+        ({"dimension": 3}, "no parameter 'dimension'; did you mean 'dimensions'?"),
+        ({"input": "x"}, "input cannot be set; it is made of the texts"),
+        ({"max_cost": 1.0}, "max_cost needs the prices of tokens"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_the_constructor(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        EmbeddingClient("http://localhost:1/v1", "m", **settings)
+    assert message in str(raised.value)
+
+
+# ---------------------------------------------------------------- texts in requests
+
+
+def test_texts_of_many_callers_share_requests(server: ChatServer) -> None:
+    client, texts = server.embedder(max_workers=1, max_inputs=8), texts_of(15)
+    assert all(map(is_vector, ask_together(server, client, texts), texts))
+    assert [len(asked.texts) for asked in server.requests] == [1, 8, 7]
+
+
+def test_a_request_has_at_most_max_inputs_and_max_tokens(server: ChatServer) -> None:
+    texts = ["x" * random.Random(number).randint(1, 60) for number in range(200)]
+    client = server.embedder(max_inputs=9, max_tokens=200)
+    found = client(texts)
+    assert all(map(is_vector, found, texts))
+    sizes = [(len(asked.texts), sum(map(len, asked.texts))) for asked in server.requests]
+    assert max(size for size, _ in sizes) <= 9
+    assert max(tokens for _, tokens in sizes) <= 200
+    least = max(math.ceil(200 / 9), math.ceil(sum(map(len, texts)) / 200))
+    assert len(sizes) <= 1.1 * least
+
+
+def test_tokens_are_estimated_from_characters_without_a_function(server: ChatServer) -> None:
+    client = server.embedder(count_tokens=None, max_tokens=30)
+    client(["x" * 80] * 3)  # 21 tokens each
+    assert [len(asked.texts) for asked in server.requests] == [1, 1, 1]
+
+
+def test_chats_and_texts_share_the_limits_of_their_service(server: ChatServer) -> None:
+    embedder, chat = server.embedder(max_workers=3, max_inputs=1), server.client(max_workers=3)
+    server.hold()
+    embedder.usage, chat.usage  # noqa: B018 -- now both clients have joined the service
+    futures: list[Any] = [embedder.submit(text) for text in texts_of(5)]
+    futures += [chat.submit(text) for text in texts_of(5)]
+    server.until(lambda: server.in_flight == 3)
+    server.release()
+    assert len([future.result(10) for future in futures]) == 10
+    assert server.most_in_flight == 3
+
+
+def test_a_call_that_is_given_up_leaves_the_other_texts_of_its_request(server: ChatServer) -> None:
+    client = server.embedder(max_workers=1)
+    server.hold()
+    first = client.submit("first")
+    server.until(lambda: server.in_flight == 1)
+    kept, given_up = client.submit("kept"), client.submit("given up")
+    server.behave = lambda asked: Reply(end="hang") if asked.number == 2 else answer(asked)
+    server.release()
+    first.result(10)
+    assert is_vector(kept.result(10), "kept")
+    assert is_vector(given_up.result(10), "given up")
+    hanging = client.submit("hanging")
+    server.until(lambda: server.in_flight == 1)
+    assert hanging.cancel()
+    server.until(lambda: server.in_flight == 0)
+
+
+# ---------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("reply", [refuse(400), refuse(413), Reply(body={"error": "bad"})])
+def test_a_bad_text_is_found_by_halves_and_costs_that_text_alone(
+    server: ChatServer, reply: Reply
+) -> None:
+    texts = texts_of(32)
+    server.behave = spoiled(texts[21], reply)
+    found = ask_together(server, server.embedder(attempts=1, max_workers=1), texts)
+    error = found.pop(21)
+    assert isinstance(error, EndpointError)
+    assert not error.is_service
+    assert all(map(is_vector, found, texts[:21] + texts[22:]))
+    # a half that fails is halved again, and the other half waits among all texts
+    assert [len(asked.texts) for asked in server.requests] == [1, 32, 16, 8, 4, 8, 2, 1, 2, 1]
+
+
+def test_two_bad_texts_are_found_in_one_request(server: ChatServer) -> None:
+    texts = texts_of(20)
+    bad = {texts[3], texts[4]}
+    server.behave = lambda asked: refuse(400) if bad & {*asked.texts} else answer(asked)
+    client = server.embedder(max_workers=1)
+    found = dict(zip(texts, ask_together(server, client, texts), strict=True))
+    assert {text for text, each in found.items() if isinstance(each, EndpointError)} == bad
+    assert all(is_vector(each, text) for text, each in found.items() if text not in bad)
+
+
+def test_a_text_that_cannot_be_encoded_fails_alone(server: ChatServer) -> None:
+    texts = ["one", "half a pair: \ud800", "two"]
+    one, error, two = ask_together(server, server.embedder(max_workers=1), texts)
+    assert is_vector(one, "one")
+    assert is_vector(two, "two")
+    assert isinstance(error, UnicodeEncodeError)
+
+
+def test_an_error_of_the_client_is_not_searched_for_in_the_texts(server: ChatServer) -> None:
+    client = server.embedder(max_workers=1)
+    server.behave = lambda asked: refuse(401) if asked.number else answer(asked)
+    errors = ask_together(server, client, texts_of(32))
+    assert all("answered 401" in str(error) for error in errors)
+    assert len(server.requests) == 2
+
+
+def test_a_text_that_is_never_answered_ends_by_its_time_limit_alone(server: ChatServer) -> None:
+    texts = texts_of(8)
+    server.behave = spoiled(texts[5], Reply(end="hang"))
+    client = server.embedder(timeout_s=1, attempts=1, max_workers=1)
+    found = ask_together(server, client, texts)
+    error = found.pop(5)
+    assert "no whole answer came within 1 s (timeout_s)" in str(error)
+    assert all(map(is_vector, found, texts[:5] + texts[6:]))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(refuse(429, retry_after_ms="20"), refuse(500), refuse(503), Reply(end="reset")),
+        *(Reply("x", end="half"), Reply(body={"data": []}), Reply(body={"data": None})),
+        *(Reply(body={"data": [{"embedding": [1.0]}] * 2}), Reply(body={"data": [[1.0]]})),
+        Reply(body={"data": [{"embedding": []}]}),
+    ],
+    ids=repr,
+)
+def test_a_fault_is_retried_with_the_same_texts_and_key(server: ChatServer, reply: Reply) -> None:
+    server.behave = lambda asked: reply if asked.number < 2 else answer(asked)
+    client = server.embedder(attempts=3)
+    assert is_vector(client("one"), "one")
+    keys = {asked.headers["idempotency-key"] for asked in server.requests}
+    assert (len(server.requests), len(keys)) == (3, 1)
+    assert client.usage.retries == 2
+
+
+def test_a_service_that_is_down_fails_all_texts(server: ChatServer) -> None:
+    server.down()
+    client = server.embedder(max_wait_s=0.2)
+    errors = list(client.map(texts_of(20), return_exceptions=True))
+    assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
+
+
+# ---------------------------------------------------------------- a dataset
+
+
+def test_a_client_is_a_step_of_an_offline_run(server: ChatServer, tmp_path: Path) -> None:
+    offline = pytest.importorskip("batched.offline")
+    texts = texts_of(100)
+    server.behave = spoiled(texts[40], refuse(400))
+    client = server.embedder(max_inputs=16)
+    rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
+    step = offline.Step(client, input="text", output="vector")
+    dest = tmp_path / "vectors.parquet"
+    report = offline.Pipeline(step).run(rows, dest, key="id", watch=False)
+    assert (report.ok, report.failed) == (99, 1)
+    (letter,) = report.dead_letters()
+    assert letter["key"] == 40
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(dest).to_pylist()
+    assert {row["text"]: row["vector"] for row in table} == {
+        text: vector_of(text) for text in texts if text != texts[40]
+    }
+
+
+# ---------------------------------------------------------------- many callers
+
+
+@pytest.mark.parametrize(
+    ("count", "callers", "max_inputs", "rate"),
+    [
+        (400, 20, 8, 3000),
+        pytest.param(5000, 200, 16, 1800, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    ],
+)
+def test_each_of_many_callers_gets_its_own_vectors_or_errors(
+    server: ChatServer, count: int, callers: int, max_inputs: int, rate: int
+) -> None:
+    chance = random.Random(count)
+    texts = [f"{number} " + "x" * chance.randint(0, 90) for number in range(count)]
+    bad, silent = texts[count // 3], texts[2 * count // 3]
+    max_tokens = 60 * max_inputs
+    faults = {10: refuse(429, retry_after_ms="100"), 20: Reply(end="reset"), 30: refuse(429)}
+
+    def behave(asked: Asked) -> Reply:
+        if bad in asked.texts:
+            return refuse(400)
+        if silent in asked.texts:
+            return Reply(end="hang")
+        return faults.get(asked.number) or Reply(after=0.05)
+
+    server.behave = behave
+    client = server.embedder(
+        max_workers=8,
+        max_inputs=max_inputs,
+        max_tokens=max_tokens,
+        requests_per_minute=rate,
+        timeout_s=2,
+        attempts=2,
+    )
+    shares = [texts[place::callers] for place in range(callers)]
+
+    def in_thread(share: list[str]) -> list[Any]:
+        return list(client.map(share, return_exceptions=True))
+
+    async def on_loop() -> list[Any]:
+        async def call(share: list[str]) -> list[Any]:
+            calls = map(client.acall, share)
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        return await asyncio.gather(*map(call, shares[callers // 2 :]))
+
+    with ThreadPoolExecutor(callers) as pool:
+        loop = pool.submit(asyncio.run, on_loop())
+        found = [*pool.map(in_thread, shares[: callers // 2]), *loop.result()]
+    errors = {}
+    for share, vectors in zip(shares, found, strict=True):
+        for text, vector in zip(share, vectors, strict=True):
+            if isinstance(vector, Exception):
+                errors[text] = str(vector)
+            else:
+                assert is_vector(vector, text)
+    assert set(errors) == {bad, silent}
+    assert "answered 400" in errors[bad]
+    assert "timeout_s" in errors[silent]
+    sizes = [(len(asked.texts), sum(map(len, asked.texts))) for asked in server.requests]
+    assert max(size for size, _ in sizes) <= max_inputs
+    assert max(tokens for _, tokens in sizes) <= max_tokens
+    assert server.most_in_flight <= 8
+    moments = server.moments
+    shortest = (len(moments) - 1) * 60 / rate
+    assert moments[-1] - moments[0] >= shortest - 2  # the first request may be read late
+    least = max(math.ceil(count / max_inputs), math.ceil(sum(map(len, texts)) / max_tokens))
+    # one request for each fault; two searches, each with a half of the texts at a time
+    searches = 2 * (2 + math.ceil(math.log2(max_inputs)))
+    print(f"{len(sizes)} requests, {least} without faults, {len(faults)} faults, {searches}")
+    assert len(sizes) <= 1.1 * (least + (0 if count >= 5000 else len(faults) + searches))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_that_are_given_up_among_faults_lose_no_other_text(
+    server: ChatServer, seed: int
+) -> None:
+    chance = random.Random(seed)
+    texts = texts_of(400)
+    bad = {text for text in texts if chance.random() < 0.02}
+    faults = [
+        refuse(429, retry_after_ms="20"),
+        refuse(500),
+        Reply(end="reset"),
+        Reply("x", end="half"),
+    ]
+
+    def behave(asked: Asked) -> Reply:
+        if bad & {*asked.texts}:
+            return refuse(400)
+        faulty = random.Random(f"{seed} {asked.number}").random() < 0.2
+        return faults[asked.number % len(faults)] if faulty else Reply(after=0.01)
+
+    server.behave = behave
+    client = server.embedder(max_inputs=8, attempts=20)
+    futures = {text: client.submit(text) for text in texts}
+    given_up = set()
+    for text in chance.sample(texts, 200):
+        if futures[text].cancel():
+            given_up.add(text)
+    for text, future in futures.items():
+        if text in given_up:
+            assert future.cancelled()
+        elif text in bad:
+            assert isinstance(future.exception(30), EndpointError)
+        else:
+            assert is_vector(future.result(30), text)
+    client.shutdown()
+    service = client._ask.session().service
+    until(lambda: not service.limits.in_flight and not service._waiting)
