@@ -58,7 +58,7 @@ class Client(Batched[T, U, ...], Generic[T, U]):
         try:  # not before the first client
             from .questions import ChatRequests
             from .runtime import ClientFunction
-            from .session import Ask
+            from .session import Session
             from .settings import read_settings
             from .texts import TextRequests
         except ImportError as error:
@@ -82,13 +82,15 @@ class Client(Batched[T, U, ...], Generic[T, U]):
             "max_concurrent_batches": settings.max_workers,
         }
         options = Options().updated(of_requests | of_function)
-        self._ask = Ask(name, settings, requests)
-        super().__init__(ClientFunction(self._ask, "static", False, options, preparation=requests))
+        self._session = Session(name, settings, requests)
+        super().__init__(
+            ClientFunction(self._session, "static", False, options, preparation=requests)
+        )
 
     @property
     def usage(self) -> Usage:
         """Snapshot of the requests since the client was made, and of the service's limits now."""
-        session = self._ask.session()
+        session = self._session
         limits = session.service.limits
         return Usage(
             **vars(session.counts),

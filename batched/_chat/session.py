@@ -27,6 +27,7 @@ import functools
 import hashlib
 import os
 import random
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -80,34 +81,48 @@ class Counts:
 
 
 class Session:
-    """One client of a service in one process. `kind` makes its requests and reads the answers."""
+    """One client of a service, as a batch function. `kind` makes its requests and reads answers."""
 
     def __init__(self, name: str, settings: Any, kind: Any) -> None:
-        self.name = name  # of the client, for messages
+        self.__name__ = self.__qualname__ = self.name = name  # of the client
         self.settings = settings
         self.kind = kind
         self.counts = Counts()
         self.reserved = 0.0  # estimated cost of running requests
         self._usual_answer = float(USUAL_ANSWER)  # tokens
-        self.service = _service(settings)
-        self.service.join(self)
+        self._services: dict[int, Service] = {}  # by process: the child of a fork has its own
 
-    async def ask(self, items: Iterable[Item]) -> list[Any]:
+    @property
+    def service(self) -> Service:
+        """The service in this process."""
+        if (found := self._services.get(os.getpid())) is None:
+            # a local server accepts any key, and the official client requires one
+            key = self.settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
+            address = os.getpid(), self.settings.base_url.rstrip("/"), key
+            found = _services.setdefault(address, Service(*address[1:]))
+            found.join(self)
+            self._services[os.getpid()] = found
+        return found
+
+    def __call__(self, items: list[Item]) -> list[Any]:
+        """Return the result, or the exception, for each item, and block the thread until then."""
+        return asyncio.run_coroutine_threadsafe(self.on_loop(items), clients_loop()).result()
+
+    async def on_loop(self, items: list[Item]) -> list[Any]:
         """Return the result, or the exception, for each item."""
-        items = [*items]
         for item in items:
             item.future = asyncio.get_running_loop().create_future()
             item.session = self
             if item.given_up:
                 item.future.cancel()
-        self.service.queue(items)
+        service = self.service
+        service.queue(items)
         try:
-            outcomes = [item.future for item in items]
-            return await asyncio.gather(*outcomes, return_exceptions=True)
+            return await asyncio.gather(*(item.future for item in items), return_exceptions=True)
         finally:
             for item in items:
                 item.give_up()
-                self.service.drop(item)
+                service.drop(item)
 
     def tokens(self, items: list[Item]) -> tuple[int, int]:
         """Estimate the tokens of a request, and of its answer."""
@@ -174,6 +189,7 @@ class Service:
         self.limits = Limits(random=random.random)
         self._address = base_url, key
         self._sessions: WeakSet[Session] = WeakSet()
+        self._joining = threading.Lock()  # held while a session joins
         self._http: Any = None  # its connections; None: there are none
         self._idle: asyncio.TimerHandle | None = None  # closes the connections
         self._waiting: dict[Item, None] = {}  # in the order of their turns
@@ -182,13 +198,13 @@ class Service:
 
     def join(self, session: Session) -> None:
         """Apply the strictest limits of all sessions."""
-        self._sessions.add(session)
-        names = ("max_workers", "requests_per_minute", "tokens_per_minute")
-        bounds: list[Any] = []
-        for name in names:
-            every = [getattr(each.settings, name) for each in self._sessions]
-            bounds.append(min([value for value in every if value is not None], default=None))
-        self.limits.allow(*bounds)
+        with self._joining:
+            self._sessions.add(session)
+            bounds: list[Any] = []
+            for name in ("max_workers", "requests_per_minute", "tokens_per_minute"):
+                stated = [getattr(each.settings, name) for each in self._sessions]
+                bounds.append(min(filter(None, stated), default=None))
+            self.limits.allow(*bounds)
 
     # items that wait
 
@@ -425,13 +441,6 @@ _services: dict[tuple[int, str, str], Service] = {}
 """Services by process, address and key."""
 
 
-def _service(settings: Any) -> Service:
-    # a local server accepts any key, and the official client requires one
-    key = settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
-    address = settings.base_url.rstrip("/"), key
-    return _services.setdefault((os.getpid(), *address), Service(*address))
-
-
 def _http_client(base_url: str, key: str) -> Any:
     """Return the official client, without retries and limits of its own."""
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)()
@@ -442,30 +451,3 @@ def _http_client(base_url: str, key: str) -> Any:
         timeout=None,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=None),
     )
-
-
-class Ask:
-    """Batch function of a client, for threads and for the loop of all clients."""
-
-    def __init__(self, name: str, settings: Any, kind: Any) -> None:
-        self.__name__ = self.__qualname__ = name
-        self._parts = name, settings, kind
-        self._sessions: dict[int, Session] = {}  # by process: the child of a fork has its own
-
-    def __call__(self, items: list[Item]) -> list[Any]:
-        """Return the result, or the exception, for each item, and block the thread until then."""
-        return asyncio.run_coroutine_threadsafe(self.on_loop(items), clients_loop()).result()
-
-    async def on_loop(self, items: list[Item]) -> list[Any]:
-        """Return the result, or the exception, for each item."""
-        return await (await self._find()).ask(items)
-
-    def session(self) -> Session:
-        """Return the session in this process."""
-        found = self._sessions.get(os.getpid())
-        return found or asyncio.run_coroutine_threadsafe(self._find(), clients_loop()).result()
-
-    async def _find(self) -> Session:
-        return self._sessions.get(os.getpid()) or self._sessions.setdefault(
-            os.getpid(), Session(*self._parts)
-        )
