@@ -39,12 +39,12 @@ class ClientRuntime(EventLoopRuntime):
 
     finishes_at_exit = True
 
-    def __init__(self, policy: BatchPolicy, execution: Execution, *others: Any) -> None:
+    def __init__(self, policy: BatchPolicy, execution: Execution, *rest: Any) -> None:
         items = policy.batch_size * policy.max_concurrent_batches
         if policy.batch_size > 1:  # requests are formed from items that wait
             items *= 2
         policy = replace(policy, batch_size=1, max_concurrent_batches=items)
-        super().__init__(policy, execution, *others)
+        super().__init__(policy, execution, *rest)
         self.cancels_running = True
 
     def _reset(self) -> None:
@@ -102,7 +102,7 @@ class ClientFunction(BatchFunction):
         return ClientRuntime, ClientRuntime
 
     def parts(self, *, bound: bool) -> Parts:
-        """Return new parts, whose runtime awaits `on_loop`."""
+        """Return new parts. Their runtime awaits `on_loop`."""
         parts = super().parts(bound=bound)
         func = getattr(self.func, "on_loop", self.func)  # absent in a step of an offline run
         return parts._replace(execution=replace(parts.execution, func=func))

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,10 +22,8 @@ from .._core.request import Request
 from ..errors import BatchFunctionError
 from .attempts import ErrorTest, passes
 from .exceptions import trim_traceback
-from .memory import drop_locals, free_cache, is_out_of_memory
+from .memory import drop_locals, free_cache
 from .rows import AnyRow, Row, Rows, Source
-
-_logger = logging.getLogger("batched")
 
 Function = Callable[[Rows[Any, Any, Any]], Any]
 """The function of the user, with its extra arguments."""
@@ -38,12 +35,18 @@ class RunSource(Source, Protocol):
     again: deque[AnyRow]
     """Rows that were taken and do not run now: the next rows that `take` returns."""
 
+    def fail(self, rows: list[AnyRow], error: BaseException | None, /) -> None:
+        """Note the end of a call of the function: `rows` have no outcome because of `error`."""
+
     def too_big(self, rows: int, longest: int, /) -> None:
         """Note that `rows` rows, none longer than `longest`, ran out of memory."""
 
 
 def run_steps(func: Function, source: RunSource, name: str, splits: ErrorTest) -> None:
-    """Call `func` until every row has an outcome. Never raise. `name` is for messages."""
+    """Call `func` until every row has an outcome. `name` is for messages.
+
+    Raise only an error that `source.fail` raises.
+    """
     while source.again:
         rows: Rows[Any, Any, Any] = Rows(source)
         try:
@@ -52,14 +55,14 @@ def run_steps(func: Function, source: RunSource, name: str, splits: ErrorTest) -
         except BaseException as raised:
             error = trim_traceback(raised)
         live, error = _end_call(rows, source, name, error, splits)
-        _fail(source, live, error, name)
+        source.fail(live, error)
         del rows, live, error  # an error holds frames, which must not hold the rows
 
 
 async def run_steps_async(
     func: Function, source: RunSource, name: str, splits: ErrorTest, ends_task: ErrorTest
 ) -> None:
-    """Await `func` until every row has an outcome. Raise only an error that ends the task."""
+    """Await `func` as `run_steps` calls it. Raise also an error that ends the task."""
     while source.again:
         rows: Rows[Any, Any, Any] = Rows(source)
         try:
@@ -70,7 +73,7 @@ async def run_steps_async(
                 raise
             error = trim_traceback(raised)
         live, error = _end_call(rows, source, name, error, splits)
-        _fail(source, live, error, name)
+        source.fail(live, error)
         del rows, live, error
 
 
@@ -114,17 +117,11 @@ def _end_call(
     return live, error
 
 
-def _fail(source: RunSource, rows: list[AnyRow], error: BaseException | None, name: str) -> None:
-    """Give rows their error."""
-    if error is not None and not rows:
-        _logger.error("%s raised after all of its rows had ended", name, exc_info=error)
-    for row in rows:
-        source.end(row, error)
-    source.stepped(0)
-
-
 class ListSource:
-    """Rows of a list of items, without callers. `results` has the outcomes in their order."""
+    """Rows of a list of items, without callers. `results` has the outcomes in their order.
+
+    A failed row has its exception there. An error that the function raises is raised.
+    """
 
     def __init__(self, items: Sequence[Any], capacity: Capacity, lengths: list[int] | None) -> None:
         request = Request([*items], len(items), None, waker=self, listed=True, lengths=lengths)
@@ -143,6 +140,14 @@ class ListSource:
         """Keep the outcome of a row."""
         self.results[row.position] = owned(outcome)
         row.ended = True
+
+    def fail(self, rows: list[AnyRow], error: BaseException | None) -> None:
+        """Raise the error of a call that has left rows without an outcome."""
+        try:
+            if rows and error is not None:
+                raise error
+        finally:
+            del rows, error  # the traceback holds this frame
 
     def leave(self, _: AnyRow) -> None:
         """Do nothing: the rows have no callers that go."""
@@ -167,45 +172,3 @@ def take_rows(
             break
         taken.append(waiting.popleft())
     return taken
-
-
-def compute_list(func: Function, source: ListSource, name: str) -> list[Any]:
-    """Return the outcomes of `func` for the rows of `source`: results, or exceptions of rows.
-
-    If memory runs out, rows run again, fewer at once.
-
-    Raises:
-        BatchFunctionError: the function returned and left rows without an outcome.
-        Exception: the exception that the function raised.
-    """
-    while source.again:
-        rows: Rows[Any, Any, Any] = Rows(source)
-        try:
-            _check_output(name, func(rows))
-            error: BaseException | None = None
-        except BaseException as raised:
-            error = trim_traceback(raised)
-        _raise(*_end_call(rows, source, name, error, is_out_of_memory))
-    return source.results
-
-
-async def compute_list_async(func: Function, source: ListSource, name: str) -> list[Any]:
-    """Await the outcomes as `compute_list` returns them."""
-    while source.again:
-        rows: Rows[Any, Any, Any] = Rows(source)
-        try:
-            await func(rows)
-            error: BaseException | None = None
-        except Exception as raised:
-            error = trim_traceback(raised)
-        _raise(*_end_call(rows, source, name, error, is_out_of_memory))
-    return source.results
-
-
-def _raise(rows: list[AnyRow], error: BaseException | None) -> None:
-    """Raise an error that rows have."""
-    try:
-        if rows and error is not None:
-            raise error
-    finally:
-        del rows, error  # the traceback holds this frame

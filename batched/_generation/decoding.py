@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -20,7 +22,7 @@ PAD: Final = 0
 ONE_TEXT: Final = {"num_beams": 1, "num_return_sequences": 1}
 """Settings with which `generate` has one row for each prompt."""
 MOST_PREFILL: Final = 4096
-"""Most tokens of prompts, with padding, that are computed between two steps."""
+"""Most tokens of prompts that are computed between two steps, unless one prompt has more."""
 SPARE: Final = {"cpu": 128}
 """Most tokens of padding in one pass over prompts, by type of device."""
 SPARE_ELSEWHERE: Final = 4096
@@ -41,7 +43,6 @@ def write_in_places(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
     while rows:
         waiting += _begin_all(rows.join(), begin)
         if waiting:
-            waiting.sort(key=lambda text: len(text.prompt.ids))
             texts += _enter(places, waiting)
         if texts:
             _step(places, texts, end)
@@ -55,25 +56,28 @@ def write_in_places(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
 
 
 def _enter(places: Places, waiting: list[Text]) -> list[Text]:
-    """Move texts from `waiting`, shortest first, to places. Return them in their order there.
+    """Move texts from `waiting`, the oldest first, to places. Return them in their order there.
 
     The prompts of one pass are of similar lengths.
     """
+    sizes = accumulate(len(text.prompt.ids) for text in waiting)
+    count = max(1, bisect_right([*sizes], MOST_PREFILL))
+    chosen = sorted(waiting[:count], key=_prompt_size)
+    del waiting[:count]
+    spare = SPARE.get(places.device.type, SPARE_ELSEWHERE)
     entered: list[Text] = []
-    spare, cells = SPARE.get(places.device.type, SPARE_ELSEWHERE), 0
-    while waiting and (not cells or cells < MOST_PREFILL):
-        width, count, padding = len(waiting[-1].prompt.ids), 0, 0
-        for text in reversed(waiting):
-            padding += width - len(text.prompt.ids)
-            full = cells + (count + 1) * width > MOST_PREFILL
-            if count and (padding > spare or full):
-                break
-            count += 1
-        together = waiting[-count:]
-        del waiting[-count:]
-        cells += count * width
+    while chosen:
+        together = [chosen.pop()]  # the longest first
+        padding = 0
+        width = _prompt_size(together[0])
+        while chosen and (padding := padding + width - _prompt_size(chosen[-1])) <= spare:
+            together.append(chosen.pop())
         entered += _enter_together(places, together)
     return entered
+
+
+def _prompt_size(text: Text) -> int:
+    return len(text.prompt.ids)
 
 
 def _enter_together(places: Places, texts: list[Text]) -> list[Text]:
@@ -119,6 +123,8 @@ def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> list[i
             else:
                 text.emit()
         except Exception as error:
+            if text.row.ended:
+                raise
             text.row.fail(error)
     return tokens
 

@@ -12,7 +12,7 @@ from .._execution.rows import AnyRow, Row
 from .._execution.steps import run_steps, run_steps_async, take_rows
 from .runtime import Runtime
 from .waits import WorkerContext
-from .wakers import wake_all
+from .wakers import logger, wake_all
 
 NOTHING: Outcomes = ([], [], [])
 """Outcomes of a run: its rows have been answered one by one."""
@@ -71,6 +71,15 @@ class CallSource:
             self._errors[batch] += self._runtime.answer(batch, piece, part)
         finally:
             self._left(batch, "failed" if failed else "finished")
+
+    def fail(self, rows: list[AnyRow], error: BaseException | None) -> None:
+        """Answer the callers of rows with an error, or log the error if there are none."""
+        if error is not None and not rows:
+            message = "%s raised after all of its rows had ended"
+            logger.error(message, self._runtime.name, exc_info=error)
+        for row in rows:
+            self.end(row, error)
+        self.stepped(0)
 
     def leave(self, row: AnyRow) -> None:
         """Note that a row leaves because its caller has gone."""

@@ -10,10 +10,17 @@ import pytest
 
 from batched import BatchFunctionError, Rows
 from batched._core.capacity import Capacity, Room
-from batched._execution.steps import ListSource, compute_list, compute_list_async
+from batched._execution.execution import never
+from batched._execution.memory import is_out_of_memory
+from batched._execution.steps import ListSource, run_steps, run_steps_async
 
 AnyRows = Rows[Any, Any, Any]
 Step = Callable[[AnyRows], None]
+
+
+def compute_list(func: Callable[[AnyRows], Any], source: ListSource, name: str) -> list[Any]:
+    run_steps(func, source, name, is_out_of_memory)
+    return source.results
 
 
 def computed(
@@ -33,7 +40,8 @@ def computed(
     capacity = Capacity(places, 20 if lengths else None)
     source = ListSource(items, capacity, list(items) if lengths else None)
     if coroutine:
-        return asyncio.run(compute_list_async(work_async, source, "work"))
+        asyncio.run(run_steps_async(work_async, source, "work", is_out_of_memory, never))
+        return source.results
     return compute_list(work, source, "work")
 
 

@@ -62,7 +62,7 @@ class Held:
 def test_a_run_goes_on_after_the_queue_was_reset_and_no_call_of_before_is_left(item: int) -> None:
     held = Held()
     future = held.begin(item)
-    waiting = held.fn.submit(item, *[])
+    waiting = held.fn.submit(item)
     held.fn._batcher.runtime.abort("for the test")
     for each in (future, waiting):
         with pytest.raises(BatcherClosed, match="for the test"):

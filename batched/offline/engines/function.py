@@ -12,7 +12,9 @@ import cloudpickle
 
 from ..._collate.lengths import validate_lengths
 from ..._core.capacity import Capacity
-from ..._execution.steps import ListSource, compute_list, compute_list_async
+from ..._execution.execution import never
+from ..._execution.memory import is_out_of_memory
+from ..._execution.steps import ListSource, run_steps, run_steps_async
 from ..._services.failures import error_text
 from ...errors import RemoteError
 from ..step import Step, in_steps, unwrap
@@ -70,10 +72,18 @@ class _ListFunction:
         step, length = self._step, self._options.item_length
         lengths = None if length is None else validate_lengths(step.name, list(map(length, items)))
         source = ListSource(items, self._capacity, lengths)
-        compute: Any = compute_list_async if step.is_coroutine else compute_list
-        return compute(
-            lambda rows: self._func(rows, *args, *step.args, **step.kwargs), source, step.name
-        )
+
+        def call(rows: Any) -> Any:
+            return self._func(rows, *args, *step.args, **step.kwargs)
+
+        if step.is_coroutine:
+            return self._await(call, source)
+        run_steps(call, source, step.name, is_out_of_memory)
+        return source.results
+
+    async def _await(self, call: Callable[..., Any], source: ListSource) -> list[Any]:
+        await run_steps_async(call, source, self._step.name, is_out_of_memory, never)
+        return source.results
 
 
 class _Models:
