@@ -11,8 +11,13 @@ The module is pure: it never waits, and the present moment is an argument. Rules
 3. `MOST_FAILURES` failures in a row open the circuit breaker: no connection, HTTP 5xx, a time
    limit. After a pause, one request is sent as a probe. If the probe fails, the pause doubles. Any
    answer to any request closes the breaker.
-4. Requests are spaced evenly over the minute, because a service may allow no burst.
-5. No 60 seconds have more tokens than the budget. The tokens of a request are estimated, and
+4. Requests of a stated rate are spaced evenly over the minute, because a service may allow no burst.
+5. A rate that is not stated is learned. A service that refuses a request, although it has borne as
+   many requests at once before, counts requests in time. Then requests are spaced by the time that
+   an answer takes between two refusals, the pauses that the service names left out. Every
+   `ANSWERS_PER_STEP` answers narrow the spacing, by steps that grow if nothing is refused. Time
+   without requests ends what is learned.
+6. No 60 seconds have more tokens than the budget. The tokens of a request are estimated, and
    corrected by its answer.
 """
 
@@ -39,6 +44,34 @@ MOST_FAILURES: Final = 5
 SPREAD: Final = 0.05
 """Largest share by which a pause is extended at random, so that several clients do not resume at
 the same moment.
+"""
+RATES: Final = 8
+"""Rates that are remembered; the highest of them counts. If refusals come at random, each rate is
+lower than the one before it, and few of them lead to a spacing that is too wide.
+"""
+ANSWERS_PER_RATE: Final = 16
+"""Answers between two refusals that make a rate."""
+ANSWERS_PER_STEP: Final = 20
+"""Answers without a refusal that narrow the spacing."""
+WIDER: Final = 1.25
+"""Largest factor of the spacing after a refusal that comes earlier."""
+FIRST: Final = 0.25
+"""First spacing, as a share of that of the first rate, which is low: much was refused."""
+MARGIN: Final = 0.04
+"""Share by which the spacing is wider than the rate asks for. Service and network vary."""
+STEP: Final = 0.01
+"""Share by which the spacing is narrowed."""
+EVEN_STEPS: Final = 3
+"""Steps of that size; each later one is four times as large as the one before it."""
+MOST_STEP: Final = 0.5
+"""Largest step."""
+MOST_SPACING: Final = 1.0
+"""Largest learned spacing (s). Pauses alone serve a slower service well."""
+QUIET: Final = 0.1
+"""Time without requests that shows that the service could bear more of them (s)."""
+FORGET: Final = 10.0
+"""Time without requests after which the spacing is forgotten, because a service may allow a burst
+again (s).
 """
 WINDOW: Final = 61.0
 """Time in which the requests, or tokens, of a minute are sent (s): a minute, and one second for a
@@ -109,6 +142,8 @@ class Permit:
     """Moment at which it was sent (s)."""
     probe: bool
     tokens: Expense | None
+    running: int
+    """Requests that ran then, this one included."""
 
 
 class Limits:
@@ -132,6 +167,18 @@ class Limits:
         self._refusals = 0  # pauses in a row
         self._failures = 0  # in a row
         self._openings = 0  # pauses of the breaker in a row
+        self._ended = -inf  # moment of the last end of a request (s)
+        self._borne = 0.0  # requests at once that the service has borne
+        self._learn_anew(-inf)
+
+    def _learn_anew(self, now: float) -> None:
+        """Forget the learned spacing."""
+        self._spacing = 0.0  # least time between requests (s); 0: none is learned
+        self._rates: deque[float] = deque(maxlen=RATES)  # answers per second
+        self._since = now  # beginning of the present rate (s)
+        self._answers = 0  # from then on
+        self._calm = 0  # answers since the last refusal
+        self._spaced = 0  # of them, to requests that were held up by the spacing alone
 
     def allow(self, most: int, requests: int | None = None, tokens: int | None = None) -> None:
         """Set the bounds: most requests at once, and requests and tokens in a minute."""
@@ -161,12 +208,16 @@ class Limits:
 
     def begin(self, now: float, tokens: int) -> Permit:
         """Count a request that is sent now, and return its permit."""
+        quiet = now - max(self._next_at, self.held_until, self._ended)
+        if quiet > (FORGET if self._spacing else QUIET):
+            self._learn_anew(now)
         self.in_flight += 1
         self._probing = self.open_until is not None
-        if self._requests_per_minute is not None:
-            self._next_at = max(now, self._next_at) + WINDOW / self._requests_per_minute
+        stated = self._requests_per_minute
+        spacing = max(self._spacing, 0.0 if stated is None else WINDOW / stated)
+        self._next_at = max(now, self._next_at) + spacing
         spent = None if self._tokens is None else self._tokens.spend(now, tokens)
-        return Permit(now, self._probing, spent)
+        return Permit(now, self._probing, spent, self.in_flight)
 
     def end(
         self,
@@ -183,6 +234,7 @@ class Limits:
         took, None if they are unknown.
         """
         self.in_flight -= 1
+        self._ended = now
         if permit.probe:
             self._probing = False
         if tokens is not None and permit.tokens is not None and self._tokens is not None:
@@ -190,9 +242,7 @@ class Limits:
         if outcome == "nothing":
             return
         if outcome in ("refusal", "time limit") and permit.sent > self._lowered:
-            self.limit = max(1, int(self.limit * DECREASE))
-            self._lowered = now
-            self._round = 0
+            self._lower(permit, now, outcome)
         if outcome not in ("answer", "rejection") and self.silent_since is None:
             self.silent_since = now
         if outcome in ("failure", "time limit"):
@@ -208,18 +258,56 @@ class Limits:
         self._refusals = 0
         self.silent_since = None
         if outcome == "answer":
-            self._round += 1
-            if self._round >= self.limit:
-                self.limit = min(self.most, self.limit + 1)
-                self._round = 0
+            self._raise(permit)
+
+    def _raise(self, permit: Permit) -> None:
+        """Raise the limit, or narrow the spacing, if an answer is the last of its round."""
+        self._borne = max(self._borne, permit.running)
+        self._answers += 1
+        self._round += 1
+        if self._round >= self.limit:
+            self.limit = min(self.most, self.limit + 1)
+            self._round = 0
+        self._calm += 1
+        if self._spacing and permit.running < self.limit:
+            self._spaced += 1
+            steps, rest = divmod(self._spaced, ANSWERS_PER_STEP)
+            if not rest:
+                self._spacing /= 1 + min(MOST_STEP, STEP * 4.0 ** max(0, steps - EVEN_STEPS))
+
+    def _lower(self, permit: Permit, now: float, outcome: Outcome) -> None:
+        """Lower the limit, or learn the spacing, after the first refusal of requests at once."""
+        self._lowered = now
+        self._round = 0
+        counts_in_time = outcome == "refusal" and permit.running <= max(2, self._borne)
+        if counts_in_time and self._answers:
+            self._space(now)
+        else:
+            self.limit = max(1, int(self.limit * DECREASE))
+        if outcome == "refusal":
+            self._borne *= DECREASE
+
+    def _space(self, now: float) -> None:
+        """Learn the spacing after a refusal."""
+        time = max(now - self._since, QUIET)
+        rate = self._answers / time
+        if self._answers >= ANSWERS_PER_RATE and time > QUIET:
+            self._rates.append(rate)
+            self._since, self._answers = now, 0
+        rate = max(self._rates, default=rate)
+        was_near = self._calm >= ANSWERS_PER_STEP
+        widest = self._spacing * (1 + 2 * STEP if was_near else WIDER) or FIRST / rate
+        self._spacing = min(widest, (1 + MARGIN * was_near) / rate, MOST_SPACING)
+        self._calm = self._spaced = 0
 
     def _hold(self, sent: float, now: float, asked: float | None) -> None:
         """Hold all requests for the pause after a refusal."""
         if asked:
             pause = asked * (1 + SPREAD * self._random())
+            self._since += max(0.0, now + pause - max(now, self.held_until))
         elif sent > self.held_until:  # the first refusal since the last pause
             self._refusals += 1
-            pause = self._backoff(self._refusals)
+            pause = self._backoff(self._refusals, min(self._spacing or FIRST_PAUSE, FIRST_PAUSE))
         else:
             return
         self.held_until = max(self.held_until, now + pause)
@@ -230,12 +318,12 @@ class Limits:
         is_open = self.open_until is not None
         if permit.probe if is_open else self._failures >= MOST_FAILURES:
             self._openings += 1
-            self.open_until = now + self._backoff(self._openings)
+            self.open_until = now + self._backoff(self._openings, FIRST_PAUSE)
 
-    def _backoff(self, number: int) -> float:
+    def _backoff(self, number: int, first: float) -> float:
         """Return the length of the pause with that number, from 1 on (s).
 
-        The length is a random share, from one half to all, of a bound that doubles.
+        The length is a random share, from one half to all, of a bound that is `first` and doubles.
         """
-        longest = min(MOST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 60))
+        longest = min(MOST_PAUSE, first * 2.0 ** min(number - 1, 60))
         return longest * (1 + self._random()) / 2

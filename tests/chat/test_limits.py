@@ -107,8 +107,18 @@ def test_pauses_double_with_each_refusal_that_names_no_moment_until_an_answer() 
     assert pauses[:5] == pytest.approx([half, 2 * half, 4 * half, 8 * half, 16 * half])
     assert pauses[-1] == pytest.approx(MOST_PAUSE / 2)
     send_one(limits, now, "answer")
+    now += 20.0
     send_one(limits, now, "refusal", asked=0.0)  # a pause of no length names no moment
     assert limits.held_until - now == pytest.approx(half)
+
+
+def test_after_an_answer_the_first_pause_is_no_longer_than_the_learned_spacing() -> None:
+    limits = limits_of()
+    for number in range(3):
+        send_one(limits, 0.05 * number, "answer")
+    send_one(limits, 0.15, "refusal")
+    spacing = limits.ready_at(0.15, 0) - 0.15
+    assert 0.0 < spacing < FIRST_PAUSE / 2
 
 
 def test_refusals_of_running_requests_do_not_extend_a_pause() -> None:

@@ -47,6 +47,7 @@ class Bucket:
 
     rate: float
     burst: float
+    named: bool = True  # whether refusals name a moment
     level: float = 0.0
     filled: float = 0.0
 
@@ -56,7 +57,7 @@ class Bucket:
         if self.level >= 1:
             self.level -= 1
             return True, None
-        return False, (1 - self.level) / self.rate
+        return False, (1 - self.level) / self.rate if self.named else None
 
 
 @dataclass
@@ -74,14 +75,31 @@ class Crowded:
         return self.most / (self.latency + WAY)
 
 
-Service = Windowed | Bucket | Crowded
+@dataclass
+class Unlucky:
+    """A service that refuses one of `one_in` requests at random, however many there are."""
+
+    one_in: int
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+    rate = math.inf
+
+    def ask(self, _: float, __: int) -> tuple[bool, float | None]:
+        return self.chance.random() * self.one_in >= 1, None
+
+
+Service = Windowed | Bucket | Crowded | Unlucky
 
 
 def simulate(
-    limits: Limits, service: Service, latency: Callable[[], float], seconds: float
+    limits: Limits,
+    service: Service,
+    latency: Callable[[], float],
+    seconds: float,
+    begin: float = 0.0,
 ) -> tuple[float, int]:
     """Send requests as early as possible; return the answers per second, and the refusals."""
-    now = 0.0
+    now = begin
+    seconds += begin
     ends: list[tuple[float, int, Outcome, float | None]] = []
     permits = {}
     number = answers = refusals = running = 0
@@ -102,7 +120,7 @@ def simulate(
         running -= outcome == "answer"
         answers += outcome == "answer"
         refusals += outcome == "refusal"
-    return answers / seconds, refusals
+    return answers / (seconds - begin), refusals
 
 
 SERVICES: list[Callable[[], Service]] = [
@@ -123,6 +141,45 @@ def test_nine_tenths_of_the_allowed_rate_are_used(make: Callable[[], Service]) -
     rate, refusals = simulate(limits, service, lambda: chance.uniform(0.5, 1.5) * mean, 600.0)
     assert rate >= 0.9 * service.rate
     assert refusals <= 0.25 * rate * 600
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("burst", [1, 60])
+def test_a_rate_that_is_not_stated_is_learned(burst: int, named: bool) -> None:
+    chance = random.Random(1)
+    limits = Limits(random=chance.random)
+    limits.allow(30)
+    service = Bucket(10.0, burst, named=named)
+    rate, refusals = simulate(limits, service, lambda: chance.uniform(0.1, 0.4), 600.0)
+    print(f"{rate / service.rate:.3f} of the rate, {refusals} refusals")
+    assert rate >= 0.92 * service.rate
+    assert refusals <= 0.12 * rate * 600
+
+
+def test_refusals_at_random_do_not_space_requests_ever_wider() -> None:
+    chance = random.Random(1)
+    limits = Limits(random=chance.random)
+    limits.allow(30)
+    rate, _ = simulate(limits, Unlucky(20), lambda: chance.uniform(0.1, 0.4), 600.0)
+    assert rate >= 25.0  # a lower limit of requests at once, without spacing, makes 33
+
+
+@dataclass
+class Growing(Bucket):
+    """A service whose rate is five times as high after a hundred seconds."""
+
+    def ask(self, now: float, running: int) -> tuple[bool, float | None]:
+        self.rate = 10.0 if now < 100.0 else 50.0
+        return super().ask(now, running)
+
+
+def test_a_learned_spacing_narrows_quickly_when_the_service_allows_more() -> None:
+    chance = random.Random(1)
+    limits = Limits(random=chance.random)
+    limits.allow(30)
+    rate, _ = simulate(limits, Growing(10.0, 1), lambda: chance.uniform(0.1, 0.4), 200.0)
+    print(f"{200 * rate:.0f} answers")
+    assert 200 * rate >= 0.65 * (100 * 10 + 100 * 50)
 
 
 @pytest.mark.parametrize("burst", [1, 60])
