@@ -21,8 +21,12 @@ embed(["many", "texts"])
 # (_runtime/wakers.py, _collate/features/parse.py, _function/inference.py)
 # Stats, BatchRecord         type of fn.stats; type of the argument of observers
 # (stats.py)
-# metrics                    observers for Prometheus and OpenTelemetry
+# live                       all batched functions of this process
+# (_function/live.py)
+# metrics                    metrics of all of them, for Prometheus and OpenTelemetry
 # (metrics.py)
+# tracing                    a span for each batch, for OpenTelemetry
+# (tracing.py)
 # asgi                       middleware for web servers; needs anyio, so it is not imported here
 # (asgi.py)
 # errors                     exceptions of calls besides the function's own
@@ -33,12 +37,13 @@ embed(["many", "texts"])
 # _collate/    items to the argument of the function, and its output to results
 # _execution/  the calls of the function for one batch
 # _runtime/    threads, event loops, and the waits of callers
+# _operations/ counts, metrics and traces of all functions
 # _commands/   the command `batched`, or python -m batched
 
 from ._installation import __version__  # first: it detects files of another project
 
 # isort: split
-from . import aio, errors, inference, metrics
+from . import aio, errors, inference, metrics, tracing
 from ._collate.features.parse import Feature
 from ._connect.connected import Connected as connect  # noqa: N813  # called as a function
 from ._execution.rows import Row, Rows
@@ -47,6 +52,7 @@ from ._function.continuous import AsyncContinuous, Continuous
 from ._function.continuously import continuously
 from ._function.decorator import dynamically
 from ._function.inference import AsyncBatchedInference, BatchedInference, Features
+from ._function.live import live
 from ._function.method import BatchedMethod
 from ._runtime.stream import Stream
 from ._runtime.wakers import Future
@@ -91,5 +97,7 @@ __all__ = [
     "dynamically",
     "errors",
     "inference",
+    "live",
     "metrics",
+    "tracing",
 ]

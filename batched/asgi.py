@@ -7,6 +7,7 @@ It needs anyio (extra `server`).
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -22,9 +23,8 @@ _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 _App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
 
-_BUSY: Final = b'{"detail":"The server is busy; try again in a second."}'
-_CLOSING: Final = b'{"detail":"The server is shutting down; try again in a second."}'
-_RETRY: Final = (b"content-type", b"application/json"), (b"retry-after", b"1")  # s
+_BUSY: Final = b'{"detail":"The server is busy; try again later."}'
+_CLOSING: Final = b'{"detail":"The server is shutting down; try again later."}'
 
 _REFUSALS: Final = (QueueFull, QueueTimeout, BatcherClosed)
 
@@ -43,7 +43,8 @@ class BatchedMiddleware:
       calls leave the queue. Code that receives by itself gets `http.disconnect`, as without the
       middleware. Tasks that run after the response are left alone.
     - **Refused calls.** `QueueFull`, `QueueTimeout` and `BatcherClosed` that leave `app` before the
-      response has started become a 503 with `Retry-After`. So does a 500 that `app` sends while it
+      response has started become a 503 with `Retry-After`: the time in which the present queue
+      will have run, at least a second. So does a 500 that `app` sends while it
       handles one of them, as Starlette does.
 
     Any other exception passes as it is, and so do websockets and lifespans. Cancellation is
@@ -149,7 +150,9 @@ class _Exchange:
 
 async def _refuse(send: _Send, error: BaseException) -> None:
     body = _CLOSING if isinstance(error, BatcherClosed) else _BUSY
-    await _answer(send, _SERVICE_UNAVAILABLE, *_RETRY, body=body)
+    seconds = max(1, math.ceil(getattr(error, "retry_after_s", 0.0)))
+    headers = (b"content-type", b"application/json"), (b"retry-after", b"%d" % seconds)
+    await _answer(send, _SERVICE_UNAVAILABLE, *headers, body=body)
 
 
 async def _answer(

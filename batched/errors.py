@@ -99,12 +99,18 @@ class QueueFull(BatchedError, RuntimeError):
     No item of the call runs.
     """
 
+    retry_after_s: float = 0.0
+    """Time in which the present queue will have run, by the batches so far (s)."""
+
 
 class QueueTimeout(BatchedError, TimeoutError):
     """End of a call that waited for `queue_timeout_ms` before any item of it ran.
 
     No item of the call will run.
     """
+
+    retry_after_s: float = 0.0
+    """Time in which the present queue will have run, by the batches so far (s)."""
 
 
 class BatcherClosed(BatchedError, RuntimeError):

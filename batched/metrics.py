@@ -1,156 +1,152 @@
-"""Observers that report every batch to a metrics system.
+"""Metrics of all batched functions of a service, for Prometheus and OpenTelemetry.
 
-For example `@batched.dynamically(on_batch=batched.metrics.prometheus())`.
+Nothing is attached to a function: counts are read from every function that lives, instances of
+methods and model processes included. The label `function` is the name of the function. Counts keep
+growing when an instance or a process is gone.
 
-One observer serves any number of batched functions, which the label `function` distinguishes. Both
-systems count items, failed items, padded positions and padding, and batches by flush reason and
-outcome. Both keep histograms of batch sizes, waits and processing times. Each system declares its
-instruments itself: a table for both would be as long, because names, units and calls all differ.
+Several processes, for example the workers of uvicorn, share their counts through the folder that
+the environment variable `PROMETHEUS_MULTIPROC_DIR` names: a scrape of any of them gets the sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+import os
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from .stats import BatchRecord
+from ._operations.counts import FOLDER, of_all_processes, of_this_process, share_counts
+from ._operations.families import METRICS, SECONDS, buckets, numbers
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
-    from prometheus_client import CollectorRegistry
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from prometheus_client import CollectorRegistry, Metric
 
-__all__ = ["opentelemetry", "prometheus"]
+__all__ = ["asgi_app", "opentelemetry", "prometheus"]
 
-SECONDS: Final = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-)
-"""Upper bounds of the buckets of durations (s), from half a millisecond on.
+_Scope = MutableMapping[str, Any]
+_App = Callable[
+    [_Scope, Callable[[], Awaitable[_Scope]], Callable[[_Scope], Awaitable[None]]], Awaitable[None]
+]
 
-The steps of 2 to 2.5 are the default of both systems.
-"""
-ITEMS: Final = tuple(2**power for power in range(11))
-"""Upper bounds of the buckets of batch sizes."""
+_collectors: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()
+"""Collectors by registry."""
 
 
-def prometheus(
-    *, registry: CollectorRegistry | None = None, namespace: str = "batched"
-) -> Callable[[BatchRecord], None]:
-    """Return an observer that fills metrics of `prometheus-client`.
+class _Collector:
+    """Collector of prometheus-client."""
 
-    The metrics are in `registry`, by default the global one. Make one observer for each registry.
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics of all batched functions now."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        counts = of_all_processes()
+        for metric in METRICS:
+            name, labels = f"batched_{metric.name}", ["function"]
+            if metric.kind == "histogram":
+                histogram = HistogramMetricFamily(name, metric.text, labels=labels)
+                for function, found in counts.items():
+                    bounds, total = buckets(metric, found)
+                    texts = [(f"{bound:g}".replace("inf", "+Inf"), n) for bound, n in bounds]
+                    histogram.add_metric([function], texts, total)
+                yield histogram
+                continue
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            if metric.label:
+                labels.append(metric.label)
+            family = kind(name, metric.text, labels=labels)
+            for function, found in counts.items():
+                for value, number in numbers(metric, found):
+                    family.add_metric([function, value][: len(labels)], number)
+            yield family
+
+
+def prometheus(*, registry: CollectorRegistry | None = None) -> None:
+    """Register the metrics of all batched functions with `prometheus-client`.
+
+    They are in `registry`, by default the global one. Further calls with the same registry change
+    nothing. Call it in each process of the service, before the first scrape.
 
     Raises:
         ImportError: `prometheus-client` is not installed.
-        ValueError: the registry has metrics of that namespace already.
+        ValueError: the registry has metrics of these names already.
     """
-    from prometheus_client import REGISTRY, Counter, Histogram
+    from prometheus_client import REGISTRY
 
     home = REGISTRY if registry is None else registry
-
-    def counter(name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ["function", *labels], namespace=namespace, registry=home)
-
-    def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            name, text, ["function"], namespace=namespace, registry=home, buckets=buckets
-        )
-
-    batches = counter("batches", "Batches that have ended.", "flush_reason", "outcome")
-    items = counter("items", "Items in batches that have ended.")
-    failed = counter("failed_items", "Items that have an error instead of a result.")
-    tokens = counter("tokens", "Positions that batch functions were given, padding included.")
-    padding = counter(
-        "padding_tokens", "Positions that batch functions were given that were padding."
-    )
-    sizes = histogram("batch_size", "Items in a batch.", ITEMS)
-    waits = histogram(
-        "oldest_wait_seconds",
-        "From the arrival of the oldest call of a batch to forming it.",
-        SECONDS,
-    )
-    durations = histogram(
-        "processing_seconds", "From forming a batch to having its results.", SECONDS
-    )
-
-    def observe(record: BatchRecord) -> None:
-        name = record.name
-        batches.labels(name, record.flush_reason, record.outcome).inc()
-        items.labels(name).inc(record.size)
-        failed.labels(name).inc(record.failed)
-        tokens.labels(name).inc(record.tokens)
-        padding.labels(name).inc(record.tokens * record.padding_waste)
-        sizes.labels(name).observe(record.size)
-        waits.labels(name).observe(record.oldest_wait)
-        durations.labels(name).observe(record.processing_time)
-
-    return observe
+    share_counts()
+    if home not in _collectors:
+        collector = _Collector()
+        home.register(collector)
+        _collectors[home] = collector
 
 
-def opentelemetry(*, provider: MeterProvider | None = None) -> Callable[[BatchRecord], None]:
-    """Return an observer that fills instruments of OpenTelemetry's meter "batched".
+def asgi_app() -> _App:
+    """Return an ASGI app that answers a scrape with all metrics: `app.mount("/metrics", ...)`.
 
-    The meter is of `provider`, by default the global one.
+    The metrics are all of the global registry of `prometheus-client` and all of batched functions;
+    if `PROMETHEUS_MULTIPROC_DIR` is set, summed over the processes that share the folder.
+
+    Raises:
+        ImportError: `prometheus-client` is not installed.
+    """
+    from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    prometheus()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        registry = REGISTRY
+        if FOLDER in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            prometheus(registry=registry)
+        await make_asgi_app(registry)(scope, receive, send)
+
+    return app
+
+
+def opentelemetry(*, provider: MeterProvider | None = None) -> None:
+    """Create the instruments of all batched functions in OpenTelemetry's meter `batched`.
+
+    The meter is of `provider`, by default the global one. Counts and gauges are those of this
+    process; OpenTelemetry tells processes apart by their resource. Histograms begin with the next
+    batch. Call it once in each process.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
     """
-    from opentelemetry.metrics import get_meter
+    from opentelemetry.metrics import Observation, get_meter
+
+    from ._operations.probe import record_batches
 
     meter = get_meter("batched", meter_provider=provider)
-    batches = meter.create_counter("batched.batches", "{batch}", "Batches that have ended.")
-    items = meter.create_counter("batched.items", "{item}", "Items in batches that have ended.")
-    failed = meter.create_counter(
-        "batched.items.failed", "{item}", "Items that have an error instead of a result."
-    )
-    tokens = meter.create_counter(
-        "batched.tokens", "{token}", "Positions that batch functions were given, padding included."
-    )
-    padding = meter.create_counter(
-        "batched.tokens.padding",
-        "{token}",
-        "Positions that batch functions were given that were padding.",
-    )
-    sizes = meter.create_histogram(
-        "batched.batch.size",
-        "{item}",
-        "Items in a batch.",
-        explicit_bucket_boundaries_advisory=ITEMS,
-    )
-    waits = meter.create_histogram(
-        "batched.batch.oldest_wait",
-        "s",
-        "From the arrival of the oldest call of a batch to forming it.",
-        explicit_bucket_boundaries_advisory=SECONDS,
-    )
-    durations = meter.create_histogram(
-        "batched.batch.duration",
-        "s",
-        "From forming a batch to having its results.",
-        explicit_bucket_boundaries_advisory=SECONDS,
-    )
 
-    def observe(record: BatchRecord) -> None:
-        function = {"function": record.name}
-        batches.add(1, {**function, "flush_reason": record.flush_reason, "outcome": record.outcome})
-        items.add(record.size, function)
-        failed.add(record.failed, function)
-        tokens.add(record.tokens, function)
-        padding.add(record.tokens * record.padding_waste, function)
-        sizes.record(record.size, function)
-        waits.record(record.oldest_wait, function)
-        durations.record(record.processing_time, function)
+    def observe(metric: Any, _: CallbackOptions) -> Iterable[Observation]:
+        for function, found in of_this_process().items():
+            for value, number in numbers(metric, found):
+                labels = {metric.label: value} if metric.label else {}
+                yield Observation(number, {"function": function, **labels})
 
-    return observe
+    histograms: dict[str, Any] = {}
+    for metric in METRICS:
+        name = f"batched.{metric.name.removesuffix('_seconds')}"
+        if metric.kind == "histogram":
+            bounds = SECONDS if metric.unit == "s" else None
+            histograms[metric.key] = meter.create_histogram(
+                name, metric.unit, metric.text, explicit_bucket_boundaries_advisory=bounds
+            )
+        elif metric.kind == "counter":
+            meter.create_observable_counter(
+                name, [partial(observe, metric)], metric.unit, metric.text
+            )
+        else:
+            meter.create_observable_gauge(
+                name, [partial(observe, metric)], metric.unit, metric.text
+            )
+    record_batches(histograms)

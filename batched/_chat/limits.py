@@ -11,7 +11,8 @@ The module is pure: it never waits, and the present moment is an argument. Rules
 3. `MOST_FAILURES` failures in a row open the circuit breaker: no connection, HTTP 5xx, a time
    limit. After a pause, one request is sent as a probe. If the probe fails, the pause doubles. Any
    answer to any request closes the breaker.
-4. Requests of a stated rate are spaced evenly over the minute, because a service may allow no burst.
+4. Requests of a stated rate are spaced evenly over the minute, because a service may allow no
+   burst.
 5. A rate that is not stated is learned. A service that refuses a request, although it has borne as
    many requests at once before, counts requests in time. Then requests are spaced by the time that
    an answer takes between two refusals, the pauses that the service names left out. Every

@@ -209,7 +209,7 @@ class ClientRuntime(CallQueue):
 
     def stats(self) -> Stats:
         """Return the statistics of the model process. They are zero if it does not run."""
-        return self._ask(STATS) or Recorder().snapshot(0, 0, 0)
+        return self._ask(STATS) or Recorder("").snapshot(0, 0, 0)
 
     def reset_stats(self) -> None:
         """Set the statistics of the model process to zero."""

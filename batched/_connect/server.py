@@ -26,6 +26,7 @@ from typing import Any, Final
 from .._execution.exceptions import SharedError
 from .._function.batched import BatchedCallable
 from .._function.requests import MISSING
+from .._operations.counts import share_counts
 from .._services.failures import error_text, to_remote
 from ..errors import BatcherClosed
 from .greeting import PATIENCE, Greeting, welcome
@@ -160,6 +161,7 @@ class ModelServer:
         `ready` is called once the server serves, and `ending` once it begins to end.
         """
         keep_memory()
+        share_counts()
         self.loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._listener.setblocking(False)

@@ -71,6 +71,7 @@ class Request:
     parts: list[tuple[int, Any]] | None = None
     result: Any = None  # the answer, once it is complete
     error: BaseException | None = None  # the answer, if the call failed
+    origin: Any = None  # span of the caller, if batches are traced
     pieces: Any = None  # stream of a call whose caller reads pieces of the result
     _remaining: RemainingSpans | None = None  # see `remaining`; None until it is needed
 

@@ -28,6 +28,7 @@ from .._runtime.waits import current_worker
 from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from ..stats import Stats
 from .function import Batcher, BatchFunction, Parts
+from .live import functions
 from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
@@ -96,6 +97,7 @@ class BatchedCallable(Generic[T, U, P]):
         # inspect recognizes no coroutine function without a name
         self.__name__ = self.__qualname__ = function.name
         functools.update_wrapper(self, func, updated=())  # type: ignore[arg-type]  # its subclasses are callable
+        functions[id(self)] = self
 
     @overload
     async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...

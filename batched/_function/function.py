@@ -174,7 +174,7 @@ class Batcher:
         self.parts = parts
         function, _, requests, execution = parts
         options, name = function.options, function.name
-        policy, recorder = options.policy, Recorder()
+        policy, recorder = options.policy, Recorder(name)
         observer = None if options.on_batch is None else make_observer(name, options.on_batch)
         preparation = function.preparation
         if options.prepare is not None and preparation is None:

@@ -25,8 +25,11 @@ from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
 from .._core.scheduler import Request, Scheduler
 from ..errors import BatcherClosed, QueueFull, QueueTimeout
+from . import observer
 from .async_backend import current_loop, is_over
+from .notices import Notices
 from .recorder import Recorder
+from .recorder import after_fork as count_anew
 from .timer_thread import daemon_thread, timer
 from .waits import Pool, Wait, is_running, note_wait
 from .wakers import POLL_INTERVAL, Future, async_waker, log_failure, wait, wake_all
@@ -61,6 +64,7 @@ class CallQueue(ABC):
         self.policy = policy
         self.recorder = recorder
         self.name = name  # name of the batch function, for messages and thread names
+        self.notices = Notices(name)
         self.pool = Pool(name, policy.max_concurrent_batches)
         self._closed = False  # whether calls are refused
         self._wakeups = Wakeups()  # of callers whose calls have ended
@@ -161,6 +165,8 @@ class CallQueue(ABC):
             if not isinstance(request.waker, Future) and not hasattr(request.waker, "get_loop"):
                 self.note_wait(request)  # raises: this caller would block its thread
             return self._postpone(self._submit_late, request, from_event_loop)
+        if observer.probe is not None:
+            request.origin = observer.probe.origin()
         policy = self.policy
         may_expire = policy.queue_timeout_ms is not None
         must_call_worker = False
@@ -194,8 +200,10 @@ class CallQueue(ABC):
                     self._set_timer(now)
                 queued = request.queued
                 self._changing = False
-        except BaseException:
+        except BaseException as error:
             self._call_for_repair()
+            if isinstance(error, QueueFull | BatcherClosed):
+                self.notices.add("refusal", f"a call was refused: {error}")
             raise
         # even if a signal handler raises here: all callers depend on this worker
         finally:
@@ -229,10 +237,17 @@ class CallQueue(ABC):
             return BatcherClosed(
                 f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
             )
-        return QueueFull(
+        error = QueueFull(
             f"{self.name} has no room for a call of {request.size}: {self._scheduler.waiting} "
             f"items wait, of at most {self.policy.max_queue_size} (max_queue_size)"
         )
+        error.retry_after_s = self._time_of_queue()
+        return error
+
+    def _time_of_queue(self) -> float:
+        """Return the time in which the present queue will have run (s)."""
+        items = self._scheduler.waiting + self._scheduler.in_flight
+        return items * self.recorder.time_per_item() / self.policy.max_concurrent_batches
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
         """Submit a request of a finalizer or signal handler; an error is its answer."""
@@ -312,16 +327,18 @@ class CallQueue(ABC):
             ended = self._scheduler.expire(now)
             self._set_timer(now)
             for request in ended:
-                request.error = QueueTimeout(
+                request.error = error = QueueTimeout(
                     f"{self.name}: the call had waited for {self.policy.queue_timeout_ms} ms "
                     "(queue_timeout_ms), and none of its items had begun to run; raise "
                     "queue_timeout_ms, or limit the waiting items by max_queue_size"
                 )
+                error.retry_after_s = self._time_of_queue()
                 self.recorder.count("timed_out")
             futures = any(isinstance(request.waker, Future) for request in ended)
             self._wakeups.add(key, ended)
         for request in ended:
             request.items = None  # as in `cancel`
+            self.notices.add("timeout", f"a call has expired: {request.error}")
         self._notify_admitted()
         if futures:  # their callbacks may block, and all batchers share the timer
             try:
@@ -466,7 +483,8 @@ class CallQueue(ABC):
                 orphans.update(self._wakeups.take_all())
         for request, waker in orphans.items():
             request.error = self._lost_call(why)
-            self.recorder.count("cancelled")
+            if not forked:  # the parent counts it
+                self.recorder.count("cancelled")
             if forked and isinstance(waker, Future):
                 waker.renew_lock()
         for parker in parked:
@@ -500,8 +518,8 @@ class CallQueue(ABC):
 def _after_fork() -> None:
     """Reset all runtimes in the child of a fork, which has no thread of the parent."""
     timer.renew()
+    count_anew()
     for runtime in alive():
-        runtime.recorder.renew_lock()
         try:
             runtime.abort(
                 "the process was forked; calls made before run in the parent only", forked=True

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
+from . import observer
 from .async_backend import current_loop, current_task, ends_task, is_gone, post
 from .call_queue import AWAKE
 from .row_source import run_rows_async
@@ -81,6 +82,8 @@ class EventLoopRuntime(Runtime):
                 if isinstance(found, Batch):
                     worker.batch = found
                     found.begun = True
+                    probe = observer.probe
+                    began = None if probe is None else probe.began(self.name, found)
                     try:
                         outcomes = await (
                             run_rows_async(self, found, worker)
@@ -89,6 +92,8 @@ class EventLoopRuntime(Runtime):
                         )
                     finally:
                         worker.batch = None
+                    if probe is not None and began is not None:
+                        probe.ended(began, self.name, found, outcomes)
                     self._finish(found, outcomes)
                     self._alarm = AWAKE  # the worker looks once these callers have run
                     del outcomes  # an error in the outcomes holds this frame

@@ -1,4 +1,4 @@
-"""Calls of `on_batch`. Their failures do not affect callers."""
+"""Calls of `on_batch`, whose failures do not affect callers; and the probe of all batches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,29 @@ from .wakers import log_failure
 
 Observer = Callable[[Batch, Outcomes], None]
 """Reporter of a batch, called after its callers were answered. It never raises."""
+
+
+class Probe:
+    """Probe of every batch of every function in this process. Its methods never raise."""
+
+    def origin(self) -> object:
+        """Return the origin of a call. Called where the call is made."""
+
+    def began(self, name: str, batch: Batch) -> object:
+        """Note that `batch` of the function `name` begins in this thread or task.
+
+        Return the argument for `ended`, or None for no call of it.
+        """
+
+    def joined(self, name: str, batch: Batch) -> None:
+        """Note that the rows of `batch` join the run of this thread or task."""
+
+    def ended(self, began: object, name: str, batch: Batch, outcomes: Outcomes) -> None:
+        """Note that `batch` has ended; its callers have no answer yet."""
+
+
+probe: Probe | None = None
+"""The probe of this process, if there is one."""
 
 
 def make_observer(name: str, hook: Callable[[BatchRecord], object]) -> Observer:

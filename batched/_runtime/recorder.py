@@ -1,4 +1,7 @@
-"""Recorder: counts and times of one batcher, from which snapshots are made."""
+"""Counts and times: of one batcher (`Recorder`), and of all batchers of the process (`totals`).
+
+The counts of the process keep growing when a batcher is gone or its statistics are set to zero.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 from .._core.linger import FlushReason
 from .._core.scheduler import Batch
@@ -75,19 +79,97 @@ MOST_UNREAD: Final = 256
 """Most ended batches that are kept before they are added to the counts."""
 
 
+Counts = Counter[tuple[str, str]]
+"""Numbers by name and label; see `Recorder.counts`. Durations are counted by octave: octave n ends
+at `SHORTEST * 2 ** (n + 1)`.
+"""
+
+_recorders: WeakValueDictionary[int, Recorder] = WeakValueDictionary()
+"""Recorders of live batchers, by id."""
+_totals_lock = threading.RLock()  # guards `_past`; reentrant, as above
+_past: dict[str, Counts] = {}
+"""Counts of batchers that are gone, and counts before `reset`, by function."""
+_ended: deque[tuple[str, Counts]] = deque()
+"""Counts that are not in `_past` yet: a finalizer may add some at any moment, without the lock."""
+
+
+class Sink:
+    """Receiver of a note of each change of the counts, from any thread, finalizers included."""
+
+    def changed(self) -> None:
+        """Note that counts have changed."""
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked process."""
+
+    def close(self) -> None:
+        """Take the last counts, because the interpreter exits."""
+
+
+sink: Sink | None = None
+"""The receiver of this process, if there is one."""
+
+
+def totals() -> dict[str, Counts]:
+    """Return the counts of this process since its start, by function."""
+    with _totals_lock:
+        live = [each for ref in _recorders.valuerefs() if (each := ref()) is not None]
+        while _ended:
+            name, counts = _ended.popleft()
+            _past.setdefault(name, Counter()).update(counts)
+        found = {name: Counter(counts) for name, counts in _past.items()}
+        for recorder in live:
+            found.setdefault(recorder._name, Counter()).update(recorder.counts())
+        return found
+
+
+def after_fork() -> None:
+    """Begin anew in a forked process."""
+    global _totals_lock
+    _totals_lock = threading.RLock()
+    _past.clear()
+    _ended.clear()
+    for ref in _recorders.valuerefs():
+        if (recorder := ref()) is not None:
+            recorder.after_fork()
+    if sink is not None:
+        sink.after_fork()
+
+
 class Recorder:
     """Counts of one batcher, updated from any thread.
 
     A call or a batch costs a few operations, an item none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """Make a recorder of the function `name`; without a name, `totals` leaves it out."""
+        self._name = name
         # reentrant: a signal handler may read statistics at any moment
         self._lock = threading.RLock()
-        self.reset()
+        self._begin()
+        if name:
+            _recorders[id(self)] = self
+        if len(_ended) > MOST_UNREAD:
+            totals()
+
+    def __del__(self) -> None:
+        if self._name:
+            _ended.append((self._name, self.counts()))
 
     def reset(self) -> None:
         """Set all counts to zero."""
+        with _totals_lock, self._lock:
+            if self._name:
+                _ended.append((self._name, self.counts()))
+            self._begin()
+
+    def after_fork(self) -> None:
+        """Set all counts to zero in a forked process, whose parent counts the calls until now."""
+        self._lock = threading.RLock()  # the thread that held the old lock is gone
+        self._begin()
+
+    def _begin(self) -> None:
         with self._lock:
             numbers = itertools.count()
             self.accepted = numbers.__next__
@@ -101,19 +183,19 @@ class Recorder:
             self._steps = self._rows = self._places = 0  # of functions that work in steps
             self._row_endings: Counter[str] = Counter()
             self._processing = 0.0  # sum over all batches (s)
+            self._waiting = 0.0  # sum over all calls (s)
+            self._items = 0  # in ended batches
             self._waits = _Histogram()  # one entry per call
             self._durations = _Histogram()  # one entry per batch
             self._batches: Counter[tuple[int, FlushReason]] = Counter()  # by size and flush reason
             self._latest: deque[_Ended] = deque()  # ended batches that are not in the counts yet
 
-    def renew_lock(self) -> None:
-        """Replace the lock in a forked process, where the thread that held it is gone."""
-        self._lock = threading.RLock()
-
     def count(self, ending: Ending) -> None:
         """Count a call that ended without a batch."""
         with self._lock:
             self._endings[ending] += 1
+        if sink is not None:
+            sink.changed()
 
     def memory_error(self) -> None:
         """Count a call of the function that ran out of memory."""
@@ -131,6 +213,8 @@ class Recorder:
         """Count a row that has ended."""
         with self._lock:
             self._row_endings[ending] += 1
+        if sink is not None:
+            sink.changed()
 
     def ended(self, batch: Batch, errors: int) -> None:
         """Count a batch that has ended, with `errors` failed calls.
@@ -152,6 +236,8 @@ class Recorder:
         if len(latest) >= MOST_UNREAD:
             with self._lock:
                 self._count()
+        if sink is not None:
+            sink.changed()
 
     def _count(self) -> None:
         """Add the latest batches to the counts."""
@@ -165,12 +251,56 @@ class Recorder:
         kinds, durations, waits, errors, cells, padding, memory_errors = zip(*latest, strict=True)
         self._batches.update(kinds)
         self._processing += sum(durations)
+        self._items += sum([size for size, _ in kinds])
         self._durations.add(list(durations))
-        self._waits.add(list(chain.from_iterable(waits)))
+        all_waits = list(chain.from_iterable(waits))
+        self._waiting += sum(all_waits)
+        self._waits.add(all_waits)
         self._errors += sum(errors)
         self._cells += sum(cells)
         self._padding += sum(padding)
         self._memory_errors += sum(memory_errors)
+
+    def time_per_item(self) -> float:
+        """Return the mean time of a batch for each of its items (s); 0 before the first batch."""
+        with self._lock:
+            self._count()
+            return self._processing / self._items if self._items else 0.0
+
+    def _calls(self) -> int:
+        self._looks += 1
+        return self.accepted() - self._looks + 1
+
+    def counts(self) -> Counts:
+        """Return all counts under plain names, for sums over batchers and processes."""
+        with self._lock:
+            self._count()
+            found: Counts = Counter(
+                {
+                    ("calls", ""): self._calls(),
+                    ("items", ""): self._items,
+                    ("failed", "error"): self._errors,
+                    ("tokens", ""): self._cells,
+                    ("padding", ""): self._padding,
+                    ("memory_errors", ""): self._memory_errors,
+                    ("steps", ""): self._steps,
+                    ("live_rows", ""): self._rows,
+                    ("processing_sum", ""): self._processing,
+                    ("wait_sum", ""): self._waiting,
+                }
+            )
+            for reason, count in self._endings.items():
+                found["failed", reason] += count
+            for ending, count in self._row_endings.items():
+                found["rows", ending] += count
+            for (size, flush_reason), count in self._batches.items():
+                found["batches", flush_reason] += count
+                found["size", str(size)] += count
+            for name, histogram in ("wait", self._waits), ("processing", self._durations):
+                for octave in range(OCTAVES):
+                    first = octave * PER_OCTAVE
+                    found[name, str(octave)] += sum(histogram.counts[first : first + PER_OCTAVE])
+            return +found  # without zeros
 
     def snapshot(self, queue_size: int, blocked: int, in_flight: int) -> Stats:
         """Return all counts, with the present load of the queue (see `Stats`)."""
@@ -181,10 +311,8 @@ class Recorder:
             for (size, reason), count in self._batches.items():
                 sizes[size] += count
                 reasons[reason] += count
-            batches = sum(sizes.values())
-            items = sum(size * count for size, count in sizes.items())
-            calls = self.accepted() - self._looks
-            self._looks += 1
+            batches, items = sum(sizes.values()), self._items
+            calls = self._calls()
             return Stats(
                 queue_size=queue_size,
                 blocked=blocked,

@@ -21,6 +21,7 @@ from .._core.scheduler import Batch, Request, Scheduler, Slice
 from .._execution.attempts import Outcomes
 from .._execution.execution import Execution
 from ..errors import BatcherClosed
+from . import observer
 from .call_queue import AWAKE, CallQueue
 from .observer import Observer
 from .recorder import Recorder
@@ -50,7 +51,7 @@ class Runtime(CallQueue):
         policy: BatchPolicy,
         execution: Execution,
         recorder: Recorder,
-        observer: Observer | None,
+        on_batch: Observer | None,
         name: str,
     ) -> None:
         most = policy.max_concurrent_batches
@@ -62,7 +63,7 @@ class Runtime(CallQueue):
             policy = replace(policy, max_concurrent_batches=MANY)
         super().__init__(policy, recorder, name)
         self.pool.size = most
-        self.observer = observer
+        self.observer = on_batch
 
     def _call_worker(self) -> None:
         """Wake a worker that is parked, or start one if fewer run than may run."""
@@ -185,6 +186,8 @@ class Runtime(CallQueue):
             raise
         if self.observer is not None and not aborted:
             self.observer(batch, outcomes)
+        if batch.attempts > 1:
+            self._note_attempts(batch, outcomes)
         if look is None:
             return None if parker is None else self._take(parker)
         found, more = look
@@ -207,6 +210,21 @@ class Runtime(CallQueue):
         finally:
             self._wakeups.wake(batch)
 
+    def _note_attempts(self, batch: Batch, outcomes: Outcomes) -> None:
+        """Log that the function ran in parts, because memory ran out or an item failed."""
+        if batch.too_big:
+            self.notices.add(
+                "memory",
+                f"{batch.too_big[0][0]} items ran out of memory, and were run in smaller parts",
+            )
+        errors = [part for part in outcomes[1] if isinstance(part, BaseException)]
+        if errors:
+            self.notices.add(
+                "item",
+                f"{len(errors)} of the calls in a batch of {batch.size} items failed alone, "
+                f"first with {type(errors[0]).__name__}",
+            )
+
     def join(self, scheduler: Scheduler, key: Hashable, rows: Live) -> Batch | None:
         """Return calls of the group `key` that join live rows, or None if no call may join.
 
@@ -225,6 +243,8 @@ class Runtime(CallQueue):
                 batch.begun = True
         if scheduler.admitted:
             self._notify_admitted()
+        if batch is not None and observer.probe is not None:
+            observer.probe.joined(self.name, batch)
         return batch
 
     def answer(self, batch: Batch, piece: Slice, part: Any) -> int:
@@ -277,6 +297,7 @@ class Runtime(CallQueue):
         with self._lock:
             self._scheduler.capacity.too_big(rows, longest)
         self.recorder.memory_error()
+        self.notices.add("memory", f"{rows} rows ran out of memory, and run in smaller parts")
 
     @abstractmethod
     def _new_parker(self) -> Any:

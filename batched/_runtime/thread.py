@@ -19,6 +19,7 @@ from collections.abc import Callable
 from .._core.linger import NEVER
 from .._core.scheduler import Batch, Scheduler
 from .._execution.execution import Prepared
+from . import observer, recorder
 from .call_queue import AWAKE, CallQueue, alive
 from .row_source import run_rows
 from .runtime import Runtime
@@ -99,12 +100,16 @@ class ThreadRuntime(Runtime):
         """
         worker.batch = batch
         batch.begun = True
+        probe = observer.probe
+        began = None if probe is None else probe.began(self.name, batch)
         outcomes = (
             run_rows(self, batch, worker)
             if self.execution.in_steps
             else self.execution.run(batch, prepared)
         )
         worker.batch = None  # contexts live long, and must not keep results alive
+        if probe is not None and began is not None:
+            probe.ended(began, self.name, batch, outcomes)
         found = self._finish(batch, outcomes, parker)
         del outcomes  # an error in the outcomes holds this frame
         return found
@@ -236,6 +241,8 @@ def _at_exit() -> None:
         CallQueue.exiting = False
     for runtime in runtimes:
         runtime.shutdown(wait=True, cancel=False)
+    if recorder.sink is not None:
+        recorder.sink.close()
 
 
 atexit.register(_at_exit)

@@ -18,20 +18,23 @@ def test_metrics_of_the_process_are_on_the_page_of_a_client(
         """
         import time
         import batched
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.multiprocess import MultiProcessCollector
+        import batched.metrics
+        from prometheus_client import CollectorRegistry
 
         counted = batched.connect("served_metrics:counted", linger_s=1)
+        registry = CollectorRegistry()
+        batched.metrics.prometheus(registry=registry)
         for number in range(7):
             assert counted(number) == number
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)
-        wanted = 'batched_items_total{function="counted"} 7.0'
-        for _ in range(1000):  # the observer is called after the callers are answered
-            if wanted in generate_latest(registry).decode():
-                print("found")
+
+        def value(name, **labels):
+            return registry.get_sample_value(name, labels)
+
+        for _ in range(1000):  # the model process writes its counts a moment later
+            if value("batched_items_total", function="counted") == 7:
+                print("found", value("batched_calls_total", function="served_metrics:counted"))
                 break
             time.sleep(0.01)
         """
     )
-    assert (ended.stdout, ended.stderr) == ("found\n", "")
+    assert (ended.stdout, ended.stderr) == ("found 7\n", "")

@@ -120,7 +120,7 @@ def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) 
 
 
 def test_nothing_is_counted_at_first() -> None:
-    counted = dataclasses.asdict(Recorder().snapshot(queue_size=3, blocked=1, in_flight=2))
+    counted = dataclasses.asdict(Recorder("").snapshot(queue_size=3, blocked=1, in_flight=2))
     present = {name: counted.pop(name) for name in ("queue_size", "blocked", "in_flight")}
     assert present == {"queue_size": 3, "blocked": 1, "in_flight": 2}
     nothing = dataclasses.asdict(Percentiles(0.0, 0.0, 0.0))
@@ -128,7 +128,7 @@ def test_nothing_is_counted_at_first() -> None:
 
 
 def test_batches_are_counted_by_size_and_by_reason() -> None:
-    recorder = Recorder()
+    recorder = Recorder("")
     batches: list[tuple[int, FlushReason]] = [
         (4, "full"),
         (4, "full"),
@@ -145,7 +145,7 @@ def test_batches_are_counted_by_size_and_by_reason() -> None:
 
 
 def test_the_processing_time_is_that_of_batches() -> None:
-    recorder = Recorder()
+    recorder = Recorder("")
     durations = [0.5, 1.0, 3.0]
     for duration in durations:
         recorder.ended(
@@ -159,7 +159,7 @@ def test_the_processing_time_is_that_of_batches() -> None:
 
 def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
     """A call of many items counts once, and its later parts do not count again."""
-    recorder = Recorder()
+    recorder = Recorder("")
     quick, slow = request(1, arrived=9.0), request(9, arrived=6.0)
     recorder.ended(ended_batch(quick, started=10.0, ended=10.5), errors=0)
     recorder.ended(ended_batch(slow, started=10.0, ended=10.5, part=(0, 4)), errors=0)
@@ -173,7 +173,7 @@ def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
 
 
 def test_reset_starts_from_zero_and_goes_on_counting() -> None:
-    recorder = Recorder()
+    recorder = Recorder("")
 
     def use() -> None:
         recorder.accepted()
@@ -184,18 +184,18 @@ def test_reset_starts_from_zero_and_goes_on_counting() -> None:
     use()
     once = snapshot(recorder)
     recorder.reset()
-    assert snapshot(recorder) == snapshot(Recorder())
+    assert snapshot(recorder) == snapshot(Recorder(""))
     use()
     assert snapshot(recorder) == once
 
 
-def test_a_recorder_goes_on_counting_with_a_new_lock() -> None:
-    recorder = Recorder()
+def test_a_recorder_counts_anew_after_a_fork() -> None:
+    recorder = Recorder("")
     recorder.accepted()
-    recorder._lock.acquire()  # whoever holds it is gone
-    recorder.renew_lock()
+    recorder._lock.acquire()  # the thread that holds it is gone
+    recorder.after_fork()
     recorder.accepted()
-    assert snapshot(recorder).calls == 2
+    assert snapshot(recorder).calls == 1
 
 
 # ---------------------------------------------------------------- the snapshot
@@ -203,7 +203,7 @@ def test_a_recorder_goes_on_counting_with_a_new_lock() -> None:
 
 @pytest.fixture
 def busy() -> Stats:
-    recorder = Recorder()
+    recorder = Recorder("")
     for _ in range(1234):
         recorder.accepted()
     recorder.count("cancelled")
@@ -231,7 +231,7 @@ def test_a_snapshot_is_frozen(busy: Stats) -> None:
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
-    recorder = Recorder()
+    recorder = Recorder("")
     recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=0)
     before = snapshot(recorder)
     kept = copy.deepcopy(before)

@@ -109,7 +109,7 @@ def test_a_full_queue_is_a_503_with_retry_after_and_no_traceback(server: Server)
         await client.until(lambda state: state["queue_size"] == QUEUE)
         for answer in await answers(client.ask(CLIENTS)):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json() == {"detail": "The server is busy; try again in a second."}
+            assert answer.json() == {"detail": "The server is busy; try again later."}
         client.release()
         await client.until(lambda state: state["queue_size"] == state["in_flight"] == 0)
         assert [answer.status_code for answer in await answers(client.ask(1))] == [200]

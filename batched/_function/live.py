@@ -1,0 +1,32 @@
+"""Registry of the batched functions of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakValueDictionary
+
+functions: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Decorated functions by id; bound methods are not among them."""
+
+
+def live() -> list[Any]:
+    """Return every batched function of this process that exists now.
+
+    A method is in the list once for each instance that has called it, bound to that instance, and
+    not as its class has it. For example, an operator looks at all queues::
+
+        for fn in batched.live():
+            print(fn.__name__, fn.stats)
+    """
+    return [found for ref in functions.valuerefs() for found in _callable(ref())]
+
+
+def _callable(function: Any) -> Iterator[Any]:
+    if function is None:
+        return
+    if function._owner is not None or function._function.kind == "static":
+        yield function
+    for instance, _ in list(function._instances.values()):
+        if (owner := instance()) is not None:
+            yield function.__get__(owner)

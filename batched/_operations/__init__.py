@@ -1,0 +1,1 @@
+"""Counts, metrics and traces of all batched functions at once."""

@@ -1,0 +1,31 @@
+"""Log records of events that operators look for, a few of each kind only."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from .wakers import logger
+
+INTERVAL: Final = 10.0
+"""Shortest time between two records of one kind about one function (s)."""
+
+
+class Notices:
+    """Notices about one function."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._kinds: dict[str, tuple[float, int]] = {}
+        """For each kind: the moment of its latest record (s), and events since then."""
+
+    def add(self, kind: str, message: str) -> None:
+        """Log a warning, unless a record of its kind was logged lately."""
+        now = time.monotonic()
+        latest, events = self._kinds.get(kind, (-INTERVAL, 0))
+        if now - latest < INTERVAL:
+            self._kinds[kind] = latest, events + 1
+            return
+        self._kinds[kind] = now, 0
+        more = f" (and {events:,} times since the last record)" if events else ""
+        logger.warning("%s: %s%s", self._name, message, more)
