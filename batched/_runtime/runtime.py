@@ -217,12 +217,12 @@ class Runtime(CallQueue):
                 "memory",
                 f"{batch.too_big[0][0]} items ran out of memory, and were run in smaller parts",
             )
-        errors = [part for part in outcomes[1] if isinstance(part, BaseException)]
-        if errors:
+        # no code of the classes of errors is called
+        if any([issubclass(type(part), BaseException) for part in outcomes[1]]):
             self.notices.add(
                 "item",
-                f"{len(errors)} of the calls in a batch of {batch.size} items failed alone, "
-                f"first with {type(errors[0]).__name__}",
+                f"items of a batch of {batch.size} failed; the function was called "
+                f"{batch.attempts} times in all, to find them",
             )
 
     def join(self, scheduler: Scheduler, key: Hashable, rows: Live) -> Batch | None:

@@ -125,9 +125,9 @@ async def test_an_exception_of_a_handler_passes_as_itself(error: BaseException) 
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (batched.QueueFull("q"), "The server is busy; try again in a second."),
-        (batched.QueueTimeout("q"), "The server is busy; try again in a second."),
-        (batched.BatcherClosed("q"), "The server is shutting down; try again in a second."),
+        (batched.QueueFull("q"), "The server is busy; try again later."),
+        (batched.QueueTimeout("q"), "The server is busy; try again later."),
+        (batched.BatcherClosed("q"), "The server is shutting down; try again later."),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
