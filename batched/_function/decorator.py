@@ -150,6 +150,9 @@ class Dynamically(Decorator):
         isolate_errors: whether the halves of a failed batch run again, until the failing items
             stand alone (13 calls of the function for one item in 64). The other items get their
             results; False.
+        dedupe: whether equal items that wait or run at the same time are computed once. Each caller
+            has a copy of the result (`copy.deepcopy`), and an error reaches all of them. Items need
+            a hash; or a function that returns the key of an item; False.
         on_batch: observer that gets a `BatchRecord` of every batch, after its callers are answered;
             None.
         name: name in messages and of threads; the function's qualified name.

@@ -21,6 +21,7 @@ from .._runtime.event_loop import EventLoopRuntime, EventLoops
 from .._runtime.observer import make_observer
 from .._runtime.recorder import Recorder
 from .._runtime.thread import ThreadRuntime
+from .dedupe import deduping, item_itself
 from .preparation import (
     FunctionPreparation,
     Preparation,
@@ -184,11 +185,15 @@ class Batcher:
         self.prepares = preparation is not None and preparation.threads > 0
         """Whether the runtime prepares the calls."""
         kind, preparing = function.runtimes
+        first: tuple[Any, ...] = ()  # arguments before those of every runtime
         if preparation is not None and preparation.threads:
             parser = requests.parser if isinstance(requests, PreparedParser) else requests
             requests = PreparedParser(name, parser, preparation, defers=True)
-            kind = partial(preparing, preparation)
-        make = partial(kind, policy, execution, recorder, observer, name)
+            kind, first = preparing, (preparation,)
+        if options.dedupe is not False:
+            key = item_itself if options.dedupe is True else options.dedupe
+            kind, first = deduping(kind), (key, *first)
+        make = partial(kind, *first, policy, execution, recorder, observer, name)
         # callers who only submit
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
@@ -37,6 +37,7 @@ class Settings(TypedDict, total=False):
     prefetch: int
     prepare_threads: int
     isolate_errors: bool
+    dedupe: bool | Callable[[Any], Hashable]
     on_batch: Callable[[BatchRecord], object] | None
     length: Callable[[Any], float] | None
     on_oom: OnOom
@@ -115,6 +116,10 @@ class Options:
     """
     isolate_errors: bool = False
     """Whether a batch that fails is run again in halves, to find the items that fail alone."""
+    dedupe: bool | Callable[[Any], Hashable] = False
+    """Whether equal items that wait or run are computed once; or a function of an item that returns
+    a key, which is equal for equal items.
+    """
     on_batch: Callable[[BatchRecord], object] | None = None
     """An observer, called with a record of each batch after its callers have been answered."""
     name: str | None = None
@@ -139,6 +144,18 @@ class Options:
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
         if not isinstance(self.isolate_errors, bool):
             raise TypeError(f"isolate_errors must be True or False, got {self.isolate_errors!r}")
+        dedupe: Any = self.dedupe
+        if not isinstance(dedupe, bool) and (
+            not callable(dedupe) or inspect.iscoroutinefunction(dedupe)
+        ):
+            raise TypeError(
+                "dedupe must be True, False or a plain function of an item that returns its key, "
+                f"got {dedupe!r}"
+            )
+        if dedupe is not False and self.features is not None:
+            raise TypeError(
+                "dedupe is for functions of a list; put features into the items of such a function"
+            )
         observer: Any = self.on_batch
         if observer is not None and (
             not callable(observer)

@@ -218,7 +218,7 @@ class Runtime(CallQueue):
                 f"{batch.too_big[0][0]} items ran out of memory, and were run in smaller parts",
             )
         # no code of the classes of errors is called
-        if any([issubclass(type(part), BaseException) for part in outcomes[1]]):
+        if any(issubclass(type(part), BaseException) for part in outcomes[1]):
             self.notices.add(
                 "item",
                 f"items of a batch of {batch.size} failed; the function was called "

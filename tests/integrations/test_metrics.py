@@ -378,6 +378,7 @@ def test_a_span_tells_that_items_failed(tracer: Any) -> None:
 
 def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
     tracing, exporter = tracer
+
     @batched.continuously(batch_size=4, name="stepping")
     def fn(rows: batched.Rows[int, int]) -> None:
         second = threading.Thread(target=call, args=(2,))

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -109,7 +108,7 @@ def test_refusals_are_logged_a_few_times_only(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(notices.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("batched._runtime.notices.time.monotonic", lambda: now[0])
 
     @batched.dynamically
     def fn(items: list[int]) -> list[int]:
@@ -199,7 +198,7 @@ class Noted(observer.Probe):
 
 
 @pytest.fixture(params=[True, False])
-def probe(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
+def probe(request: Any, monkeypatch: pytest.MonkeyPatch) -> Noted:
     noted = Noted(request.param)
     monkeypatch.setattr(observer, "probe", noted)
     return noted
