@@ -1,4 +1,4 @@
-"""Crash-safe runs of a batch function over a whole dataset.
+"""Crash-safe runs of a batch function over a whole dataset::
 
     from batched import offline
 
