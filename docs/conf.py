@@ -32,10 +32,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # names outside this library have no target: the build needs no network
 nitpick_ignore_regex = [("py:.*", r"(?!batched\.(?!_)).*")]
-suppress_warnings = [
-    "myst.header",  # pages begin with a heading of level 1 and may go on with level 3
-    "toc.empty_glob",  # a part may have no further pages
-]
+suppress_warnings = ["myst.header"]  # a page may go on with a heading of level 3
 
 myst_heading_anchors = 4
 default_role = "py:obj"  # docstrings have names in single backticks
@@ -122,7 +119,13 @@ def check_reference(app: Sphinx, env: BuildEnvironment) -> list[str]:
 
 
 def shorten_signature(
-    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
 ) -> tuple[str | None, str | None]:
     """Leave out what a reader cannot pass: constructors, and marks of missing arguments."""
     if what == "exception" or (what == "class" and obj.__name__ in OBTAINED):
@@ -172,6 +175,25 @@ def link_results(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = text
 
 
+def find_class(app: Sphinx, env: BuildEnvironment, node: Any, contnode: Any) -> Any:
+    """Link the name of a class without its module, if there is only one class of that name."""
+    from sphinx.util.nodes import make_refnode
+
+    target = node["reftarget"]
+    if node.get("refdomain") != "py" or not target[:1].isupper():
+        return None
+    objects = env.domains.python_domain.objects
+    found = {
+        (entry.docname, entry.node_id)
+        for name, entry in objects.items()
+        if name.rpartition(".")[2] == target
+    }
+    if len(found) != 1:
+        return None
+    (docname, anchor), *_ = found
+    return make_refnode(app.builder, node["refdoc"], docname, anchor, contnode)
+
+
 def setup(app: Sphinx) -> None:
     """Register the functions of this file."""
     from sphinx.pycode import ModuleAnalyzer
@@ -182,4 +204,5 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", link_results)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("missing-reference", find_class)
     app.connect("env-check-consistency", check_reference)
