@@ -127,7 +127,7 @@ def shorten_signature(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str | None, str | None]:
-    """Leave out what a reader cannot pass: constructors, and marks of missing arguments."""
+    """Leave out constructors that a reader cannot call, and marks of missing arguments."""
     if what == "exception" or (what == "class" and obj.__name__ in OBTAINED):
         return "" if signature else None, None
     if what == "function" and isinstance(obj, type):
