@@ -58,7 +58,7 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
     Items of similar lengths run together, a batch that exceeds memory is split, and an element that
     fails is one dead letter.
 
-    Results are `PredictionResult`s. With `with_exception_handling`, each element that failed is in
+    A result is a `PredictionResult`. With `with_exception_handling`, each element that failed is in
     `failed_postprocessing[0]`; otherwise its error ends the pipeline. `failed_inferences` holds the
     batches during which the function was broken, its service was away for `outage_s`, or Beam's
     time limit ended.

@@ -26,8 +26,9 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 LINKED = [README, *sorted(ROOT.glob("docs/**/*.md"))]
 
-SCRIPTS = ("offline.md", "offline-how-to.md")
-"""Pages whose blocks continue each other; `offline/test_pages.py` runs them."""
+SCRIPTS = ("offline.md", "offline-how-to.md", "tutorial.md")
+"""Pages whose blocks continue each other; `offline/test_pages.py` and `test_tutorial.py` run them.
+"""
 
 MOST_WORDS = 900
 """Most words of README; code, tables and links count."""
@@ -219,5 +220,7 @@ def test_the_tables_of_errors_are_complete() -> None:
     pages = "".join(
         (ROOT / f"docs/{name}.md").read_text() for name in ("calling", "offline-reference")
     )
+    remedies = (ROOT / "docs/reference/errors.md").read_text()
     for name in batched.errors.__all__:
         assert f"`{name}`" in pages
+        assert f"\n| `{name}` |" in remedies or name == "BatchedError"

@@ -238,7 +238,8 @@ class EmbeddingClient(Client[str, Vector]):
     `client(text)` returns the vector of a text, an array of float32. The texts of all callers share
     requests. All clients of one service, which is an address and a key, share one set of limits,
     chat clients included. Further keywords are parameters of embeddings, for example `dimensions`,
-    or settings of `batched.dynamically` for the queue, as of `ChatClient`.
+    or settings of `batched.dynamically` for the queue, as of `ChatClient`. So are `max_workers`,
+    `api_key`, `timeout_s`, `attempts`, `max_wait_s`, `requests_per_minute` and `tokens_per_minute`.
 
     Args:
         base_url: address of the service, for example `http://localhost:8000/v1`.
@@ -246,8 +247,6 @@ class EmbeddingClient(Client[str, Vector]):
         max_inputs: most texts in one request.
         max_tokens: most tokens of all texts in one request.
         count_tokens: function that returns the tokens of a text; None: a quarter of its characters.
-        max_workers, api_key, timeout_s, attempts, max_wait_s, requests_per_minute,
-            tokens_per_minute: as of `ChatClient`.
         price: price of a million tokens, for `usage.cost`.
         max_cost: most cost by `price`; a text that may exceed it is not sent, and fails.
 

@@ -54,7 +54,7 @@ class Continuously(Decorator):
     different items. A batch that is formed once ends with its slowest item. Here each caller is
     answered as soon as its own item is done, and calls that wait take the free places.
 
-    The function gets `batched.Rows` and runs until `rows` is false:
+    The function gets `batched.Rows` and runs until `rows` is false::
 
         while rows:
             for row in rows.join(): ...     # add row.item to the state
@@ -65,9 +65,11 @@ class Continuously(Decorator):
     error that the function raises reaches the callers of all live rows; `row.fail(error)` fails one
     row. All rows of one call of the function have equal extra arguments.
 
-    Settings, as for `batched.dynamically`: small_batch_threshold, max_queue_size, on_full,
-    queue_timeout_ms, prepare, prepare_threads, length, on_batch, name; and
+    These settings are the same as for `batched.dynamically`: `small_batch_threshold`,
+    `max_queue_size`, `on_full`, `queue_timeout_ms`, `prepare`, `prepare_threads`, `length`,
+    `on_batch` and `name`.
 
+    Args:
         batch_size: most live rows; 32.
         max_batch_tokens: largest product of the live rows and their greatest length; None.
         max_concurrent_batches: calls of the function that run at once, each in its own thread and

@@ -119,7 +119,7 @@ class Dynamically(Decorator):
     above `@classmethod`, above or below `@staticmethod`. The function must return one result per
     item, in order: a list, tuple, array or tensor.
 
-    Settings:
+    Args:
         batch_size: most items in one batch; 32.
         timeout_ms: longest time for which an item is held, so that more items can join its batch,
             in milliseconds; 5.0.
@@ -225,7 +225,9 @@ class InferenceDynamically(Decorator):
     there are several. A caller passes a mapping of features, or features by keyword, and gets what
     the function would have returned for them alone: same structure, same rows, same lengths.
 
-    Settings, in addition to the settings of `batched.dynamically`:
+    All settings of `batched.dynamically` are accepted, and some more.
+
+    Args:
         pad_token: value that fills short rows, by name of the feature; 0 for all other features.
             `pad_tokens` is another spelling.
         padding_side: side on which rows are filled, "right" or "left"; "right".

@@ -36,21 +36,13 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
     being generated at the next token, a text leaves as soon as it has ended, and each caller gets
     the text that its prompt would get alone. `stream(prompt)` returns the text in pieces.
 
-    A prompt is a text, a chat or a list of ids. A chat is a list of messages (`{"role": ...,
-    "content": ...}`) for the tokenizer's own template. Any other list is a list of prompts.
+    A prompt is a text, a chat or a list of ids. A chat is a list of messages, each a dict of `role`
+    and `content`, for the tokenizer's own template. Any other list is a list of prompts.
 
-    Keywords, here and in each call, are settings of transformers' `generate`, and
-
-        seed: seed of a sampled text: equal seeds give equal texts, alone or in a batch.
-        stop_strings: strings that end the text, and are no part of it.
-        eos_token_id: further terminators, besides the terminators of the model.
-        schema: class of pydantic, or JSON schema. The text keeps to it, and the result is the
-            instance, or the value of the JSON. A text that is cut off is a `ValueError`.
-        tools, chat_template_kwargs: arguments of the chat template.
-
-    `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` mean `do_sample=True`; a temperature of
-    0 means greedy decoding. Calls with different settings share batches. Without `max_new_tokens` a
-    text ends after 256 tokens. Beams and several texts for one prompt are refused.
+    Keywords, here and in each call, are settings of transformers' `generate`. `temperature`,
+    `top_k`, `top_p`, `min_p` or `typical_p` mean `do_sample=True`; a temperature of 0 means greedy
+    decoding. Calls with different settings share batches. Without `max_new_tokens` a text ends
+    after 256 tokens. Beams and several texts for one prompt are refused.
 
     The settings of `batched.continuously` are accepted here, too. The default of `batch_size`, the
     most texts at once, is 32. The default of `max_batch_tokens`, which counts prompts and new
@@ -65,6 +57,13 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         model: causal language model of transformers, decoder only.
         tokenizer: tokenizer of the model. Its padding side and pad token do not matter.
         details: whether callers get a `Generation` in place of the text alone.
+        seed: seed of a sampled text: equal seeds give equal texts, alone or in a batch.
+        stop_strings: strings that end the text, and are no part of it.
+        eos_token_id: further terminators, besides the terminators of the model.
+        schema: class of pydantic, or JSON schema. The text keeps to it, and the result is the
+            instance, or the value of the JSON. A text that is cut off is a `ValueError`.
+        tools: argument of the chat template.
+        chat_template_kwargs: further arguments of the chat template.
 
     Raises:
         TypeError: the model is of another kind, or a setting is unknown.

@@ -1,5 +1,7 @@
 """Crash-safe runs of a batch function over a whole dataset.
 
+One call reads the source, computes and writes the result::
+
     from batched import offline
 
     report = offline.run(

@@ -44,6 +44,8 @@ FAILED: Final = "failed"
 class BatchPredictor:
     """A batch function, plain or decorated, or a class of one, for `ray.data.Dataset.map_batches`.
 
+    The class is passed to Ray Data, which builds it in each of its actors::
+
         dataset.map_batches(
             offline.BatchPredictor,
             fn_constructor_args=(embed,),

@@ -40,6 +40,7 @@ class StepCounts:
     """Rows of one step in this run."""
 
     name: str
+    """Name of the step."""
     ok: int
     """Rows that got a result."""
     failed: int
@@ -71,6 +72,7 @@ class Snapshot:
     seconds: float
     """Time since the run began (s)."""
     steps: tuple[StepCounts, ...]
+    """Counts of each step, in order."""
     errors: Mapping[str, int]
     """Dead letters by type of error."""
     examples: Mapping[str, DeadLetter]

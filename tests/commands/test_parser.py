@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import batched
 from batched import cli
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -69,6 +72,24 @@ def test_the_help_states_the_defaults(command: str, capsys: pytest.CaptureFixtur
 
 
 BENCH = "bench m:f --input items"
+
+
+@pytest.mark.once  # the layout of the help depends on the Python
+def test_the_page_of_the_command_line_prints_every_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def help_of(*command: str) -> str:
+        with pytest.raises(SystemExit):
+            cli.main([*command, "--help"], prog="python -m batched")
+        return capsys.readouterr().out
+
+    page = (ROOT / "docs/reference/command-line.md").read_text()
+    printed = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^    (\w+)  ", help_of(), re.MULTILINE)
+    assert printed == [help_of(), *(help_of(command) for command in commands)]
+    assert [*commands, "batched.cli"] == re.findall(r"^## (.*)$", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
