@@ -17,8 +17,8 @@ def opentelemetry(*, provider: TracerProvider | None = None) -> None:
     `batch <function>`, is the root of a trace of its own, because the batch has many callers. It is
     linked to the span that was current where each call was made, and each of these spans is linked
     back to it. It is current while the function runs, so that spans of the function are within it.
-    Attributes: `code.function.name`, `batched.batch.size`, `batched.batch.flush_reason`,
-    `batched.batch.attempts`, and `error.type` if items have failed. A call of a function in a model
+    Attributes: ``code.function.name``, ``batched.batch.size``, ``batched.batch.flush_reason``,
+    ``batched.batch.attempts``, and ``error.type`` if items have failed. A call of a function in a model
     process is not linked to the batch there. OpenTelemetry keeps 128 links of a span unless
     `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise.
 

@@ -54,6 +54,7 @@ WITH_EXTRAS = {
     "batched._commands.demo": "matplotlib",
     "batched._commands.display": "rich",
     "batched._generation": "torch",
+    "batched._operations.probe": "opentelemetry",
     "batched.generation": "torch",
 }
 """Modules that need a package that the library does not."""
