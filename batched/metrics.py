@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from ._installation import needs
 from .stats import BatchRecord
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def prometheus(
         ImportError: `prometheus-client` is not installed.
         ValueError: the registry has metrics of that namespace already.
     """
-    from prometheus_client import REGISTRY, Counter, Histogram
+    with needs("batched.metrics.prometheus", "prometheus"):
+        from prometheus_client import REGISTRY, Counter, Histogram
 
     home = REGISTRY if registry is None else registry
 
@@ -107,7 +109,8 @@ def opentelemetry(*, provider: MeterProvider | None = None) -> Callable[[BatchRe
     Raises:
         ImportError: `opentelemetry-api` is not installed.
     """
-    from opentelemetry.metrics import get_meter
+    with needs("batched.metrics.opentelemetry", "opentelemetry"):
+        from opentelemetry.metrics import get_meter
 
     meter = get_meter("batched", meter_provider=provider)
     batches = meter.create_counter("batched.batches", "{batch}", "Batches that have ended.")

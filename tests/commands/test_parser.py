@@ -111,6 +111,7 @@ def test_a_missing_package_is_named_with_its_extra(
         missing = run("-c", code)
         assert missing.returncode == 2
         assert missing.stderr == (
-            f"batched {command.partition(' ')[0]}: {package} is not installed; "
-            f'run `pip install "batched-dynamically[{extra}]"`\n'
+            f"batched {command.partition(' ')[0]}: this command needs {package}, which is not "
+            f'installed; run `python -m pip install ".[{extra}]"` in a checkout of batched, or '
+            f'`pip install "batched-dynamically[{extra}]"` elsewhere\n'
         )
