@@ -82,7 +82,12 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("code", "user", "package", "extra"),
     [
-        ("from batched.chat import *; ChatClient('http://a/v1', 'm')", "ChatClient", "openai", "chat"),
+        (
+            "from batched.chat import *; ChatClient('http://a/v1', 'm')",
+            "ChatClient",
+            "openai",
+            "chat",
+        ),
         ("import batched.asgi", "batched.asgi", "anyio", "server"),
         ("import batched.beam", "batched.beam", "apache_beam", "beam"),
         ("import batched.offline", "batched.offline", "pyarrow", "offline"),
@@ -112,8 +117,8 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
             "generation",
         ),
         pytest.param(
-            "from batched._generation.schema import *; Grammars(0, 1, 'write').processor('', 0, [1])",
-            "write: schema",
+            "from batched._generation.schema import *; Grammars(0, 1, 'f').processor('', 0, [1])",
+            "f: schema",
             "llguidance",
             "generation",
             marks=pytest.mark.model,

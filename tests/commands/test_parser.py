@@ -90,6 +90,19 @@ def test_a_wrong_argument_is_refused_in_one_sentence(
     assert re.fullmatch(rf"batched( demo| bench)?: {sentence}\n", err)
 
 
+def test_serve_without_unix_sockets_is_refused_in_one_sentence() -> None:
+    code = (
+        "import socket, sys; sys.modules['fcntl'] = None; vars(socket).pop('send_fds', None); "
+        "from batched.cli import main; sys.exit(main(['serve', 'm:f', '--socket', 's']))"
+    )
+    refused = run("-c", code)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "batched serve: OSError: batched serve needs Unix sockets, which Linux and macOS have, and "
+        "Windows has not\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "extra", "packages"),
     [

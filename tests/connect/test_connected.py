@@ -32,6 +32,12 @@ def computed(folder: Path) -> list[str]:
     return (folder.parent / "computed.txt").read_text().split()
 
 
+def test_a_system_without_unix_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "send_fds")
+    with pytest.raises(OSError, match=r"^batched\.connect needs Unix sockets"):
+        batched.connect("served_model:double")
+
+
 def test_a_connected_function_is_called_as_the_function_itself(connected: Connect) -> None:
     double = connected()
     assert double(1) == 2
