@@ -19,13 +19,14 @@ from typing import Any, Final
 from ._execution.exceptions import copy_exception
 from ._installation import needs
 from ._services.failures import to_remote
-from .offline import Auto, Retry, Step
-from .offline.predictor import Predictor
 
 with needs("batched.beam", "beam"):
     # not installed where types are checked
     from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
     from apache_beam.ml.inference import base  # pyright: ignore[reportMissingImports]
+
+    from .offline import Auto, Retry, Step
+    from .offline.predictor import Predictor
 
 __all__ = ["FailedPrediction", "ModelHandler"]
 

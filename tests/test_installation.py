@@ -128,7 +128,7 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
 def test_a_missing_package_is_named_with_its_extra(
     code: str, user: str, package: str, extra: str
 ) -> None:
-    if user in ("batched.beam", "offline.Ray"):
+    if user == "offline.Ray":
         pytest.importorskip("pyarrow")
     code = f"import sys; sys.modules[{package!r}] = None; {code}"
     ended = subprocess.run(
