@@ -95,7 +95,7 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
         (
             "from batched.embeddings import *; EmbeddingClient('http://a/v1', 'm')",
             "EmbeddingClient",
-            "pydantic",
+            "openai",
             "chat",
         ),
         (
