@@ -12,9 +12,11 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-import anyio
-
+from ._installation import needs
 from .errors import BatcherClosed, QueueFull, QueueTimeout
+
+with needs("batched.asgi", "server"):
+    import anyio
 
 __all__ = ["BatchedMiddleware"]
 

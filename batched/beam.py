@@ -17,18 +17,16 @@ from functools import partial
 from typing import Any, Final
 
 from ._execution.exceptions import copy_exception
+from ._installation import needs
 from ._services.failures import to_remote
-from .offline import Auto, Retry, Step
-from .offline.predictor import Predictor
 
-try:
+with needs("batched.beam", "beam"):
     # not installed where types are checked
     from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
     from apache_beam.ml.inference import base  # pyright: ignore[reportMissingImports]
-except ImportError as missing:
-    raise ImportError(
-        'batched.beam needs apache-beam: pip install "batched-dynamically[beam]"'
-    ) from missing
+
+    from .offline import Auto, Retry, Step
+    from .offline.predictor import Predictor
 
 __all__ = ["FailedPrediction", "ModelHandler"]
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ._installation import needs
 from ._operations.counts import FOLDER, of_all_processes, of_this_process, share_counts
 from ._operations.families import METRICS, SECONDS, buckets, numbers
 
@@ -76,7 +77,8 @@ def prometheus(*, registry: CollectorRegistry | None = None) -> None:
         ImportError: `prometheus-client` is not installed.
         ValueError: the registry has metrics of these names already.
     """
-    from prometheus_client import REGISTRY
+    with needs("batched.metrics.prometheus", "prometheus"):
+        from prometheus_client import REGISTRY
 
     home = REGISTRY if registry is None else registry
     share_counts()
@@ -95,8 +97,9 @@ def asgi_app() -> _App:
     Raises:
         ImportError: `prometheus-client` is not installed.
     """
-    from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app
-    from prometheus_client.multiprocess import MultiProcessCollector
+    with needs("batched.metrics.asgi_app", "prometheus"):
+        from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app
+        from prometheus_client.multiprocess import MultiProcessCollector
 
     prometheus()
 
@@ -121,7 +124,8 @@ def opentelemetry(*, provider: MeterProvider | None = None) -> None:
     Raises:
         ImportError: `opentelemetry-api` is not installed.
     """
-    from opentelemetry.metrics import Observation, get_meter
+    with needs("batched.metrics.opentelemetry", "opentelemetry"):
+        from opentelemetry.metrics import Observation, get_meter
 
     from ._operations.probe import record_batches
 

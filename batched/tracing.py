@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._installation import needs
+
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
@@ -18,14 +20,15 @@ def opentelemetry(*, provider: TracerProvider | None = None) -> None:
     linked to the span that was current where each call was made, and each of these spans is linked
     back to it. It is current while the function runs, so that spans of the function are within it.
     Attributes: ``code.function.name``, ``batched.batch.size``, ``batched.batch.flush_reason``,
-    ``batched.batch.attempts``, and ``error.type`` if items have failed. A call of a function in a model
-    process is not linked to the batch there. OpenTelemetry keeps 128 links of a span unless
+    ``batched.batch.attempts``, and ``error.type`` if items have failed. A call of a function in a
+    model process is not linked to the batch there. OpenTelemetry keeps 128 links of a span unless
     `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
     """
-    from opentelemetry.trace import get_tracer
+    with needs("batched.tracing.opentelemetry", "opentelemetry"):
+        from opentelemetry.trace import get_tracer
 
     from ._operations.probe import trace_batches
 

@@ -19,6 +19,13 @@ from feature_stage import Make, Together, unchanged
 from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
 
+collect_ignore = (
+    ["connect", "integrations/test_offline_benchmark.py", "integrations/test_soak.py"]
+    if sys.platform == "win32"
+    else []
+)
+"""Tests of Unix sockets, and of benchmarks that Windows cannot run."""
+
 USUAL = (
     Scenario("threads", "asyncio"),
     Scenario("acall", "asyncio"),
@@ -49,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         scenario = params.get("scenario", USUAL[0])
         if params.get("numbers") is FeatureNumberStage and scenario not in WITH_FEATURES:
+            continue
+        if scenario.kind.endswith("connect") and sys.platform == "win32":
             continue
         if scenario not in USUAL:
             item.add_marker("matrix")

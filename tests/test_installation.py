@@ -1,4 +1,4 @@
-"""The installed distribution: its command, and the refusal of a folder with another project."""
+"""The installed distribution: its command, missing extras, and a folder with another project."""
 
 from __future__ import annotations
 
@@ -74,7 +74,70 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
     assert ended.stderr.splitlines()[-1] == (
         f"ImportError: another project, PyPI's `batched`, was installed into {folder} too, so that "
         "files of batched-dynamically are replaced, hidden or missing; run `pip uninstall "
-        "batched`, then `pip install --force-reinstall batched-dynamically`"
+        "batched`, then install batched-dynamically again, with `--force-reinstall`"
+    )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("code", "user", "package", "extra"),
+    [
+        (
+            "from batched.chat import *; ChatClient('http://a/v1', 'm')",
+            "ChatClient",
+            "openai",
+            "chat",
+        ),
+        ("import batched.asgi", "batched.asgi", "anyio", "server"),
+        ("import batched.beam", "batched.beam", "apache_beam", "beam"),
+        ("import batched.offline", "batched.offline", "pyarrow", "offline"),
+        ("from batched.offline import Ray; Ray()", "offline.Ray", "ray", "ray"),
+        (
+            "from batched.embeddings import *; EmbeddingClient('http://a/v1', 'm')",
+            "EmbeddingClient",
+            "openai",
+            "chat",
+        ),
+        (
+            "from batched.metrics import *; prometheus()",
+            "batched.metrics.prometheus",
+            "prometheus_client",
+            "prometheus",
+        ),
+        (
+            "from batched.metrics import *; opentelemetry()",
+            "batched.metrics.opentelemetry",
+            "opentelemetry",
+            "opentelemetry",
+        ),
+        (
+            "from batched.generation import *; TextGenerator.from_pretrained('m')",
+            "TextGenerator",
+            "torch",
+            "generation",
+        ),
+        pytest.param(
+            "from batched._generation.schema import *; Grammars(0, 1, 'f').processor('', 0, [1])",
+            "f: schema",
+            "llguidance",
+            "generation",
+            marks=pytest.mark.model,
+        ),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    code: str, user: str, package: str, extra: str
+) -> None:
+    if user == "offline.Ray":
+        pytest.importorskip("pyarrow")
+    code = f"import sys; sys.modules[{package!r}] = None; {code}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: {user} needs {package}, which is not installed; run `python -m pip "
+        f'install ".[{extra}]"` in a checkout of batched, or `pip install '
+        f'"batched-dynamically[{extra}]"` elsewhere'
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, overload
 
 from .._function.batched import Batched
 from .._function.settings import Options
+from .._installation import needs
 from .._services.prompts import Prompt
 from .records import Estimate, Usage
 
@@ -55,16 +56,12 @@ class Client(Batched[T, U, ...], Generic[T, U]):
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
             ImportError: the extra is not installed.
         """
-        try:  # not before the first client
+        with needs(owner.__name__, "chat"):  # not before the first client
             from .questions import ChatRequests
             from .runtime import ClientFunction
             from .session import Session
             from .settings import read_settings
             from .texts import TextRequests
-        except ImportError as error:
-            raise ImportError(
-                f'{owner.__name__} needs the openai client: pip install "batched-dynamically[chat]"'
-            ) from error
         parameters = given.pop("parameters")
         del given["self"]
         self._settings = settings = read_settings(owner.__init__, given)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from .._installation import __version__
+from .._installation import __version__, needs
 from ..errors import BatchedError
 from .reference import describe
 
@@ -52,15 +52,11 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "batched") -> int:
         return 0
     command: _Parser = args.parser
     try:
-        status: int = pkgutil.resolve_name(__package__ + args.run)(args)
+        with needs("this command", args.extra):
+            status: int = pkgutil.resolve_name(__package__ + args.run)(args)
         sys.stdout.flush()
         return status
-    except ModuleNotFoundError as error:
-        package = (error.name or str(error)).partition(".")[0]
-        command.error(
-            f'{package} is not installed; run `pip install "batched-dynamically[{args.extra}]"`'
-        )
-    except argparse.ArgumentError as error:
+    except (ModuleNotFoundError, argparse.ArgumentError) as error:
         command.error(str(error))
     except BrokenPipeError:  # a reader, as `head`, has gone
         # Python flushes the rest as it exits, and that would fail again

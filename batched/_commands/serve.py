@@ -9,7 +9,7 @@ import socket
 from contextlib import closing
 from typing import Final
 
-from .._connect import UNIX
+from .._connect import UNIX, check_system
 from .._connect.place import Place, listen, served_here
 from .._connect.server import ModelServer, find_function
 from .._connect.starting import find
@@ -24,8 +24,10 @@ def serve(args: argparse.Namespace) -> int:
     """Serve a batched function until SIGTERM or Ctrl-C. Return the exit status.
 
     Raises:
+        OSError: this system has no Unix sockets.
         argparse.ArgumentError: the function or the socket cannot be used.
     """
+    check_system("batched serve")
     if args.check:
         return _check(args)
     if args.target is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pkgutil
 import re
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,7 +24,7 @@ from .._function.inference import AsyncBatchedInference, BatchedInference
 from .._function.map import Ahead
 from .._function.settings import Options
 from ..stats import Stats
-from . import UNIX
+from . import UNIX, check_system
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as Defaulted
@@ -176,10 +175,10 @@ class _Connected(BatchedCallable[T, U, ...]):
 
         Raises:
             TypeError, ValueError: an argument cannot work.
+            OSError: this system has no Unix sockets.
             ImportError: `prepare` names a module that cannot be imported.
         """
-        if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "send_fds"):
-            raise OSError("batched.connect needs Unix sockets, which this system does not have")
+        check_system("batched.connect")
         if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
             raise ValueError(f"address must be 'module:function' or 'unix:PATH', got {address!r}")
         if address.startswith("__main__:"):

@@ -7,7 +7,6 @@ function's module. So a process never serves code that was changed since.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -93,6 +92,8 @@ class Place:
 
         It gets None if another process holds the lock, unless `wait`.
         """
+        import fcntl  # not on Windows
+
         while True:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

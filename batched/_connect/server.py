@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import fcntl
 import logging
 import os
 import pickle
@@ -83,6 +82,8 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
     `report` and `lock` are descriptors: of a pipe for the one sentence that the client reads, and
     of the lock file, which is unlocked once this process listens.
     """
+    import fcntl  # not on Windows
+
     for descriptor in (report, lock):
         os.set_inheritable(descriptor, False)
     place = Place(Path(path))

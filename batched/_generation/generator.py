@@ -16,6 +16,7 @@ from .._core.policy import BatchPolicy
 from .._function.continuous import Continuous
 from .._function.function import BatchFunction
 from .._function.settings import Options, Steps, StepSettings
+from .._installation import needs
 from .._services.prompts import Prompt
 from .result import Generation
 
@@ -182,15 +183,9 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
             model_kwargs: further arguments of `AutoModelForCausalLM.from_pretrained`.
             settings: settings of `TextGenerator`.
         """
-        try:
+        with needs("TextGenerator", "generation"):
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"{error.name} is not installed; run "
-                '`pip install "batched-dynamically[generation]"`',
-                name=error.name,
-            ) from None
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
         model = AutoModelForCausalLM.from_pretrained(
             name_or_path, dtype=dtype, **(model_kwargs or {})

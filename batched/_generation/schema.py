@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from .._installation import needs
+
 FORM: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space as `json.dumps` writes it: a model cannot write spaces for ever."""
 KEPT: Final = 64
@@ -61,13 +63,8 @@ class Grammars:
         return SchemaProcessor(matcher.deep_copy(), size, terminators)
 
     def _matcher(self, schema: str) -> Any:
-        try:
+        with needs(f"{self._name}: schema", "generation"):
             from llguidance import LLMatcher, hf
-        except ImportError as error:
-            raise ImportError(
-                f"{self._name}: schema needs llguidance; run "
-                '`pip install "batched-dynamically[generation]"`'
-            ) from error
         if self._made is None:
             self._made = hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary)
         grammar = LLMatcher.grammar_from_json_schema(schema, defaults=FORM)

@@ -12,13 +12,16 @@ A committed row is never computed again, a bad row costs one row, and the result
 package needs the extra `offline`.
 """
 
-from .batch_predictor import BatchPredictor
-from .engines.cluster import Ray
-from .pipeline import Pipeline, run
-from .report import DeadLetter, Report, Snapshot, StepCounts
-from .results.export import export
-from .retry import Retry
-from .step import Auto, Step
+from .._installation import needs
+
+with needs("batched.offline", "offline"):
+    from .batch_predictor import BatchPredictor
+    from .engines.cluster import Ray
+    from .pipeline import Pipeline, run
+    from .report import DeadLetter, Report, Snapshot, StepCounts
+    from .results.export import export
+    from .retry import Retry
+    from .step import Auto, Step
 
 __all__ = [
     "Auto",

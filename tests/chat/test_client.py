@@ -342,15 +342,6 @@ def test_a_wrong_setting_is_refused_by_the_constructor(
     assert message in str(raised.value)
 
 
-def test_without_the_extra_the_constructor_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(sys.modules, "batched._chat.questions", raising=False)
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ImportError, match=r'pip install "batched-dynamically\[chat\]"$'):
-        ChatClient("http://localhost:1/v1", "m")
-
-
 def test_the_import_loads_no_package_of_the_extra() -> None:
     modules = "{'openai', 'pydantic', 'httpx', 'numpy'}"
     code = f"import sys, batched.chat, batched.embeddings; print(*{modules} & set(sys.modules))"

@@ -223,4 +223,4 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_one_sentence(
     assert re.fullmatch(r"batched demo: cannot load the model \./none: .+\n", err)
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     err = refusal(capsys, "--model", "./none")
-    assert err.startswith("batched demo: sentence_transformers is not installed; run `pip install")
+    assert err.startswith("batched demo: this command needs sentence_transformers, which is not")

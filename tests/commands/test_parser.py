@@ -111,6 +111,19 @@ def test_a_wrong_argument_is_refused_in_one_sentence(
     assert re.fullmatch(rf"batched( demo| bench)?: {sentence}\n", err)
 
 
+def test_serve_without_unix_sockets_is_refused_in_one_sentence() -> None:
+    code = (
+        "import socket, sys; sys.modules['fcntl'] = None; vars(socket).pop('send_fds', None); "
+        "from batched.cli import main; sys.exit(main(['serve', 'm:f', '--socket', 's']))"
+    )
+    refused = run("-c", code)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "batched serve: OSError: batched serve needs Unix sockets, which Linux and macOS have, and "
+        "Windows has not\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "extra", "packages"),
     [
@@ -132,6 +145,7 @@ def test_a_missing_package_is_named_with_its_extra(
         missing = run("-c", code)
         assert missing.returncode == 2
         assert missing.stderr == (
-            f"batched {command.partition(' ')[0]}: {package} is not installed; "
-            f'run `pip install "batched-dynamically[{extra}]"`\n'
+            f"batched {command.partition(' ')[0]}: this command needs {package}, which is not "
+            f'installed; run `python -m pip install ".[{extra}]"` in a checkout of batched, or '
+            f'`pip install "batched-dynamically[{extra}]"` elsewhere\n'
         )

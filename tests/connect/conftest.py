@@ -30,11 +30,9 @@ def folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
     monkeypatch.setenv("SERVED_LOG", str(short_path / "computed.txt"))
     yield short_path / "batched"
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if entry.name.isdigit() and (
-                f"{short_path}/batched/".encode() in (entry / "cmdline").read_bytes()
-            ):
+            if f"{short_path}/batched/".encode() in (entry / "cmdline").read_bytes():
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
             pass

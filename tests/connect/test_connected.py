@@ -23,13 +23,17 @@ from batched._connect.place import Place, listen
 from batched.errors import BatcherClosed, QueueFull, ServerGone
 from stage import BOUND, Turnstile, python, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no Unix sockets")
-
 Connect = Callable[..., Any]
 
 
 def computed(folder: Path) -> list[str]:
     return (folder.parent / "computed.txt").read_text().split()
+
+
+def test_a_system_without_unix_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "send_fds")
+    with pytest.raises(OSError, match=r"^batched\.connect needs Unix sockets"):
+        batched.connect("served_model:double")
 
 
 def test_a_connected_function_is_called_as_the_function_itself(connected: Connect) -> None:
@@ -147,11 +151,11 @@ def test_a_process_whose_module_forks_serves_at_once(
 def test_connections_that_have_ended_leave_no_descriptor(served: Connect) -> None:
     connected = served(batched.dynamically(lambda items: items))
     assert connected(0) == 0
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/dev/fd"))
     for _ in range(10):
         with connected:
             assert connected(1) == 1
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    wait_until(lambda: len(os.listdir("/dev/fd")) <= before)
 
 
 def test_a_closed_function_refuses_calls_until_it_is_opened_again(connected: Connect) -> None:

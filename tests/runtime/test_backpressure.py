@@ -115,6 +115,7 @@ def test_a_loop_that_submits_is_not_blocked() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals for threads here")
 def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -> None:
     turnstile, fn, earlier = full()
 

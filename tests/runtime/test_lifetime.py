@@ -139,6 +139,7 @@ def test_idle_workers_do_not_wake_up() -> None:
     raise AssertionError(f"it went on waking up: {seen}")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends a process there")
 def test_a_signal_that_interrupts_a_waiting_caller_takes_its_call_out_of_the_queue() -> None:
     records: list[batched.BatchRecord] = []
     gate, fn, running = held(on_batch=records.append)

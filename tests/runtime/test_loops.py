@@ -18,11 +18,12 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 import trio
-import uvloop
 
 import batched
 from batched._runtime.async_backend import current_loop
 from stage import BOUND, LOOPS, echo_coroutine, in_time, wait_until
+
+uvloop: Any = pytest.importorskip("uvloop", reason="uvloop does not exist for Windows")
 
 
 def plain(items: list[int]) -> list[int]:

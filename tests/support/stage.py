@@ -131,10 +131,11 @@ def call_with_little_stack(frames: int, function: Callable[[], Any]) -> Any:
 
 LOOPS: list[tuple[str, dict[str, Any]]] = [
     ("asyncio", {}),
-    ("asyncio", {"use_uvloop": True}),
     ("trio", {}),
 ]
 """Backends of `anyio.run`, each with its options."""
+if sys.platform != "win32":
+    LOOPS.append(("asyncio", {"use_uvloop": True}))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._core.checks import check_whole
+from ..._installation import needs
 from ..checks import check_amount
 
 
@@ -48,10 +49,6 @@ class Ray:
 
 def import_ray() -> Any:
     """Return the module `ray`."""
-    try:
+    with needs("offline.Ray", "ray"):
         import ray
-    except ImportError as error:
-        raise ImportError(
-            "offline.Ray(...) needs Ray: pip install 'batched-dynamically[ray]'"
-        ) from error
     return ray

@@ -1,0 +1,95 @@
+"""Agreement of pyproject, workflows, the check of a change, and the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import batched
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TESTS = (ROOT / ".github/workflows/tests.yml").read_text()
+CHECK = (ROOT / ".ci/run").read_text()
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def constants(function: str, position: int) -> set[str]:
+    """Return the strings that calls of `function` in the library have as their argument there."""
+    return {
+        argument.value
+        for path in (ROOT / "batched").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == function
+        for argument in node.args[position : position + 1]
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+
+
+def test_each_extra_of_a_hint_exists() -> None:
+    named = constants("needs", 1) | constants("add", 2)  # imports, and commands
+    assert {"chat", "bench"} <= named
+    assert named - {""} <= PYPROJECT["project"]["optional-dependencies"].keys()
+
+
+def test_no_other_code_tells_how_to_install_an_extra() -> None:
+    hints = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "batched").rglob("*.py")
+        if "batched-dynamically[" in path.read_text()
+    }
+    assert hints == {str(Path("batched/_installation.py"))}
+
+
+def test_the_version_is_in_one_place_and_the_changelog_begins_with_it() -> None:
+    assert "version" in PYPROJECT["project"]["dynamic"]
+    assert "version:" not in (ROOT / ".github/CITATION.cff").read_text().replace("cff-version:", "")
+    latest = re.search(r"^## (\S+),", (ROOT / "docs/changelog.md").read_text(), re.MULTILINE)
+    assert latest is not None
+    assert latest[1] == batched.__version__
+
+
+def test_the_workflow_tests_the_pythons_of_the_classifiers() -> None:
+    classified = re.findall(r"Python :: (3\.\d+)", " ".join(PYPROJECT["project"]["classifiers"]))
+    matrix = re.search(r"^ +python: \[(.*)\]$", TESTS, re.MULTILINE)
+    assert matrix is not None
+    assert re.findall(r'"(.*?)"', matrix[1]) == classified
+    assert PYPROJECT["project"]["requires-python"] == f">={classified[0]}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        r'-m "not \(.*\)"',  # tests without a model
+        r"--deselect tests/test_typing\.py",
+        r"coverage report --fail-under=100",
+        r'--include="batched/.*"',
+        r"python benchmarks/policy\.py --check --every \d+",
+        r"ruff check \.",
+        r"ruff format --check \.",
+    ],
+)
+def test_the_workflow_runs_the_commands_of_the_check(command: str) -> None:
+    [found] = set(re.findall(command, CHECK))
+    assert found in TESTS
+
+
+def test_each_action_is_pinned_to_a_commit_that_has_a_version() -> None:
+    used = [
+        line.strip().removeprefix("- ")
+        for path in WORKFLOWS
+        for line in path.read_text().splitlines()
+        if "uses:" in line and "uses: ./" not in line
+    ]
+    assert used
+    for line in used:
+        assert re.fullmatch(r"uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line), line
