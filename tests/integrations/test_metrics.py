@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -442,3 +443,21 @@ def test_live_functions_are_listed_with_each_instance_that_was_called() -> None:
     del triple
     gc.collect()
     assert "triple" not in [fn.__name__ for fn in batched.live()]
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    board = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+    asked = set(re.findall(r"\bbatched_\w+", json.dumps(board["panels"])))
+    ends = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+    known = {f"batched_{metric.name}{end}" for metric in METRICS for end in ends[metric.kind]}
+    assert asked <= known
+    labels = {"function", "le", *(metric.label for metric in METRICS)}
+    grouped = re.findall(r"sum by \(([^)]*)\)", json.dumps(board["panels"]))
+    assert {label.strip() for each in grouped for label in each.split(",")} <= labels
+
+
+def test_every_metric_is_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    for metric in METRICS:
+        name = f"batched_{metric.name}{'_total' if metric.kind == 'counter' else ''}"
+        assert f"`{name}" in page, name

@@ -144,6 +144,15 @@ async def test_a_refused_call_is_a_503_with_retry_after(error: Exception, senten
     }
 
 
+@pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
+async def test_retry_after_is_the_time_of_the_queue(seconds: float, header: bytes) -> None:
+    server = Server()
+    error = batched.QueueFull("q")
+    error.retry_after_s = seconds
+    await server.serve(raising(error))
+    assert server.headers[b"retry-after"] == header
+
+
 @pytest.mark.parametrize("raised_again", [True, False])
 async def test_a_500_sent_for_a_refused_call_becomes_a_503(raised_again: bool) -> None:
     """Starlette sends a 500 and raises the exception again, Litestar only sends the 500."""
