@@ -18,10 +18,10 @@ from batched._collate.features.settings import FeatureSettings
 from batched._core.policy import BatchPolicy
 from batched._function.settings import Options
 from chat_server import Asked, Reply, answer, chat_server
+from pages import ROOT, blocks
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 LINKED = [README, *sorted(ROOT.glob("docs/**/*.md"))]
@@ -54,10 +54,6 @@ def answer_as_asked(asked: Asked) -> Reply:
     return Reply('{"product": "kettle", "stars": 1}') if wants_json else answer(asked)
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
 @pytest.mark.parametrize(
     ("page", "block"),
     [
@@ -69,7 +65,7 @@ def blocks(page: Path, language: str) -> list[str]:
         )
         for page in PAGES
         if page.name not in SCRIPTS
-        for number, block in enumerate(blocks(page, "python"), 1)
+        for number, (_, block) in enumerate(blocks(page.read_text(), "python"), 1)
     ],
 )
 @pytest.mark.filterwarnings("default")  # of the model's libraries
@@ -116,11 +112,12 @@ def use_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_python_block_is_overlooked() -> None:
     for page in PAGES:
-        assert page.read_text().count("```py") == len(blocks(page, "python"))
+        text = page.read_text()
+        assert text.count("```py") == len(blocks(text, "python"))
 
 
 def test_the_first_block_is_short_and_runs_anywhere() -> None:
-    first = blocks(README, "python")[0]
+    (_, first), *_ = blocks(README.read_text(), "python")
     assert sum(map(bool, first.splitlines())) <= FIRST_LINES
     imported = {
         name.split(".")[0]
@@ -141,7 +138,7 @@ def test_readme_is_short() -> None:
 
 
 def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
-    demo, tests = blocks(README, "sh")[:2]
+    (_, demo), (_, tests), *_ = blocks(README.read_text(), "sh")
     assert demo.strip() == 'python -m pip install -e ".[demo]" && python -m batched demo'
     assert tests.strip() == 'python -m pip install -e ".[test]" && python -m pytest -n auto'
 
@@ -171,9 +168,14 @@ def test_links_have_targets(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_readme_links_to_every_page() -> None:
-    linked = {link.partition("#")[0] for link in links(README)}
-    assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= linked
+def linked_pages(page: Path) -> set[Path]:
+    return {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
+
+
+def test_readme_or_a_page_that_it_links_has_a_link_to_every_page() -> None:
+    linked = linked_pages(README)
+    pages = linked.intersection(LINKED)
+    assert set(LINKED[1:]) <= linked.union(*map(linked_pages, pages))
 
 
 def shown(default: object) -> str:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
@@ -242,7 +243,7 @@ def _version(module: str) -> tuple[str, int] | tuple[()]:
     """Return path and time of change of a module's file. No module is imported."""
     top, *rest = module.split(".")
     try:
-        found = importlib.util.find_spec(top)
+        found = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
         if found is None:
             return ()
         folders = found.submodule_search_locations

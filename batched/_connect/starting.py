@@ -134,8 +134,10 @@ def _launch(place: Place, reference: str, linger: float, lock: int) -> tuple[str
     """
     ours, theirs = os.pipe()
     arguments: list[Any] = [reference, str(place.path), linger, theirs, lock]
+    # programs that import their application from the folder may no longer have it on the path
+    search = [*sys.path, os.getcwd()]
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"import sys; sys.path[:] = {search!r}; "
         f"from {__package__} import server; server.main(*{arguments!r})"
     )
     with os.fdopen(ours, "rb") as report:

@@ -213,6 +213,30 @@ def test_arrays_that_a_forked_process_keeps_are_not_overwritten(connected: Conne
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_a_module_of_the_folder_is_found_although_the_path_has_lost_the_folder(
+    connected: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_this_folder.py").write_text(
+        "import batched, os\npids = batched.dynamically(lambda items: [os.getpid()] * len(items))"
+    )
+    monkeypatch.chdir(tmp_path)
+    ended = python(
+        """
+        import os, sys
+        import batched
+        sys.path.append(os.getcwd())
+        first = batched.connect("of_this_folder:pids", linger_s=1)
+        pid = first(0)
+        sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
+        assert batched.connect("of_this_folder:pids", linger_s=1)(0) == pid
+        first.shutdown()
+        os.utime("of_this_folder.py", (1, 1))  # another version
+        assert batched.connect("of_this_folder:pids", linger_s=1)(0) != pid
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_accepted_calls_are_answered_before_the_interpreter_exits(connected: Connect) -> None:
     ended = python(
         """

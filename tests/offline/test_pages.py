@@ -16,10 +16,10 @@ pytest.importorskip("pyarrow")
 
 from chat_server import chat_server  # after the skip
 from object_store import make_bucket, object_store  # after the skip
+from pages import FILE, ROOT, blocks  # after the skip
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(300)]
 
-ROOT: Final = Path(__file__).parents[2]
 TUTORIAL: Final = (ROOT / "docs/offline.md").read_text()
 HOW_TO: Final = (ROOT / "docs/offline-how-to.md").read_text()
 NEEDS: Final = {"offline.Ray": "ray", "s3://": "moto", "ChatClient": "openai"}
@@ -36,11 +36,6 @@ def run_shell(text):
 """
 
 
-def blocks(text: str, languages: str) -> list[tuple[str, str]]:
-    """Return the language and the text of each block in these languages."""
-    return re.findall(rf"^```({languages})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 def script(text: str) -> str:
     """Return the Python blocks of a text. A block of the shell is a call, and a block that begins
     with the name of a file is written to that file.
@@ -49,7 +44,7 @@ def script(text: str) -> str:
     for language, block in blocks(text, "python|sh"):
         if language == "sh":
             lines.append(f"run_shell({block!r})")
-        elif file := re.match(r"# (\w+\.py)\n", block):
+        elif file := FILE.match(block):
             lines.append(f"Path({file[1]!r}).write_text({block!r})")
         else:
             lines.append(block)

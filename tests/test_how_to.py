@@ -1,0 +1,117 @@
+"""Each page of docs/how-to runs as pasted: its own installation, its files, its commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from pages import LIMIT_S, ROOT, blocks, paste
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(sys.platform == "win32", reason="the pages are for a POSIX shell"),
+]
+
+PAGES: Final = sorted(set(ROOT.glob("docs/how-to/*.md")) - {ROOT / "docs/how-to/index.md"})
+INDEX: Final = (ROOT / "docs/how-to/index.md").read_text()
+PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+QUICK: Final = {"cache.md": "cachetools", "pydantic.md": "pydantic", "sql.md": "sqlite3"}
+"""Pages that run with each change, and a package that they need. They load no model, and start no
+server.
+"""
+WORDS: Final = range(150, 601)
+"""Words of a page; code counts."""
+PORTS: Final = ("8000", "8001")
+"""Ports of the servers of all pages. Servers take the first one by default."""
+OWN: Final = re.compile(r"^batched-dynamically(?:\[([\w,]+)\])?$")
+
+
+def with_free_ports(text: str) -> tuple[str, dict[str, str]]:
+    """Return the text with free ports, and variables that lead servers to the first one."""
+    with socket.socket() as first, socket.socket() as second:
+        for free in (first, second):
+            free.bind(("127.0.0.1", 0))
+        ports = [str(free.getsockname()[1]) for free in (first, second)]
+    for written, port in zip(PORTS, ports, strict=True):
+        text = text.replace(written, port)
+    return text, {"UVICORN_PORT": ports[0], "PORT": ports[0]}
+
+
+def environment(python: Path, **added: str) -> Mapping[str, str]:
+    """Return the variables of a shell in which `python` is the Python."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    path = f"{python.absolute().parent}{os.pathsep}{os.environ['PATH']}"
+    return {**kept, "PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", **added}
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout in a folder of its own, and the release of torch to install."""
+    folder = tmp_path_factory.mktemp("wheels")
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", str(ROOT)]
+    subprocess.run(build, cwd=folder, check=True, capture_output=True)
+    (torch,) = (each for each in PROJECT["optional-dependencies"]["demo"] if "torch==" in each)
+    (folder / "constraints.txt").write_text(torch)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_runs_as_pasted_in_a_fresh_environment(
+    page: Path, wheels: Path, tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "fresh"], check=True)
+    (folder := tmp_path / "empty").mkdir()
+    text, ports = with_free_ports(page.read_text())
+    found = f"{wheels} {os.environ.get('PIP_FIND_LINKS', '')}"
+    paste(
+        text,
+        folder,
+        environment(
+            tmp_path / "fresh/bin/python",
+            PIP_FIND_LINKS=found,
+            PIP_CONSTRAINT=str(wheels / "constraints.txt"),
+            PIP_REQUIRE_VIRTUALENV="1",
+            PIP_QUIET="1",
+            PIP_NO_COMPILE="no",  # pip reads "no" as --no-compile; most modules are never imported
+            **ports,
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_quick_page_runs_in_the_environment_of_the_tests(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(QUICK[name])
+    text = (ROOT / "docs/how-to" / name).read_text()
+    (_, install), *_ = blocks(text, "sh")
+    paste(
+        text.replace(install, ":\n"),
+        tmp_path,
+        environment(Path(sys.executable), PYTHONPATH=str(ROOT)),
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_first_block_of_a_page_installs_extras_that_exist(page: Path) -> None:
+    (language, block), *_ = blocks(page.read_text(), r"\w+")
+    words = shlex.split(block)
+    assert (language, words[:4]) == ("sh", ["python", "-m", "pip", "install"])
+    (own,) = (match for word in words[4:] if (match := OWN.match(word)))
+    assert set((own[1] or "demo").split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_short_and_on_the_list(page: Path) -> None:
+    assert len(page.read_text().split()) in WORDS
+    assert f"]({page.name})" in INDEX
