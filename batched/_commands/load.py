@@ -46,17 +46,20 @@ async def make_calls(
     callers: int,
     *,
     until: float = math.inf,
+    warm_up: float = 0.0,
     answered: Callable[[T, Any], object] | None = None,
 ) -> Calls:
     """Call `call` with each item from `callers` coroutines if it is awaited, else from threads.
 
     Callers share `items`, which is no generator, because threads cannot share one. No call begins
-    after `until`, a moment of `perf_counter`. `answered` gets each item with its answer.
+    after `until`, a moment of `perf_counter`. The share `warm_up` of all calls does not count, in
+    whole rounds of the callers. `answered` gets each item with its answer.
     """
-    latencies: list[float] = []
+    answers: list[tuple[float, float]] = []  # moment of the answer, and latency
 
     def note(item: T, answer: Any, began: float) -> None:
-        latencies.append(time.perf_counter() - began)
+        now = time.perf_counter()
+        answers.append((now, now - began))
         if answered:
             answered(item, answer)
 
@@ -83,6 +86,12 @@ async def make_calls(
         try:
             await asyncio.gather(*(run(threads, call_from_thread) for _ in range(callers)))
         finally:
-            threads.shutdown(wait=False)  # interrupted callers end when `call` is shut down
-    seconds = time.perf_counter() - started
-    return Calls(callers, seconds, latencies, batched.stats.avg_batch_size if batched else 1.0)
+            until = -math.inf  # interrupted callers end with their present call
+            threads.shutdown(wait=False)
+    ended = time.perf_counter()
+    skipped = int(len(answers) * warm_up) // callers * callers
+    if skipped:
+        started, _ = answers[skipped - 1]
+    latencies = [latency for _, latency in answers[skipped:]]
+    mean_batch = batched.stats.avg_batch_size if batched else 1.0
+    return Calls(callers, ended - started, latencies, mean_batch)
