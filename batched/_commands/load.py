@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 import time
@@ -51,9 +52,9 @@ async def make_calls(
 ) -> Calls:
     """Call `call` with each item from `callers` coroutines if it is awaited, else from threads.
 
-    Callers share `items`, which is no generator, because threads cannot share one. No call begins
-    after `until`, a moment of `perf_counter`. The share `warm_up` of all calls does not count, in
-    whole rounds of the callers. `answered` gets each item with its answer.
+    Callers share `items`, which is no generator, because threads cannot share one. After `until`, a
+    moment of `perf_counter`, only the first call of a caller begins. The share `warm_up` of all
+    calls does not count, in whole rounds of the callers. `answered` gets each item with its answer.
     """
     answers: list[tuple[float, float]] = []  # moment of the answer, and latency
 
@@ -65,29 +66,32 @@ async def make_calls(
 
     def call_from_thread() -> None:
         for item in items:
-            if (began := time.perf_counter()) > until:
-                return
+            began = time.perf_counter()
             note(item, call(item), began)
+            if time.perf_counter() > until:
+                return
 
     async def call_from_coroutine() -> None:
         for item in items:
-            if (began := time.perf_counter()) > until:
-                return
+            began = time.perf_counter()
             note(item, await call(item), began)
+            if time.perf_counter() > until:
+                return
 
     batched = call if isinstance(call, (Batched, AsyncBatched)) else None
     if batched:
         batched.reset_stats()
+    caller: Callable[[], Any] = call_from_coroutine
+    threads = ThreadPoolExecutor(callers)
+    if not inspect.iscoroutinefunction(call):
+        run = asyncio.get_running_loop().run_in_executor
+        caller = functools.partial(run, threads, call_from_thread)
     started = time.perf_counter()
-    if inspect.iscoroutinefunction(call):
-        await asyncio.gather(*(call_from_coroutine() for _ in range(callers)))
-    else:
-        run, threads = asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(callers)
-        try:
-            await asyncio.gather(*(run(threads, call_from_thread) for _ in range(callers)))
-        finally:
-            until = -math.inf  # interrupted callers end with their present call
-            threads.shutdown(wait=False)
+    try:
+        await asyncio.gather(*(caller() for _ in range(callers)))
+    finally:
+        until = -math.inf  # after an error or an interrupt, callers end with their present call
+        threads.shutdown(wait=False)
     ended = time.perf_counter()
     skipped = int(len(answers) * warm_up) // callers * callers
     if skipped:

@@ -216,7 +216,7 @@ def _add_bench_options(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=_at_least(float, 0.1),
+        type=_at_least(float, 0.01),
         default=0.6,
         metavar="S",
         help="for each way to call, in each of five rounds (%(default)s)",

@@ -156,8 +156,8 @@ def summarize(ways: Sequence[Way], chosen: Way) -> str:
 def compare(way: Way, other: Way) -> str:
     """Return a sentence with the ratio of two rates, or with its range if the rounds differ."""
     low, *_, high = ratios = way.ratios(other)
-    rounds, unstable = f"{format_ratio(low)} to {format_ratio(high)} in {len(ratios)} rounds", ""
-    figure = f"{format_ratio(statistics.median(ratios))} ({rounds})"
+    spread, rounds = f"{format_ratio(low)} to {format_ratio(high)}", f"in {len(ratios)} rounds"
+    figure, noise = format_ratio(statistics.median(ratios)), f" ({spread} {rounds})"
     if high > STEADY * low:
-        figure, unstable = rounds, " This machine is unstable; measure again on a quiet one."
-    return f"{count(way.callers, 'caller')} made {figure} as many items {way} as {other}.{unstable}"
+        figure, noise = spread, f" {rounds}: this machine is unstable"
+    return f"{count(way.callers, 'caller')} made {figure} as many items {way} as {other}{noise}."

@@ -42,7 +42,7 @@ def bench(args: argparse.Namespace) -> int:
     for way in ways:
         if way.error:
             console.print(way.error)
-    if chosen.settings is not None:
+    if chosen.settings is not None and not args.batch_size:
         console.print(choose_size(times)[1])
     console.print(summarize(compared, chosen))
     console.print(target.suggestion(chosen.settings), style="bold")

@@ -35,14 +35,14 @@ def read_items(sample: Path, column: str | None) -> dict[int, Any]:
         values.update(lines)
     elif sample.suffix == ".csv":
         rows = csv.DictReader(io.StringIO(text))
-        if column is None:
-            names = ", ".join(rows.fieldnames or ["no columns"])
-            raise argument_error(f"{sample} has {names}; name the column of the items by --column")
         try:
+            names = ", ".join(rows.fieldnames or ["no columns"])
             for row in rows:
                 values[rows.line_num] = row
         except csv.Error as error:
-            raise argument_error(f"{sample}, line {rows.line_num}: {error}") from error
+            raise argument_error(f"{sample}, line {rows.line_num + 1}: {error}") from error
+        if column is None:
+            raise argument_error(f"{sample} has {names}; name the column of the items by --column")
     else:
         for number, line in lines.items():
             try:
