@@ -58,24 +58,23 @@ async def make_calls(
     """
     answers: list[tuple[float, float]] = []  # moment of the answer, and latency
 
-    def note(item: T, answer: Any, began: float) -> None:
+    def is_over(item: T, answer: Any, began: float) -> bool:
         now = time.perf_counter()
         answers.append((now, now - began))
         if answered:
             answered(item, answer)
+        return now > until
 
     def call_from_thread() -> None:
         for item in items:
             began = time.perf_counter()
-            note(item, call(item), began)
-            if time.perf_counter() > until:
+            if is_over(item, call(item), began):
                 return
 
     async def call_from_coroutine() -> None:
         for item in items:
             began = time.perf_counter()
-            note(item, await call(item), began)
-            if time.perf_counter() > until:
+            if is_over(item, await call(item), began):
                 return
 
     batched = call if isinstance(call, (Batched, AsyncBatched)) else None

@@ -71,7 +71,7 @@ class Target:
         # a list itself would be many items
         return [[item] if isinstance(item, list) else item for item in self.items]
 
-    @functools.cached_property
+    @property
     def prepare(self) -> Callable[[Any], Any]:
         """Function that returns the item of the batch function for the argument of a call."""
         prepare, owner = self.options.prepare, parts_of(self.batched).owner
@@ -85,19 +85,22 @@ class Target:
         """Call as without this library, and its argument for each item."""
         function, owner, _, execution = parts_of(self.batched)
         func = function.func if owner is None else functools.partial(function.func, owner)
+        spreads, prepare = self.options.spreads, self.prepare
 
         def call(item: Any) -> Any:
-            if not self.takes_features:
-                return func([self.prepare(item)])
+            return func([prepare(item)])
+
+        def call_with_features(features: dict[str, Any]) -> Any:
             send = execution.collator.devices.to_function  # type: ignore[attr-defined]
-            features = {name: send(rows) for name, rows in item.items()}
-            return func(**features) if self.options.spreads else func(features)
+            sent = {name: send(rows) for name, rows in features.items()}
+            return func(**sent) if spreads else func(sent)
 
         async def acall(item: Any) -> Any:
-            return await call(item)
+            return await direct(item)
 
+        direct = call_with_features if self.takes_features else call
         given = self.arguments() if self.takes_features else self.items
-        return acall if function.coroutine else call, given
+        return acall if function.coroutine else direct, given
 
     def has_lengths(self) -> bool:
         """Return whether items differ in length, and the function has no setting for that.
@@ -107,7 +110,7 @@ class Target:
         if self.takes_features or self.options.length is not None:
             return False
         try:
-            return len({len(self.prepare(item)) for item in self.items}) > 1
+            return len({len(item) for item in map(self.prepare, self.items)}) > 1
         except TypeError:
             return False
 
@@ -177,20 +180,22 @@ def timed(function: BatchFunction, seconds: list[float]) -> Callable[..., Any]:
     func = function.func
 
     @functools.wraps(func)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = func(*args, **kwargs)
+        finish_on_gpu()
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    @functools.wraps(func)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        with stopwatch(seconds):
-            return await func(*args, **kwargs)
+        began = time.perf_counter()
+        result = await func(*args, **kwargs)
+        finish_on_gpu()
+        seconds.append(time.perf_counter() - began)
+        return result
 
-    return awaited if function.coroutine else stopwatch(seconds)(func)
-
-
-@contextlib.contextmanager
-def stopwatch(seconds: list[float]) -> Iterator[None]:
-    """Add the time of a block, or of each call of a function, to `seconds` (s)."""
-    began = time.perf_counter()
-    yield
-    finish_on_gpu()
-    seconds.append(time.perf_counter() - began)
+    return awaited if function.coroutine else called
 
 
 def finish_on_gpu() -> None:
