@@ -101,7 +101,7 @@ def _parser(prog: str) -> _Parser:
             "bench",
             "Measure a batch function of yours, by size of the batch and under concurrent callers, "
             "unbatched and batched, and recommend settings",
-            "; takes about half a minute",
+            "; takes about a minute",
         )
     )
     _add_run_options(

@@ -51,8 +51,8 @@ class Fit:
     def __str__(self) -> str:
         if self.off > LINEAR:
             return (
-                "The time of a batch is not linear in its size: the nearest line differs from a "
-                f"measured time by {self.off:.0%}."
+                "The measured times are not linear in the size of the batch: the nearest line "
+                f"differs from one of them by {self.off:.0%}."
             )
         return (
             f"A batch of n takes about {ms(self.fixed)} ms + {ms(self.per_item)} ms * n, within "
@@ -112,20 +112,16 @@ def fit(times: Sequence[BatchTime]) -> Fit:
 
 
 def choose_size(times: Sequence[BatchTime]) -> tuple[int, str]:
-    """Return the smallest size above 1 that is nearly the best, and a sentence with the reason.
+    """Return the smallest size above 1 that is nearly the best, and a sentence on larger ones.
 
     Sizes ascend from 1.
     """
-    alone, *sizes = times
+    _, *sizes = times
     best = min(time.per_item for time in sizes)
-    chosen = next(time for time in sizes if time.per_item <= NEAR_BEST * best)
-    more = f"larger batches gain less than {NEAR_BEST - 1:.0%} more"
-    if chosen is sizes[-1]:
-        more = f"larger batches may be better still: try --max-batch-size {4 * chosen.size}"
-    return chosen.size, (
-        f"In a batch of {chosen.size} an item takes {ms(chosen.per_item)} ms, alone "
-        f"{ms(alone.seconds)} ms; {more}."
-    )
+    size = next(time.size for time in sizes if time.per_item <= NEAR_BEST * best)
+    if size == sizes[-1].size:
+        return size, f"Batches larger than {size} may gain more: try --max-batch-size {4 * size}."
+    return size, f"Batches larger than {size} gain less than {NEAR_BEST - 1:.0%} more."
 
 
 def choose_way(ways: Sequence[Way]) -> Way:
