@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 QUESTIONS = (
     *("overhead", "collate", "policy"),
     *("at_scale", "closed_loop", "overfull", "open_loop", "embeddings", "generation", "offline"),
-    *("clusters", "processes", "http_server", "gpu"),
+    *("clusters", "processes", "http_server", "gpu", "bench_advice"),
 )
 """Files that ask them, quickest first."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 import time
@@ -46,43 +47,54 @@ async def make_calls(
     callers: int,
     *,
     until: float = math.inf,
+    warm_up: float = 0.0,
     answered: Callable[[T, Any], object] | None = None,
 ) -> Calls:
     """Call `call` with each item from `callers` coroutines if it is awaited, else from threads.
 
-    Callers share `items`, which is no generator, because threads cannot share one. No call begins
-    after `until`, a moment of `perf_counter`. `answered` gets each item with its answer.
+    Callers share `items`, which is no generator, because threads cannot share one. After `until`, a
+    moment of `perf_counter`, only the first call of a caller begins. The share `warm_up` of all
+    calls does not count, in whole rounds of the callers. `answered` gets each item with its answer.
     """
-    latencies: list[float] = []
+    answers: list[tuple[float, float]] = []  # moment of the answer, and latency
 
-    def note(item: T, answer: Any, began: float) -> None:
-        latencies.append(time.perf_counter() - began)
+    def is_over(item: T, answer: Any, began: float) -> bool:
+        now = time.perf_counter()
+        answers.append((now, now - began))
         if answered:
             answered(item, answer)
+        return now > until
 
     def call_from_thread() -> None:
         for item in items:
-            if (began := time.perf_counter()) > until:
+            began = time.perf_counter()
+            if is_over(item, call(item), began):
                 return
-            note(item, call(item), began)
 
     async def call_from_coroutine() -> None:
         for item in items:
-            if (began := time.perf_counter()) > until:
+            began = time.perf_counter()
+            if is_over(item, await call(item), began):
                 return
-            note(item, await call(item), began)
 
     batched = call if isinstance(call, (Batched, AsyncBatched)) else None
     if batched:
         batched.reset_stats()
+    caller: Callable[[], Any] = call_from_coroutine
+    threads = ThreadPoolExecutor(callers)
+    if not inspect.iscoroutinefunction(call):
+        run = asyncio.get_running_loop().run_in_executor
+        caller = functools.partial(run, threads, call_from_thread)
     started = time.perf_counter()
-    if inspect.iscoroutinefunction(call):
-        await asyncio.gather(*(call_from_coroutine() for _ in range(callers)))
-    else:
-        run, threads = asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(callers)
-        try:
-            await asyncio.gather(*(run(threads, call_from_thread) for _ in range(callers)))
-        finally:
-            threads.shutdown(wait=False)  # interrupted callers end when `call` is shut down
-    seconds = time.perf_counter() - started
-    return Calls(callers, seconds, latencies, batched.stats.avg_batch_size if batched else 1.0)
+    try:
+        await asyncio.gather(*(caller() for _ in range(callers)))
+    finally:
+        until = -math.inf  # after an error or an interrupt, callers end with their present call
+        threads.shutdown(wait=False)
+    ended = time.perf_counter()
+    skipped = int(len(answers) * warm_up) // callers * callers
+    if skipped:
+        started, _ = answers[skipped - 1]
+    latencies = [latency for _, latency in answers[skipped:]]
+    mean_batch = batched.stats.avg_batch_size if batched else 1.0
+    return Calls(callers, ended - started, latencies, mean_batch)

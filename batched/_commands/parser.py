@@ -96,8 +96,8 @@ def _parser(prog: str) -> _Parser:
             ".bench.command:bench",
             "bench",
             "Measure a batch function of yours, by size of the batch and under concurrent callers, "
-            "and recommend its batch_size",
-            "; takes about 20 seconds",
+            "unbatched and batched, and recommend settings",
+            "; takes about a minute",
         )
     )
     _add_run_options(
@@ -191,10 +191,19 @@ def _add_bench_options(parser: _Parser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="JSON Lines, each an item (an object of features, for inference functions)",
+        help=".txt, each line an item; .csv; or JSON Lines, each an item (an object of features, "
+        "for inference functions)",
+    )
+    parser.add_argument(
+        "--column", metavar="NAME", help="of the items, in a .csv file or in objects of JSON Lines"
     )
     _add_count(parser, "--max-batch-size", "most items in one batch", 64, least=2)
-    _add_count(parser, "--concurrency", "most callers", 256)
+    parser.add_argument(
+        "--concurrency",
+        type=_at_least(int, 1),
+        metavar="N",
+        help="callers at once (64 threads, or 256 coroutines of a coroutine function)",
+    )
     parser.add_argument(
         "--batch-size",
         type=_at_least(int, 1),
@@ -203,10 +212,10 @@ def _add_bench_options(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=_at_least(float, 0.1),
-        default=1.0,
+        type=_at_least(float, 0.01),
+        default=0.6,
         metavar="S",
-        help="for each number of callers (%(default)s)",
+        help="for each way to call, in each of five rounds (%(default)s)",
     )
 
 

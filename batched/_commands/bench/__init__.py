@@ -1,4 +1,4 @@
 """Command bench: the speed of a batch function by size of the batch and under concurrent callers.
 
-The command recommends a `batch_size`.
+The command recommends settings, or no batching.
 """

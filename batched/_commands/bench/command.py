@@ -5,114 +5,94 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich.progress import Progress
 from rich.table import Table
 
-from ..display import (
-    cores,
-    count,
-    format_ratio,
-    load_table,
-    ms,
-    new_console,
-    new_table,
-    progress_bars,
-)
-from ..load import Calls
-from .advice import Advice, BatchTime, advise, fit
-from .measuring import doublings, measure_load, time_batches
+from ..display import cores, count, ms, new_console, new_table, progress_bars
+from .advice import AT_ONCE, BatchTime, Way, choose_size, choose_way, fit, summarize
+from .measuring import doublings, measure_loads, time_batches, ways_to_call
 from .target import Target, load_target
 
-
-@dataclass(frozen=True)
-class Findings:
-    """Measurements, and the advice that follows from them."""
-
-    times: list[BatchTime]
-    alone: Calls
-    """Direct calls with one item each, one after another."""
-    advice: Advice
-    batch_size: int
-    """Setting under load."""
-    loads: list[Calls]
-    """Calls by number of callers."""
-
-    @property
-    def best(self) -> Calls:
-        """Load of the most items per second."""
-        return max(self.loads, key=lambda each: each.rate)
-
-    @property
-    def gain(self) -> float:
-        """Items per second at best, as a multiple of direct calls one by one."""
-        return self.best.rate / self.alone.rate
+THREADS, COROUTINES = 64, 256
+"""Callers at once of a plain function and of a coroutine function, unless the user says."""
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Print the speed of a batch function, and the `batch_size` that it should have. Return 0.
+    """Print the speed of a batch function, and the settings that it should have. Return 0.
 
     Raises:
         argparse.ArgumentError: the function or the sample cannot be used, or the function raised.
     """
     console = new_console()
     with console.status(f"Importing {args.target}"):
-        target = load_target(args.target, args.input)
+        target = load_target(args.target, args.input, args.column)
     with progress_bars(console) as progress:
-        found = asyncio.run(measure(target, args, progress))
+        times, batch_size, ways = asyncio.run(measure(target, args, progress))
     items = f"{count(len(target.items), 'item')} from {args.input.name}"
     console.print(f"{args.target}, {items}, {count(cores(), 'CPU core')}", style="bold")
-    console.print(batch_table(found))
-    console.print(f"{fit(found.times)}\n")
-    title = f"Callers with one call at a time, batch_size={found.batch_size}"
-    loads = {f"{each.callers:,}": each for each in found.loads}
-    console.print(load_table(title, "Items", {"one by one": found.alone, **loads}))
-    console.print(summarize(found, coroutine=target.batched._function.coroutine))
-    console.print(target.suggestion(found.advice.batch_size if found.gain > 1 else 1), style="bold")
+    console.print(batch_table(times))
+    console.print(f"{fit(times)}\n")
+    alone, unbatched, _, *batched = ways
+    # calls one by one, if the function cannot run several times at once
+    compared = [unbatched if unbatched.rounds else alone, *filter(lambda way: way.rounds, batched)]
+    chosen = choose_way(compared)
+    console.print(way_table(batch_size, [way for way in ways if way.rounds], chosen))
+    for way in ways:
+        if way.error:
+            console.print(way.error)
+    if chosen.settings is not None and not args.batch_size:
+        console.print(choose_size(times)[1])
+    console.print(summarize(compared, chosen))
+    console.print(target.suggestion(chosen.settings), style="bold")
     return 0
 
 
-async def measure(target: Target, args: argparse.Namespace, progress: Progress) -> Findings:
-    """Measure everything on one event loop: a coroutine function may keep objects of its loop."""
+async def measure(
+    target: Target, args: argparse.Namespace, progress: Progress
+) -> tuple[list[BatchTime], int, list[Way]]:
+    """Return the times of batches, a size, and the ways to call with it.
+
+    Everything is measured on one event loop: a coroutine function may keep objects of its loop.
+    """
     measured = await time_batches(target, doublings(args.max_batch_size), progress)
     times = [BatchTime(size, statistics.median(seconds)) for size, seconds in measured.items()]
-    advice = advise(times)
-    batch_size = args.batch_size or advice.batch_size
-    loads = [
-        await measure_load(target, callers, batch_size, args.seconds)
-        for callers in progress.track(
-            doublings(args.concurrency), description=f"1 to {count(args.concurrency, 'caller')}"
-        )
-    ]
-    return Findings(times, Calls(1, sum(measured[1]), measured[1]), advice, batch_size, loads)
+    callers = args.concurrency or (COROUTINES if target.batched._function.coroutine else THREADS)
+    batch_size = args.batch_size or choose_size(times)[0]
+    ways = ways_to_call(target, callers, batch_size)
+    await measure_loads(target, ways, args.seconds, progress)
+    return times, batch_size, ways
 
 
-def summarize(found: Findings, *, coroutine: bool) -> str:
-    """Return sentences about the recommended size, and about the gain of batching under load."""
-    rate, callers = f"{found.best.rate:,.0f} items a second", count(found.best.callers, "caller")
-    if found.gain <= 1:
-        best = f"at best {format_ratio(found.gain)}, {rate} with {callers}"
-        worth = f"Through batched, calls are never faster than directly one by one: {best}."
-        # the gain of a larger batch may be less than the cost of the calls
-        return worth if found.advice.batch_size > 1 else f"{found.advice.reason}\n{worth}"
-    more = f"{format_ratio(found.gain)} as many as directly one by one"
-    unbatched = " Unbatched coroutines can run side by side, too: compare with that." * coroutine
-    worth = f"With batch_size={found.batch_size} and {callers} it is {rate}, {more}.{unbatched}"
-    return f"{found.advice.reason}\n{worth}"
-
-
-def batch_table(found: Findings) -> Table:
+def batch_table(times: list[BatchTime]) -> Table:
     """Return the median times of batches by size."""
     table = new_table(
         "Direct calls", "Batch\nsize", "A batch\nms", "An item\nms", "Items\na second"
     )
-    for time in found.times:
+    for time in times:
+        item = time.per_item
+        table.add_row(f"{time.size:,}", ms(time.seconds), ms(item), f"{1 / item:,.0f}")
+    return table
+
+
+def way_table(batch_size: int, ways: Sequence[Way], chosen: Way) -> Table:
+    """Return the rates and latencies of each way to call, from the round with its median rate."""
+    title = f"Callers with one call at a time, batch_size={batch_size}"
+    heads = ("Callers", "Batches\nat once", "Items\na second", "Lowest to\nhighest")
+    table = new_table(title, *heads, "p50\nms", "p99\nms", "Mean\nbatch")
+    for way in ways:
+        calls, rates, how = way.median, [calls.rate for calls in way.rounds], "unbatched"
+        if way.settings is not None:
+            how = f"{way.settings[AT_ONCE]}{', length' * ('length' in way.settings)}"
         table.add_row(
-            f"{time.size:,}",
-            ms(time.seconds),
-            ms(time.per_item),
-            f"{1 / time.per_item:,.0f}",
-            style="bold" if time.size == found.advice.batch_size else "",
+            f"{way.callers:,}",
+            how,
+            f"{calls.rate:,.0f}",
+            f"{min(rates):,.0f} to {max(rates):,.0f}",
+            ms(calls.percentile(50)),
+            ms(calls.percentile(99)),
+            f"{calls.mean_batch:.1f}",
+            style="bold" if way is chosen else "",
         )
     return table

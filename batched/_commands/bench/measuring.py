@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
+import contextlib
 import functools
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
 from rich.progress import Progress
 
-from ..._function.batched import parts_of
-from ..._function.function import BatchFunction
 from ..display import count
-from ..load import Calls, make_calls
+from ..load import make_calls
+from .advice import AT_ONCE, Way
 from .target import Target
 
 ROUNDS = 5
-"""Turns of each size; in turns, because a machine may be slower for a while."""
+"""Turns of each size and of each way to call, because a machine may be slower for a while."""
+WARM_UP = 0.3
+"""Share of the calls of a turn that do not count: callers need a moment to come together."""
 TURN = 0.15
 """Time after which no more batches are begun in a turn (s)."""
-WARM_UP = 0.2
-"""Share of `seconds` for which callers warm up, in addition."""
 
 
 def doublings(most: int) -> list[int]:
     """Return 1, 2, 4 and so on, and at last `most`."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
-
-
-def timed(function: BatchFunction, seconds: list[float]) -> Callable[..., Any]:
-    """Return the function itself, with the time of each call added to `seconds` (s)."""
-    func = function.func
-
-    @functools.wraps(func)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        with stopwatch(seconds):
-            return await func(*args, **kwargs)
-
-    return awaited if function.coroutine else stopwatch(seconds)(func)
-
-
-@contextmanager
-def stopwatch(seconds: list[float]) -> Iterator[None]:
-    """Add the time of a block, or of each call of a function, to `seconds` (s)."""
-    began = time.perf_counter()
-    yield
-    finish_on_gpu()
-    seconds.append(time.perf_counter() - began)
-
-
-def finish_on_gpu() -> None:
-    """Wait until the GPU has done all submitted work, which belongs to the call."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 async def time_batches(
@@ -72,15 +42,11 @@ async def time_batches(
         argparse.ArgumentError: the function raised.
         BatchedError: the function did not return one result per item.
     """
-    parts = parts_of(target.batched)
-    seconds: list[float] = []
-    function = dataclasses.replace(parts.function, func=timed(parts.function, seconds))
-    plain = type(target.batched)(function, owner=parts.owner)
     # a batch of items of different length might be cut short; rows of features are padded before
     settings: Any = {"length": None}
     if target.takes_features:
         settings["unpad"] = False  # learning to unpad would take calls, too
-    batched = plain.with_options(
+    batched = target.batched.with_options(
         batch_size=sizes[-1],
         max_batch_tokens=None,
         flush="eager",
@@ -94,7 +60,7 @@ async def time_batches(
     async def run_batch(size: int) -> float:
         with target.report_errors(f"given a batch of {size}"):
             await batched.acall(next(batches[size]))
-        return seconds.pop()
+        return target.seconds[-1]
 
     try:
         for size in sizes:
@@ -110,25 +76,56 @@ async def time_batches(
     return times
 
 
-async def measure_load(target: Target, callers: int, batch_size: int, seconds: float) -> Calls:
-    """Return the calls that callers made in `seconds`, after a warm-up.
+def ways_to_call(target: Target, callers: int, batch_size: int) -> list[Way]:
+    """Return the ways to compare: first unbatched, for one caller and for all callers.
+
+    Next comes one caller of the batched function, and then all callers, few settings first.
+    """
+    batched = [
+        {"batch_size": batch_size, AT_ONCE: at_once, **more}
+        for more in ([{}, {"length": len}] if target.has_lengths() else [{}])
+        for at_once in (1, 2, 4, 8)
+    ]
+    unbatched = [Way(1), Way(callers)]
+    return [*unbatched, Way(1, batched[0]), *(Way(callers, settings) for settings in batched)]
+
+
+async def measure_loads(
+    target: Target, ways: Sequence[Way], seconds: float, progress: Progress
+) -> None:
+    """Add rounds to all ways, of which each lasts for `seconds`. The first round does not count.
+
+    A way in which the function may run several times at once gets the error instead, if the
+    function raised.
 
     Raises:
         argparse.ArgumentError: the function raised.
         BatchedError: the function did not return one result per item.
     """
-    # the user's settings without limits on the queue: a refused call would end the measurement
-    batched: Any = target.batched.with_options(
-        batch_size=batch_size, max_queue_size=None, queue_timeout_ms=None
-    )
-    arguments = cycle(target.arguments())
-
-    async def call_for(seconds: float) -> Calls:
-        return await make_calls(batched, arguments, callers, until=time.perf_counter() + seconds)
-
-    try:
-        with target.report_errors(f"called by {count(callers, 'caller')}"):
-            await call_for(WARM_UP * seconds)
-            return await call_for(seconds)
-    finally:
-        await batched.aclose(cancel_futures=True)
+    async with contextlib.AsyncExitStack() as stack:
+        calls: list[Any] = []
+        for way in ways:
+            call, items = target.unbatched
+            if way.settings is not None:
+                # without limits on the queue: a refused call would end the measurement
+                batched: Any = target.batched.with_options(
+                    max_queue_size=None, queue_timeout_ms=None, **way.settings
+                )
+                stack.push_async_callback(batched.aclose, cancel_futures=True)
+                call, items = batched, target.arguments()
+            calls.append(functools.partial(make_calls, call, cycle(items), way.callers))
+        for turn in progress.track(range(1 + ROUNDS), description=f"{len(ways)} ways to call"):
+            for way, call_until in zip(ways, calls, strict=True):
+                if way.error:
+                    continue
+                until = time.perf_counter() + seconds
+                try:
+                    with target.report_errors(f"called by {count(way.callers, 'caller')} {way}"):
+                        made = await call_until(until=until, warm_up=WARM_UP)
+                except argparse.ArgumentError as error:
+                    if not way.at_once:
+                        raise
+                    way.error = str(error)
+                    way.rounds.clear()
+                else:
+                    way.rounds.extend([made] * (turn > 0))

@@ -1,24 +1,27 @@
-"""Target of the measurements: a batch function that the user names, and items from a file."""
+"""Target of the measurements: a batch function that the user names, and its items."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import dataclasses
+import functools
 import random
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ... import AsyncBatched, Batched, BatchedError, BatchedMethod
 from ..._function.batched import BatchedCallable, parts_of
 from ..._function.function import BatchFunction
+from ..._function.preparation import FunctionPreparation
 from ..._function.settings import Options
 from ..reference import argument_error, describe, import_attribute
+from .advice import sources
+from .sample import read_items, to_features
 
 SEED = 0
 """Seed of the order of the items. In the order of a file sorted by length, small batches would have
@@ -37,11 +40,18 @@ class Target:
     """True if the user has decorated it."""
     items: list[Any]
     """Items, or features of one row each, without axis 0."""
+    seconds: list[float]
+    """Time of each call of the function (s)."""
+
+    @property
+    def options(self) -> Options:
+        """Settings of the function."""
+        return self.batched._function.options
 
     @property
     def takes_features(self) -> bool:
         """True if the function takes features, not items."""
-        return self.batched._function.options.features is not None
+        return self.options.features is not None
 
     def batches(self, size: int) -> Iterator[Any]:
         """Yield arguments for calls of `size` items, without end."""
@@ -61,6 +71,49 @@ class Target:
         # a list itself would be many items
         return [[item] if isinstance(item, list) else item for item in self.items]
 
+    @property
+    def prepare(self) -> Callable[[Any], Any]:
+        """Function that returns the item of the batch function for the argument of a call."""
+        prepare, owner = self.options.prepare, parts_of(self.batched).owner
+        if prepare is None:
+            return lambda item: item
+        preparation = FunctionPreparation(prepare, 0, of_features=self.takes_features)
+        return lambda item: preparation.prepare(item, {}, owner)
+
+    @property
+    def unbatched(self) -> tuple[Callable[[Any], Any], list[Any]]:
+        """Call as without this library, and its argument for each item."""
+        function, owner, _, execution = parts_of(self.batched)
+        func = function.func if owner is None else functools.partial(function.func, owner)
+        spreads, prepare = self.options.spreads, self.prepare
+
+        def call(item: Any) -> Any:
+            return func([prepare(item)])
+
+        def call_with_features(features: dict[str, Any]) -> Any:
+            send = execution.collator.devices.to_function  # type: ignore[attr-defined]
+            sent = {name: send(rows) for name, rows in features.items()}
+            return func(**sent) if spreads else func(sent)
+
+        async def acall(item: Any) -> Any:
+            return await direct(item)
+
+        direct = call_with_features if self.takes_features else call
+        given = self.arguments() if self.takes_features else self.items
+        return acall if function.coroutine else direct, given
+
+    def has_lengths(self) -> bool:
+        """Return whether items differ in length, and the function has no setting for that.
+
+        Features need no setting.
+        """
+        if self.takes_features or self.options.length is not None:
+            return False
+        try:
+            return len({len(item) for item in map(self.prepare, self.items)}) > 1
+        except TypeError:
+            return False
+
     @contextlib.contextmanager
     def report_errors(self, when: str) -> Iterator[None]:
         """Raise an error of the function as an error of the command line, with the time `when`."""
@@ -71,25 +124,31 @@ class Target:
         except Exception as error:
             raise argument_error(f"{self.reference} raised {describe(error)}, {when}") from error
 
-    def suggestion(self, batch_size: int) -> str:
-        """Return the line to write into the source."""
-        if batch_size == 1:
+    def suggestion(self, settings: Mapping[str, Any] | None) -> str:
+        """Return the line to write into the source; `settings` are None without batching."""
+        if settings is None:
             return "It needs no decorator."
+        now = self.batched.options
+        new = {
+            name: value
+            for name, value in settings.items()
+            if name == "batch_size" or value != now[name]
+        }
         if self.decorated:
-            now = self.batched.options["batch_size"]
-            return f"In its decorator: batch_size={batch_size} (now {now})"
+            old = sources({name: now[name] for name in new})
+            return f"In its decorator: {', '.join(sources(new))} (now {', '.join(old)})"
         where = "batched.aio" if isinstance(self.batched, AsyncBatched) else "batched"
-        return f"Decorator: @{where}.dynamically(batch_size={batch_size})"
+        return f"Decorator: @{where}.dynamically({', '.join(sources(new))})"
 
 
-def load_target(reference: str, sample: Path) -> Target:
-    """Return the function `module:function`, and the items of a JSON Lines file.
+def load_target(reference: str, sample: Path, column: str | None = None) -> Target:
+    """Return the function `module:function`, and the items of a file.
 
     Raises:
         argparse.ArgumentError: the function does not exist, or it or the file cannot be used.
         OSError: the file cannot be read.
     """
-    values = _read_json_lines(sample)
+    values = read_items(sample, column)
     found = import_attribute(reference)
     decorated = isinstance(found, BatchedCallable)
     if isinstance(found, BatchedMethod):
@@ -105,58 +164,42 @@ def load_target(reference: str, sample: Path) -> Target:
             reason = str(error).partition(";")[0]
             raise argument_error(f"cannot batch {reference}: {reason}") from error
         found = (AsyncBatched if function.coroutine else Batched)(function)
-    target = Target(reference, found, decorated, list(values.values()))
+    parts = parts_of(found)
+    seconds: list[float] = []
+    function = dataclasses.replace(parts.function, func=timed(parts.function, seconds))
+    found = type(found)(function, owner=parts.owner)
+    target = Target(reference, found, decorated, list(values.values()), seconds)
     if target.takes_features:
-        target.items[:] = _to_features(values, sample)
+        target.items[:] = to_features(values, sample)
     random.Random(SEED).shuffle(target.items)
     return target
 
 
-def _read_json_lines(sample: Path) -> dict[int, Any]:
-    """Return the values of a JSON Lines file by number of the line."""
-    values = {}
-    for number, line in enumerate(sample.read_bytes().split(b"\n"), 1):
-        if line.strip():
-            try:
-                values[number] = json.loads(line)
-            except ValueError as error:  # or no text at all
-                why = getattr(error, "msg", error)
-                raise argument_error(f"{sample}, line {number}: not JSON: {why}") from error
-    if not values:
-        raise argument_error(
-            f"{sample} is empty; it must have one JSON value per line, each an item"
-        )
-    return values
+def timed(function: BatchFunction, seconds: list[float]) -> Callable[..., Any]:
+    """Return the function itself, with the time of each call added to `seconds` (s)."""
+    func = function.func
+
+    @functools.wraps(func)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = func(*args, **kwargs)
+        finish_on_gpu()
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    @functools.wraps(func)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = await func(*args, **kwargs)
+        finish_on_gpu()
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    return awaited if function.coroutine else called
 
 
-def _to_features(values: Mapping[int, Any], sample: Path) -> list[dict[str, Any]]:
-    """Return features of one row, without axis 0, for each value.
-
-    Features are tensors if the user's module has imported torch, else arrays. A feature with a
-    fraction in any row is float32 in all rows, because some files have 1 for 1.0.
-    """
-    rows = []
-    first, *_ = values.values()
-    for number, value in values.items():
-        if not isinstance(value, dict) or not value or value.keys() != first.keys():
-            wanted = f" {', '.join(first)}, as the first line" if value is not first else ""
-            raise argument_error(f"{sample}, line {number}: must be an object of features{wanted}")
-        try:
-            row = {name: np.asarray(given) for name, given in value.items()}
-        except ValueError:  # lists of different lengths
-            row = {}
-        if not row or any(array.dtype.kind not in "biuf" for array in row.values()):
-            raise argument_error(
-                f"{sample}, line {number}: each feature must be a number or lists of numbers"
-            )
-        rows.append(row)
-    fractions = {name for row in rows for name in row if row[name].dtype.kind == "f"}
+def finish_on_gpu() -> None:
+    """Wait until the GPU has done all submitted work, which belongs to the call."""
     torch = sys.modules.get("torch")
-    to_tensor = np.asarray if torch is None else torch.from_numpy
-    return [
-        {
-            name: to_tensor(array.astype(np.float32) if name in fractions else array)
-            for name, array in row.items()
-        }
-        for row in rows
-    ]
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
