@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -122,10 +123,6 @@ class Stats:
     """Number of rows by their end: finished, failed, given up by the caller."""
 
     def __repr__(self) -> str:
-        reasons = (
-            ", ".join(f"{reason} {count:,}" for reason, count in self.flush_reasons.items())
-            or "none"
-        )
         blocked = f", {self.blocked:,} calls blocked" if self.blocked else ""
         timed_out = f", timed out {self.timed_out:,}" if self.timed_out else ""
         of_tensors = ""
@@ -142,8 +139,36 @@ class Stats:
             f"calls {self.calls:,}, errors {self.errors:,}, cancelled "
             f"{self.cancelled:,}{timed_out}, rejected {self.rejected:,}; "
             f"queue wait {self.queue_wait}; processing {self.processing_time}; left because "
-            f"{reasons}{of_tensors}{in_steps})"
+            f"{_counts(self.flush_reasons)}{of_tensors}{in_steps})"
         )
+
+    def _repr_html_(self, title: str = "Stats") -> str:
+        """Return the main counts and times as a table, for notebooks."""
+        ends = ("errors", "cancelled", "timed_out", "rejected", "memory_errors")
+        failures = {name.replace("_", " "): getattr(self, name) for name in ends}
+        rows = {
+            "items": f"{self.total_processed:,} in {self.total_batches:,} batches of "
+            f"{self.avg_batch_size:.1f} on average",
+            "calls": f"{self.calls:,}",
+            "failures": _counts(failures),
+            "queue wait": str(self.queue_wait),
+            "processing": str(self.processing_time),
+            "left because": _counts(self.flush_reasons),
+            "now": f"{self.queue_size:,} items waiting, {self.in_flight:,} running",
+        }
+        cells = "".join(
+            [
+                f'<tr><th style="text-align:left">{name}</th>'
+                f'<td style="text-align:left">{text}</td></tr>'
+                for name, text in rows.items()
+            ]
+        )
+        return f"<table><caption>{html.escape(title)}</caption>{cells}</table>"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    """Return the counts above zero as text."""
+    return ", ".join([f"{name} {count:,}" for name, count in counts.items() if count]) or "none"
 
 
 def _duration(seconds: float) -> str:

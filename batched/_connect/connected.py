@@ -141,6 +141,7 @@ class _Connected(BatchedCallable[T, U, ...]):
     """A connected function, without the calls that differ between threads and coroutines."""
 
     _features = False
+    _repr_html_ = None  # type: ignore[assignment]  # its statistics are in another process
 
     def __init__(
         self,

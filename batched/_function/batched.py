@@ -29,7 +29,7 @@ from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from ..stats import Stats
 from .function import Batcher, BatchFunction, Parts
 from .live import functions
-from .map import Ahead, async_mapped, mapped
+from .map import Ahead, async_mapped, mapped, progress_bar
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
 from .preparation import takes_instance
@@ -341,6 +341,11 @@ class BatchedCallable(Generic[T, U, P]):
     def __repr__(self) -> str:
         return f"<batched {self._function.name}>"
 
+    def _repr_html_(self) -> str:
+        """Return a table of the statistics, for notebooks."""
+        size = self._function.options.policy.batch_size
+        return self.stats._repr_html_(f"{self._function.name}, batch_size {size:,}")
+
     def _ahead(
         self, buffersize: int | None, timeout: float | None, return_exceptions: bool
     ) -> Ahead[T]:
@@ -394,6 +399,8 @@ class Batched(BatchedCallable[T, U, P]):
         loop = current_loop()
         if loop is not None:
             self._function.warn_of_blocking()
+        if batcher.recorder.watching and batcher.recorder.note_call():
+            self._function.warn_of_single_calls()
         runtime = batcher.runtime.here(loop)
         wait = runtime.note_wait(request) if current_worker() else None
         try:
@@ -415,6 +422,7 @@ class Batched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: Literal[False] = False,
+        progress: bool = False,
     ) -> Generator[U, None, None]: ...
     @overload
     def map(
@@ -424,6 +432,7 @@ class Batched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool,
+        progress: bool = False,
     ) -> Generator[U | Exception, None, None]: ...
     def map(
         self,
@@ -432,6 +441,7 @@ class Batched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
+        progress: bool = False,
     ) -> Generator[Any, None, None]:
         """Yield the results for `items` in order, computed a bounded number of items ahead.
 
@@ -440,13 +450,20 @@ class Batched(BatchedCallable[T, U, P]):
         Closing the generator cancels waiting items. For `queue_timeout_ms`, the wait of an item
         begins once all items before it are answered.
 
+        `progress` shows a bar of the results, by tqdm: in a notebook or on standard error. A list
+        call has no such setting, because its keywords are arguments of the batch function.
+
         Raises:
+            ImportError: tqdm is not installed, with `progress`.
             TimeoutError: a result is not ready `timeout` seconds after the call of `map`.
             Exception: the exception that the batch function raised for the item, unless
                 `return_exceptions` puts it in place of the result. An exception that `items` raises
                 follows the results for earlier items.
         """
-        return mapped(self._ahead(buffersize, timeout, return_exceptions), items)
+        ahead = self._ahead(buffersize, timeout, return_exceptions)
+        if progress:
+            ahead.bar = progress_bar(items, self._function.name)
+        return mapped(ahead, items)
 
 
 class AsyncBatched(BatchedCallable[T, U, P]):
@@ -467,6 +484,7 @@ class AsyncBatched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: Literal[False] = False,
+        progress: bool = False,
     ) -> AsyncGenerator[U, None]: ...
     @overload
     def map(
@@ -476,6 +494,7 @@ class AsyncBatched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool,
+        progress: bool = False,
     ) -> AsyncGenerator[U | Exception, None]: ...
     def map(
         self,
@@ -484,9 +503,13 @@ class AsyncBatched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
+        progress: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Yield the results asynchronously, as `Batched.map` does; `items` may be asynchronous too.
 
         To stop early, call `aclose()` of the generator.
         """
-        return async_mapped(self._ahead(buffersize, timeout, return_exceptions), items)
+        ahead = self._ahead(buffersize, timeout, return_exceptions)
+        if progress:
+            ahead.bar = progress_bar(items, self._function.name)
+        return async_mapped(ahead, items)

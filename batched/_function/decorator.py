@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -19,6 +20,7 @@ from typing import (
 )
 
 from .._collate.features.settings import FeatureSettings
+from .._runtime.thread import ThreadRuntime
 from .batched import AsyncBatched, Batched, BatchedCallable
 from .function import BatchFunction
 from .inference import AsyncBatchedInference, BatchedInference
@@ -86,6 +88,11 @@ class Decorator:
         coroutines = issubclass(self._face, AsyncBatched)
         function = BatchFunction.of(func, options, coroutines=coroutines)
         decorated = self._face(function)
+        if decorated.__module__ == "__main__":  # a notebook's `Out` may keep the replaced function
+            replaced = vars(sys.modules["__main__"]).get(decorated.__qualname__)
+            runtime = getattr(getattr(replaced, "_batcher", None), "runtime", None)
+            if isinstance(runtime, ThreadRuntime):
+                runtime.rest()
         # a decorator above a method calls it with the instance first
         return decorated.of_class if function.kind == "method" else decorated
 

@@ -21,6 +21,7 @@ from .._runtime.event_loop import EventLoopRuntime, EventLoops
 from .._runtime.observer import make_observer
 from .._runtime.recorder import Recorder
 from .._runtime.thread import ThreadRuntime
+from .._runtime.waits import current_worker
 from .dedupe import deduping, item_itself
 from .preparation import (
     FunctionPreparation,
@@ -108,14 +109,31 @@ class BatchFunction:
     def warn_of_blocking(self) -> None:
         """Warn the first caller that blocks an event loop.
 
-        A notebook is not warned, because its loop has nothing else to do.
+        A notebook is not warned, because its loop has nothing else to do. Neither is a batch
+        function that runs in a thread: if a loop runs there, `batched.testing` has put it there.
         """
-        if "blocking" not in self.warned and not is_notebook():
+        worker = current_worker()
+        if (
+            "blocking" not in self.warned
+            and not is_notebook()
+            and (worker is None or worker.thread is None)
+        ):
             self.warned.add("blocking")
             warnings.warn(
                 f"waiting for {self.name} blocks the event loop of this thread, so that no other "
                 "call from there can join its batch; "
                 f"use `await {self.name}.acall(...)`",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def warn_of_single_calls(self) -> None:
+        """Warn the first thread that calls the function item by item, as a loop does."""
+        if "single calls" not in self.warned:
+            self.warned.add("single calls")
+            warnings.warn(
+                f"one thread calls {self.name} item by item, so that each batch has one item; "
+                f"pass a list, `{self.name}(list(items))`, or use `{self.name}.map(items)`",
                 RuntimeWarning,
                 stacklevel=3,
             )

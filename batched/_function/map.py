@@ -10,7 +10,7 @@ import collections
 import concurrent.futures
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Sized
 from contextlib import nullcontext
 from typing import Any, Final, Generic, TypeVar
 
@@ -51,6 +51,8 @@ class Ahead(Generic[T]):
         self._futures: collections.deque[Future[Any]] = collections.deque()
         self.end: Exception | None = None
         """Exception that ended the source of items, `StopIteration` included."""
+        self.bar: Any = None
+        """Progress bar of the results, if there is one."""
 
     @property
     def has_room(self) -> bool:
@@ -115,18 +117,37 @@ class Ahead(Generic[T]):
             if error is not None and not self._return_exceptions:
                 raise error
             future = self._futures.popleft()
+            if self.bar is not None:
+                self.bar.update()
             return future.result() if error is None else error
         finally:
             error = None  # its traceback holds this frame
 
     def cancel(self) -> None:
-        """Cancel all items that wait."""
+        """Cancel all items that wait, and end the progress bar."""
         while self._futures:
             self._futures.pop().cancel()
+        if self.bar is not None:
+            self.bar.close()
         self.end = None  # its traceback holds the frame of `map`
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - time.perf_counter(), 0.0)
+
+
+def progress_bar(items: object, name: str) -> Any:
+    """Return a progress bar for the results of `items`, in a notebook or a terminal.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError(
+            'progress=True needs tqdm: pip install "batched-dynamically[progress]"'
+        ) from error
+    return tqdm(total=len(items) if isinstance(items, Sized) else None, desc=name)
 
 
 def mapped(ahead: Ahead[T], items: Iterable[T]) -> Generator[Any, None, None]:

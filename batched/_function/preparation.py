@@ -166,6 +166,10 @@ class PreparingRuntime(CallQueue):
         self._passing = threading.RLock()
         # calls in preparation, with whether their time in the queue will count
         self._calls: dict[Request, bool] = {}
+        self._renew_preparers()
+
+    def _renew_preparers(self) -> None:
+        # the threads of an executor end with the executor, once they have done their work
         self._preparers = ThreadPoolExecutor(
             self._preparation.threads, thread_name_prefix=f"batched-{self.name}-prepare"
         )
@@ -301,6 +305,10 @@ class PreparingRuntime(CallQueue):
 
 class PreparingThreadRuntime(PreparingRuntime, ThreadRuntime):
     """Thread runtime of prepared calls."""
+
+    def rest(self) -> None:
+        super().rest()
+        self._renew_preparers()
 
 
 class PreparingEventLoopRuntime(PreparingRuntime, EventLoopRuntime):

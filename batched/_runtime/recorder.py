@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import operator
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
@@ -77,6 +78,16 @@ cells, cells of padding, and calls of the function that ran out of memory.
 
 MOST_UNREAD: Final = 256
 """Most ended batches that are kept before they are added to the counts."""
+
+SHORT_GAP: Final = 2e-4
+"""Longest mean time between the batches of a loop (s).
+
+A loop over calls takes 30 to 60 us on an idle machine. Requests over HTTP take 500 us or more.
+"""
+MANY_CALLS: Final = 1000
+"""Least calls in a row for a warning of single calls."""
+LONG: Final = 1.0
+"""Least time of these calls in the batch function (s): below, a list would gain little."""
 
 
 Counts = Counter[tuple[str, str]]
@@ -189,6 +200,13 @@ class Recorder:
             self._durations = _Histogram()  # one entry per batch
             self._batches: Counter[tuple[int, FlushReason]] = Counter()  # by size and flush reason
             self._latest: deque[_Ended] = deque()  # ended batches that are not in the counts yet
+            # whether the last batches had one item each, without gaps, so that calls are noted
+            self.watching = False
+            self._is_loop = False  # whether one thread has called for long, item by item
+            self._caller = 0  # thread of the calls that are noted
+            self._noted = 0  # calls of that thread since the moment of `_start`
+            # a moment (s), with the time in batches (s), the batches and the items until then
+            self._start: tuple[float, ...] = 0.0, 0.0, 0, 0
 
     def count(self, ending: Ending) -> None:
         """Count a call that ended without a batch."""
@@ -236,8 +254,32 @@ class Recorder:
         if len(latest) >= MOST_UNREAD:
             with self._lock:
                 self._count()
+                self._watch(batch.ended)
         if sink is not None:
             sink.changed()
+
+    def note_call(self) -> bool:
+        """Note a call that waits for its result. Return whether one thread calls item by item."""
+        caller = threading.get_ident()
+        self._noted = self._noted + 1 if caller == self._caller else 1
+        self._caller = caller
+        return self._is_loop
+
+    def _watch(self, now: float) -> None:
+        """Look for one thread that calls item by item, as `Series.map` of pandas does.
+
+        The evidence: batches of one item each, nearly without gaps, and as many calls that one
+        thread has waited for. Coroutines, futures and callers with work of their own break it.
+        """
+        counts = self._batches
+        items = sum([size * count for (size, _), count in counts.items()])
+        totals = now, self._processing, sum(counts.values()), items
+        span, busy, batches, items = map(operator.sub, totals, self._start)
+        single = items == batches and span - busy < batches * SHORT_GAP
+        if single and batches == self._noted:
+            self._is_loop = batches >= MANY_CALLS and busy >= LONG
+        else:
+            self._start, self._noted, self.watching = totals, 0, single
 
     def _count(self) -> None:
         """Add the latest batches to the counts."""

@@ -56,6 +56,16 @@ class ThreadRuntime(Runtime):
             for thread in threads - self._threads:
                 thread.join()
 
+    def rest(self) -> None:
+        """End the workers that wait for work. The next call starts a worker."""
+        with self._lock:
+            parked, self._parked = self._parked, []
+            self._workers -= len(parked)
+            for parker in parked:
+                parker.scheduler = None  # so the worker ends, and calls another one if items wait
+        for parker in parked:
+            parker.unpark(self)
+
     def _new_parker(self) -> _Parker:
         return _Parker(self, self._scheduler)
 
