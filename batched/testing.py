@@ -70,7 +70,7 @@ def _alone(runtime: Any, **settings: Any) -> Any:
     """Return a runtime without threads for some calls, with the statistics of `runtime`."""
     settings |= {"flush": "eager", "max_concurrent_batches": 1, "prefetch": 0}
     alone: Any = type(runtime)(
-        *([runtime._preparation] if hasattr(runtime, "_preparation") else []),
+        *(vars(runtime)[name] for name in ("_key", "_preparation") if hasattr(runtime, name)),
         replace(runtime.policy, **settings),
         runtime.execution,
         runtime.recorder,

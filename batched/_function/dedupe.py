@@ -119,14 +119,17 @@ class DedupingRuntime(CallQueue):
             self._members[request] = member
             try:
                 for place, key in enumerate(keys):
-                    share = self.shares.get(key)
-                    if share is None:
-                        share = _Share(self, key, _one_of(request, place))
+                    is_new = key not in self.shares
+                    if is_new:
+                        share = self.shares[key] = _Share(self, key, _one_of(request, place))
                         share.request.waker = share
-                        super().submit(share.request, from_event_loop=from_event_loop)
-                        self.shares[key] = share
+                    share = self.shares[key]
                     share.places.append((member, place))
                     member.shares.append(share)
+                    if is_new:  # last: the item may end within the call
+                        super().submit(share.request, from_event_loop=from_event_loop)
+                    if request not in self._members:
+                        break  # the item has ended with an error
             except BaseException:
                 self._drop(member)
                 raise
