@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from .._core.checks import check_whole
 from .._core.policy import BatchPolicy
+from .._installation import needs
 from .._runtime.async_backend import current_loop
 from .._runtime.wakers import Future, wait
 from ..errors import BatcherClosed
@@ -141,12 +142,8 @@ def progress_bar(items: object, name: str) -> Any:
     Raises:
         ImportError: tqdm is not installed.
     """
-    try:
+    with needs("progress=True", "progress"):
         from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError(
-            'progress=True needs tqdm: pip install "batched-dynamically[progress]"'
-        ) from error
     return tqdm(total=len(items) if isinstance(items, Sized) else None, desc=name)
 
 
