@@ -47,14 +47,16 @@ async def make_calls(
     callers: int,
     *,
     until: float = math.inf,
+    least: int = 0,
     warm_up: float = 0.0,
     answered: Callable[[T, Any], object] | None = None,
 ) -> Calls:
     """Call `call` with each item from `callers` coroutines if it is awaited, else from threads.
 
     Callers share `items`, which is no generator, because threads cannot share one. After `until`, a
-    moment of `perf_counter`, only the first call of a caller begins. The share `warm_up` of all
-    calls does not count, in whole rounds of the callers. `answered` gets each item with its answer.
+    moment of `perf_counter`, and `least` answers, only the first call of a caller begins. The share
+    `warm_up` of all calls does not count, in whole rounds of the callers. `answered` gets each item
+    with its answer.
     """
     answers: list[tuple[float, float]] = []  # moment of the answer, and latency
 
@@ -63,7 +65,7 @@ async def make_calls(
         answers.append((now, now - began))
         if answered:
             answered(item, answer)
-        return now > until
+        return now > until and len(answers) >= least
 
     def call_from_thread() -> None:
         for item in items:
@@ -89,7 +91,7 @@ async def make_calls(
     try:
         await asyncio.gather(*(caller() for _ in range(callers)))
     finally:
-        until = -math.inf  # after an error or an interrupt, callers end with their present call
+        until, least = -math.inf, 0  # interrupted callers end with their present call
         threads.shutdown(wait=False)
     ended = time.perf_counter()
     skipped = int(len(answers) * warm_up) // callers * callers

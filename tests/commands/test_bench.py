@@ -465,6 +465,12 @@ def test_no_second_call_begins_after_the_end_of_a_load() -> None:
     assert len(calls.latencies) == 2
 
 
+def test_calls_go_on_until_there_are_enough() -> None:
+    until = time.perf_counter()
+    calls = asyncio.run(load.make_calls(str, count(), 2, until=until, least=50))
+    assert 50 <= len(calls.latencies) <= 51
+
+
 def test_the_first_calls_of_all_callers_do_not_count() -> None:
     calls = asyncio.run(load.make_calls(str, iter(range(100)), 8, warm_up=0.3))
     assert len(calls.latencies) == 100 - 24

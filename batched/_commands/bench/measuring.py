@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import time
 from collections.abc import Sequence
 from itertools import cycle
@@ -19,6 +18,8 @@ from .target import Target
 
 ROUNDS = 5
 """Turns of each size and of each way to call, because a machine may be slower for a while."""
+LEAST = 3
+"""Least calls of each caller of a batched function in a turn."""
 WARM_UP = 0.3
 """Share of the calls of a turn that do not count: callers need a moment to come together."""
 TURN = 0.15
@@ -103,29 +104,31 @@ async def measure_loads(
         BatchedError: the function did not return one result per item.
     """
     async with contextlib.AsyncExitStack() as stack:
-        calls: list[Any] = []
+        calls: list[tuple[Any, Any]] = []
         for way in ways:
-            call, items = target.unbatched
+            call, arguments = target.unbatched
             if way.settings is not None:
                 # without limits on the queue: a refused call would end the measurement
                 batched: Any = target.batched.with_options(
                     max_queue_size=None, queue_timeout_ms=None, **way.settings
                 )
                 stack.push_async_callback(batched.aclose, cancel_futures=True)
-                call, items = batched, target.arguments()
-            calls.append(functools.partial(make_calls, call, cycle(items), way.callers))
-        for turn in progress.track(range(1 + ROUNDS), description=f"{len(ways)} ways to call"):
-            for way, call_until in zip(ways, calls, strict=True):
+                call, arguments = batched, target.arguments()
+            calls.append((call, cycle(arguments)))
+        for number in progress.track(range(1 + ROUNDS), description=f"{len(ways)} ways to call"):
+            for way, (call, items) in zip(ways, calls, strict=True):
                 if way.error:
                     continue
-                until = time.perf_counter() + seconds
+                turn: Any = {"until": time.perf_counter() + seconds, "warm_up": WARM_UP}
+                if way.settings is not None:
+                    turn["least"] = LEAST * way.callers
                 try:
                     with target.report_errors(f"called by {count(way.callers, 'caller')} {way}"):
-                        made = await call_until(until=until, warm_up=WARM_UP)
+                        made = await make_calls(call, items, way.callers, **turn)
                 except argparse.ArgumentError as error:
                     if not way.at_once:
                         raise
                     way.error = str(error)
                     way.rounds.clear()
                 else:
-                    way.rounds.extend([made] * (turn > 0))
+                    way.rounds.extend([made] * (number > 0))
