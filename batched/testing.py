@@ -171,8 +171,8 @@ def hold(function: BatchedCallable[Any, Any, Any], /) -> Iterator[Held]:
 if "pytest" in sys.modules:
     import pytest
 
-    @pytest.fixture
-    def batched_inline() -> Iterator[None]:
+    @pytest.fixture(name="batched_inline")
+    def _batched_inline() -> Iterator[None]:
         """Run each call of a batched function at once: see `batched.testing.inline`."""
         with inline():
             yield

@@ -56,8 +56,8 @@ DEFAULTS = {
     "bench": {
         "--max-batch-size N": "64",
         "--batch-size N": "the recommended one",
-        "--concurrency N": "256",
-        "--seconds S": "1.0",
+        "--concurrency N": "64 threads, or 256 coroutines of a coroutine function",
+        "--seconds S": "0.6",
     },
 }
 
@@ -100,7 +100,7 @@ def test_the_page_of_the_command_line_prints_every_help(
         ("demo --speed", "unrecognized arguments: --speed"),
         (f"{BENCH} --max-batch-size 1", "argument --max-batch-size: must be at least 2, got 1"),
         (f"{BENCH} --batch-size 0", "argument --batch-size: must be at least 1, got 0"),
-        (f"{BENCH} --seconds nan", "argument --seconds: must be at least 0.1, got nan"),
+        (f"{BENCH} --seconds nan", "argument --seconds: must be at least 0.01, got nan"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_sentence(

@@ -124,7 +124,7 @@ def test_held_calls_of_threads_share_a_batch() -> None:
         return [item.upper() for item in items]
 
     with hold(fn) as held:
-        answers: list[str] = []
+        answers: list[Any] = []
         callers = [threading.Thread(target=lambda x=x: answers.append(fn(x))) for x in "abc"]
         for caller in callers:
             caller.start()
