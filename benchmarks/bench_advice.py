@@ -4,8 +4,8 @@ Run: python benchmarks/bench_advice.py [--check] [--quick] [--save] [function ..
 
 In each round `batched bench` measures a function of this file in a process of its own. Another
 process then measures calls as `traffic.py` makes them: unbatched, with the advised settings, and
-with every setting of a grid. All of them take turns. If `bench` calls the machine unstable, it prints a
-range of speed-ups; then the nearest one of the range counts, and the advice does not count.
+with every setting of a grid. All of them take turns. If `bench` calls the machine unstable, it prints
+a range of speed-ups; then the nearest one of the range counts, and the advice does not count.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def measured(arguments: argparse.Namespace) -> Result:
     for name, trial in trials.items():
         if trial.unstable:
             notes.append(
-                f"{name}: in {trial.unstable} of {rounds} rounds `bench` called the machine unstable."
+                f"{name}: `bench` called the machine unstable in {trial.unstable} of {rounds}."
             )
         ours, best = Figure("ours", trial.found, "x"), Figure("best", trial.best, "calls/s")
         bounds = {"at_least": 1 - OFF, "at_most": 1 + OFF}
