@@ -4,8 +4,8 @@ Run: python benchmarks/bench_advice.py [--check] [--quick] [--save] [function ..
 
 In each round `batched bench` measures a function of this file in a process of its own. Another
 process then measures calls as `traffic.py` makes them: unbatched, with the advised settings, and
-with every setting of a grid. All of them take turns. If `bench` calls the machine unstable, it prints
-a range of speed-ups; then the nearest one of the range counts, and the advice does not count.
+with every setting of a grid. All of them take turns. If `bench` calls the machine unstable, it
+prints a range of speed-ups; then the nearest one of the range counts, and the advice does not.
 """
 
 from __future__ import annotations
