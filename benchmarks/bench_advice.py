@@ -4,8 +4,8 @@ Run: python benchmarks/bench_advice.py [--check] [--quick] [--save] [function ..
 
 In each round `batched bench` measures a function of this file in a process of its own. Another
 process then measures calls as `traffic.py` makes them: unbatched, with the advised settings, and
-with every setting of a grid. All of them take turns. If `bench` says that the machine is unstable,
-its round does not count.
+with every setting of a grid. All of them take turns. If `bench` calls the machine unstable, it
+prints a range of speed-ups; then the nearest one of the range counts, and the advice does not.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ OFF = 0.25
 SIZES, AT_ONCE = (8, 32, 64), (1, 8)
 """Grid of the settings."""
 THREADS, COROUTINES = 64, 256
-TURNS, SECONDS = 5, 1.0
+TURNS, SECONDS = 3, 1.0
 """Turns of every way to call, of which medians are compared, and the time of each (s)."""
 PROBE = 4
 """Calls of each caller in a first turn, which tells how many calls fill a turn."""
 WIDTH, LAYERS = 1024, 3
 """Size of the ONNX network."""
 HERE = Path(__file__)
-SPEED_UP = re.compile(r"made ([\d.]+)x as many items with (.+) as unbatched \(")
+SPEED_UP = re.compile(r"made ([\d.]+)x(?: to ([\d.]+)x)? as many items with (\S.*?) as unbatched")
 
 Settings = dict[str, Any] | None
 """Settings of the decorator; None: calls of the function itself."""
@@ -211,6 +211,7 @@ class Trial:
     """Figures of `bench`, and ours, of one function in all rounds."""
 
     said: list[float] = field(default_factory=list)
+    """Speed-ups; of a range, the speed-up that is nearest to ours."""
     found: list[float] = field(default_factory=list)
     advised: list[float] = field(default_factory=list)
     best: list[float] = field(default_factory=list)
@@ -220,10 +221,8 @@ class Trial:
     def judge(self, function: str, output: str) -> None:
         """Measure the speed-up that `bench` has printed, and look for better settings."""
         stated = SPEED_UP.search(output)
-        if "unstable" in output or stated is None:
-            self.unstable += 1
-            return
-        settings: Settings = eval(f"dict({stated[2]})")
+        assert stated is not None, output
+        settings: Settings = eval(f"dict({stated[3]})")
         lengths: list[dict[str, Any]] = [{}, {"length": len}] if function == "embed" else [{}]
         grid: list[Settings] = [
             {"batch_size": size, "max_concurrent_batches": at_once, **length}
@@ -232,11 +231,15 @@ class Trial:
         with get_context("spawn").Pool(1) as process:
             rates = process.apply(measured_alone, (function, [None, settings, *grid]))
         unbatched, batched, *_ = medians = [statistics.median(each) for each in rates]
-        ratios = [a / b for a, b in zip(rates[1], rates[0], strict=True)]
-        self.said.append(float(stated[1]))
-        self.found.append(statistics.median(ratios))
-        self.advised.append(unbatched if "no decorator" in output else batched)
-        self.best.append(max(medians))
+        found = statistics.median(a / b for a, b in zip(rates[1], rates[0], strict=True))
+        low, high = float(stated[1]), float(stated[2] or stated[1])
+        self.said.append(min(max(found, low), high))
+        self.found.append(found)
+        if "unstable" in output:
+            self.unstable += 1
+        else:
+            self.advised.append(unbatched if "no decorator" in output else batched)
+            self.best.append(max(medians))
 
 
 def measured(arguments: argparse.Namespace) -> Result:
@@ -256,16 +259,16 @@ def measured(arguments: argparse.Namespace) -> Result:
     figures = []
     for name, trial in trials.items():
         if trial.unstable:
-            notes.append(f"{name}: unstable, by `bench`, in {trial.unstable} of {rounds} rounds.")
-        if not trial.said:
-            missing.setdefault(name, "the machine was unstable")
-            continue
-        ours, best = Figure("found", trial.found, "x"), Figure("best", trial.best, "calls/s")
+            notes.append(
+                f"{name}: `bench` called the machine unstable in {trial.unstable} of {rounds}."
+            )
+        ours, best = Figure("ours", trial.found, "x"), Figure("best", trial.best, "calls/s")
         bounds = {"at_least": 1 - OFF, "at_most": 1 + OFF}
-        figures += [
-            Figure(f"{name}: speed-up by bench", trial.said, "x", ours, **bounds),
-            Figure(f"{name}: as advised", trial.advised, "calls/s", best, at_least=1 - OFF),
-        ]
+        if trial.said:
+            figures.append(Figure(f"{name}: speed-up by bench", trial.said, "x", ours, **bounds))
+        if trial.advised:
+            advised = f"{name}: as advised"
+            figures.append(Figure(advised, trial.advised, "calls/s", best, at_least=1 - OFF))
     packages = [name for name in ("torch", "onnxruntime") if importlib.util.find_spec(name)]
     return Result(figures, packages, missing=missing, notes=notes)
 

@@ -526,9 +526,9 @@ UNSTABLE = "in 3 rounds: this machine is unstable."
             f"Batching may not be worth it: {MADE} 0.9x to 1.6x {AS} {UNSTABLE}",
         ),
         (
-            [(UNBATCHED, 50, 50, 50), (ONE, 100, 100, 100), (TWO, 90, 120, 125)],
+            [(UNBATCHED, 50, 50, 50), (ONE, 100, 100, 100), (TWO, 98, 120, 121)],
             ONE,
-            f"{MADE} 2.0x {AS} (2.0x to 2.0x in 3 rounds).\n{FASTER} (0.9x to 1.2x in 3 rounds).",
+            f"{MADE} 2.0x {AS} (2.0x to 2.0x in 3 rounds).\n{FASTER} (1.0x to 1.2x in 3 rounds).",
         ),
         (
             [(UNBATCHED, 10, 10, 10), (ONE, 20, 20, 20), (TWO, 19, 21, 20), (LENGTH, 26, 25, 27)],

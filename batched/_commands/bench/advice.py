@@ -16,7 +16,7 @@ NEAR_BEST = 1.1
 """Ratio up to which another time, or rate, is as good as the best. Smaller batches are preferred,
 because their callers wait less, and fewer settings.
 """
-STEADY = 1.5
+STEADY = 1.25
 """Ratio of the highest to the lowest speed-up of all rounds above which their median says little.
 """
 AT_ONCE = "max_concurrent_batches"
