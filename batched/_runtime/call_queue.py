@@ -203,7 +203,9 @@ class CallQueue(ABC):
         except BaseException as error:
             self._call_for_repair()
             if isinstance(error, QueueFull | BatcherClosed):
-                self.notices.add("refusal", f"a call was refused: {error}")
+                is_full = isinstance(error, QueueFull)
+                why = "the queue is full" if is_full else "the function was shut down"
+                self.notices.add("refusal", f"a call was refused: {why}")
             raise
         # even if a signal handler raises here: all callers depend on this worker
         finally:
@@ -338,7 +340,7 @@ class CallQueue(ABC):
             self._wakeups.add(key, ended)
         for request in ended:
             request.items = None  # as in `cancel`
-            self.notices.add("timeout", f"a call has expired: {request.error}")
+            self.notices.add("timeout", "a call has waited for longer than queue_timeout_ms")
         self._notify_admitted()
         if futures:  # their callbacks may block, and all batchers share the timer
             try:
