@@ -397,7 +397,7 @@ class Batched(BatchedCallable[T, U, P]):
         loop = current_loop()
         if loop is not None:
             self._function.warn_of_blocking()
-        if batcher.recorder.watching and batcher.recorder.note_call():
+        if batcher.recorder.asks and batcher.recorder.note_caller():
             self._function.warn_of_single_calls()
         runtime = batcher.runtime.here(loop)
         wait = runtime.note_wait(request) if current_worker() else None
