@@ -171,6 +171,8 @@ def hold(function: BatchedCallable[Any, Any, Any], /) -> Iterator[Held]:
 if "pytest" in sys.modules:
     import pytest
 
+    __all__ += ["batched_inline"]
+
     @pytest.fixture
     def batched_inline() -> Iterator[None]:
         """Run each call of a batched function at once: see `batched.testing.inline`."""

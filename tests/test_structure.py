@@ -30,7 +30,7 @@ LAYERS = [
     ["batched._function"],
     ["batched._services"],
     ["batched._connect"],
-    ["batched.inference", "batched.aio", "batched.metrics", "batched.asgi"],
+    ["batched.inference", "batched.aio", "batched.metrics", "batched.asgi", "batched.testing"],
     ["batched._generation", "batched._chat"],
     ["batched.generation", "batched.chat", "batched.embeddings"],
     ["batched"],
@@ -203,6 +203,8 @@ def test_importing_it_loads_none_of_what_it_works_with() -> None:
         "typing_extensions",
         "openai",
         "pydantic",
+        "pytest",
+        "tqdm",
     } & set(loaded)
 
 

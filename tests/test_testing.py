@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -100,7 +100,7 @@ class TestCallsFromThreads:
             assert list(scorer.score.map(["abc"])) == [13]
             assert scorer.score.submit("ab").result(0) == 12
             with pytest.raises(TypeError, match="len"):
-                scorer.score(["a", 7])  # type: ignore[list-item]  # wrong on purpose
+                scorer.score(["a", 7])
 
     def test_features_are_padded_and_cut(self) -> None:
         @batched.inference.dynamically(pad_to_multiple_of=4, unpad={"": {1: "ids"}})
@@ -205,7 +205,7 @@ def test_calls_of_all_threads_are_inline_until_the_last_context_ends(recorded: R
 class TestCallsFromCoroutines:
     @pytest.mark.parametrize("prepare", [None, abs])
     async def test_a_plain_function_runs_in_the_thread_of_the_loop(
-        self, recorded: Recorded, prepare: Callable[[int], int] | None
+        self, recorded: Recorded, prepare: Any
     ) -> None:
         fn: Any = batched.aio.dynamically(prepare=prepare)(recorded)
         with batched.testing.inline():
@@ -275,7 +275,7 @@ class TestHeldCalls:
         fn = batched.dynamically(recorded)
         results: list[Any] = []
         callers = [
-            threading.Thread(target=lambda each=each: results.append(fn(each)))  # type: ignore[misc]  # a default binds
+            threading.Thread(target=lambda each=each: results.append(fn(each)))
             for each in (1, 2, [3, 4])
         ]
         with batched.testing.hold(fn) as held:
@@ -307,17 +307,31 @@ class TestHeldCalls:
     def test_full_queues_cancellation_and_late_calls_are_as_always(
         self, recorded: Recorded
     ) -> None:
-        fn = batched.dynamically(max_queue_size=2, on_full="raise", queue_timeout_ms=20.0)(recorded)
-        with batched.testing.hold(fn) as held:
-            cancelled, late = fn.submit(1), fn.submit(2)
+        full = batched.dynamically(max_queue_size=1, on_full="raise")(recorded)
+        late = batched.dynamically(queue_timeout_ms=20.0)(recorded)
+        with batched.testing.hold(full), batched.testing.hold(late):
+            future = full.submit(1)
             with pytest.raises(batched.QueueFull):
-                fn(3)
-            assert cancelled.cancel()
-            assert isinstance(late.exception(BOUND), batched.QueueTimeout)
-            held.wait_for(0)
+                full(2)
+            assert future.cancel()
+            with pytest.raises(batched.QueueTimeout):
+                late(3)
         assert recorded.batches == []
-        stats = fn.stats
-        assert (stats.rejected, stats.cancelled, stats.timed_out) == (1, 1, 1)
+        assert (full.stats.rejected, full.stats.cancelled, late.stats.timed_out) == (1, 1, 1)
+
+    def test_callers_that_wait_for_room_in_the_queue_count_and_are_released(
+        self, recorded: Recorded
+    ) -> None:
+        fn = batched.dynamically(max_queue_size=2)(recorded)
+        callers = [threading.Thread(target=fn, args=(number,)) for number in range(5)]
+        with batched.testing.hold(fn) as held:
+            for caller in callers:
+                caller.start()
+            held.wait_for(5)
+        for caller in callers:
+            caller.join(BOUND)
+        assert sorted(sum(recorded.batches, [])) == [0, 1, 2, 3, 4]
+        assert max(map(len, recorded.batches)) == 2
 
     def test_calls_wait_within_inline_and_other_functions_do_not(self, recorded: Recorded) -> None:
         fn, other = batched.dynamically(recorded), batched.dynamically(recorded)

@@ -74,6 +74,7 @@ async def make_calls(
 
     batched = call if isinstance(call, (Batched, AsyncBatched)) else None
     if batched:
+        batched._function.warned.add("single calls")  # a lone caller is meant to call so
         batched.reset_stats()
     started = time.perf_counter()
     if inspect.iscoroutinefunction(call):

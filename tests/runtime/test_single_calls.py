@@ -60,8 +60,11 @@ class Traffic:
 
     def _note(self, here: bool) -> None:
         warned: list[bool] = []
-        act = lambda: warned.append(self.recorder.note_caller())  # noqa: E731
-        act() if here else elsewhere(act)
+
+        def note() -> None:
+            warned.append(self.recorder.note_caller())
+
+        note() if here else elsewhere(note)
         if warned[0] and not self.warned_at:
             self.warned_at = self._calls
 
@@ -98,11 +101,12 @@ def test_other_calls_are_no_loop(circumstances: Any) -> None:
 
 
 def test_one_pause_or_one_larger_batch_begins_the_count_again() -> None:
-    for pause in ({"gap": 1.0}, {"size": 2}):
+    pauses: list[dict[str, Any]] = [{"gap": 1.0}, {"size": 2}]
+    for pause in pauses:
         traffic = Traffic()
         for _ in range(5):
             traffic.call(MANY_CALLS - 1)
-            traffic.call(1, **pause)  # type: ignore[arg-type]  # of either
+            traffic.call(1, **pause)
         assert traffic.warned_at == 0
         traffic.call(AT_MOST)
         assert traffic.warned_at
@@ -132,7 +136,7 @@ def test_the_warning_comes_once_and_names_the_remedy() -> None:
     def shout(texts: list[str]) -> list[str]:
         return [text.upper() for text in texts]
 
-    fn = batched.dynamically(shout, name="shout")
+    fn = batched.dynamically(name="shout")(shout)
     with fn, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert [fn("a") for _ in range(2 * AT_MOST)] == ["A"] * (2 * AT_MOST)
