@@ -29,6 +29,8 @@ embed(["many", "texts"])
 # (tracing.py)
 # asgi                       middleware for web servers; needs anyio, so it is not imported here
 # (asgi.py)
+# testing                    help for tests; not imported here
+# (testing.py)
 # errors                     exceptions of calls besides the function's own
 # (errors.py)
 #

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -144,6 +143,8 @@ class Stats:
 
     def _repr_html_(self, title: str = "Stats") -> str:
         """Return the main counts and times as a table, for notebooks."""
+        from html import escape
+
         ends = ("errors", "cancelled", "timed_out", "rejected", "memory_errors")
         failures = {name.replace("_", " "): getattr(self, name) for name in ends}
         rows = {
@@ -163,7 +164,7 @@ class Stats:
                 for name, text in rows.items()
             ]
         )
-        return f"<table><caption>{html.escape(title)}</caption>{cells}</table>"
+        return f"<table><caption>{escape(title)}</caption>{cells}</table>"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

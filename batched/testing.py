@@ -9,7 +9,7 @@
         assert [future.result() for future in futures] == [1, 1, 1]
 
 `pytest_plugins = ["batched.testing"]` in the `conftest.py` at the top of a project gives its tests
-the fixture `batched_inline`.
+the fixture `batched_inline`. (PYTEST_DONT_REWRITE: this module may be imported before.)
 """
 
 from __future__ import annotations

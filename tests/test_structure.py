@@ -212,6 +212,8 @@ def test_importing_it_loads_none_of_what_it_works_with() -> None:
         "typing_extensions",
         "openai",
         "pydantic",
+        "pytest",
+        "tqdm",
     } & set(loaded)
 
 

@@ -81,6 +81,7 @@ async def make_calls(
 
     batched = call if isinstance(call, (Batched, AsyncBatched)) else None
     if batched:
+        batched._function.warned.add("single calls")  # a lone caller is meant to call so
         batched.reset_stats()
     caller: Callable[[], Any] = call_from_coroutine
     threads = ThreadPoolExecutor(callers)

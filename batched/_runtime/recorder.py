@@ -200,10 +200,10 @@ class Recorder:
             self._durations = _Histogram()  # one entry per batch
             self._batches: Counter[tuple[int, FlushReason]] = Counter()  # by size and flush reason
             self._latest: deque[_Ended] = deque()  # ended batches that are not in the counts yet
-            # whether `_watch` asks for the thread of the next call that waits for its result
-            self.asks = False
-            self._caller = 0  # the thread of the last one that was asked for
-            self._same_caller = False  # whether it was the thread before, too
+            # number of next calls whose threads `_watch` asks for; only calls that wait for results
+            self.asks = 0
+            self._caller = 0  # thread of the last of them
+            self._same_caller = True  # whether all of them since `_start` came from that thread
             self._is_loop = False  # whether one thread has called item by item, for long
             # a moment (s), with the time in batches (s), the batches and the items until then
             self._start: tuple[float, ...] = 0.0, 0.0, 0, 0
@@ -261,23 +261,26 @@ class Recorder:
     def note_caller(self) -> bool:
         """Note the thread of a call. Return whether this thread has long called item by item."""
         before, self._caller = self._caller, threading.get_ident()
-        self._same_caller, self.asks = before == self._caller, False
+        self._same_caller &= before == self._caller
+        self.asks -= 1
         return self._is_loop and self._same_caller
 
     def _watch(self, now: float) -> None:
         """Look for one thread that calls item by item, as `Series.map` of pandas does.
 
         The evidence: batches of one item each, with nearly no time between them, and after each
-        `MOST_UNREAD` batches a call of the same thread, which waits for its result. The evidence is
-        sampled, because counting each call would cost a lone caller more.
+        `MOST_UNREAD` batches two calls of the same thread, which waits for their results. The calls
+        are sampled, because looking at each call would cost a lone caller more.
         """
-        totals = now, self._processing, sum(self._batches.values()), self._items
+        counts = self._batches
+        items = sum([size * count for (size, _), count in counts.items()])
+        totals = now, self._processing, sum(counts.values()), items
         span, busy, batches, items = map(operator.sub, totals, self._start)
         single = items == batches and span - busy < batches * SHORT_GAP
         if not single or self.asks or not self._same_caller:
-            self._start, batches = totals, 0
+            self._start, self._same_caller, batches = totals, True, 0
         self._is_loop = batches >= MANY_CALLS and busy >= LONG
-        self.asks = single
+        self.asks = 2 * single
 
     def _count(self) -> None:
         """Add the latest batches to the counts."""

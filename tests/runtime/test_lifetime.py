@@ -95,6 +95,48 @@ def test_a_dropped_idle_batcher_frees_its_function() -> None:
     wait_until(lambda: ref() is None and workers("idle") == [])
 
 
+@pytest.mark.parametrize("settings", [{}, {"prefetch": 1}, {"prepare": abs}], ids=str)
+def test_an_idle_batcher_that_rests_has_no_thread_and_works_again(settings: Any) -> None:
+    fn: Any = batched.dynamically(name="rests", **settings)(lambda items: items)
+    for _ in range(2):
+        assert fn([1, 2, 3]) == [1, 2, 3]
+        wait_until(lambda: fn._batcher.runtime._parked)
+        fn._batcher.runtime.rest()
+        gc.collect()
+        wait_until(lambda: workers("rests") == [])
+    fn.shutdown()
+
+
+def test_items_that_are_held_run_although_the_batcher_rests() -> None:
+    fn: Any = batched.dynamically(flush="window", timeout_ms=100.0)(lambda items: items)
+    future = fn.submit(7)
+    wait_until(lambda: fn._batcher.runtime._parked)
+    fn._batcher.runtime.rest()
+    assert future.result(BOUND) == 7
+    fn.shutdown()
+
+
+def test_a_function_of_the_main_module_ends_the_worker_of_the_one_that_it_replaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def define() -> Any:
+        def replaced(items: list[int]) -> list[int]:
+            return items
+
+        replaced.__module__, replaced.__qualname__ = "__main__", "replaced"
+        return batched.dynamically(replaced)
+
+    old = define()
+    monkeypatch.setattr(sys.modules["__main__"], "replaced", old, raising=False)
+    assert old(1) == 1
+    wait_until(lambda: old._batcher.runtime._parked)
+    new = define()
+    wait_until(lambda: workers("replaced") == [])
+    assert (old(2), new(3)) == (2, 3)
+    old.shutdown()
+    new.shutdown()
+
+
 def test_results_of_a_batch_are_not_kept_by_an_idle_worker() -> None:
     class Thing:
         pass

@@ -7,11 +7,13 @@ import dataclasses
 import math
 import pickle
 import random
+import re
 import statistics
 from bisect import bisect_left
 
 import pytest
 
+import batched
 from batched._core.linger import FlushReason
 from batched._core.scheduler import Batch, Request
 from batched._runtime.recorder import ENDS, Recorder, _Histogram
@@ -262,3 +264,35 @@ def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats)
         f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because timeout 1, "
         "full 39)"
     )
+
+
+def rows_of(table: str) -> dict[str, str]:
+    """Return the texts of a table of HTML."""
+    found = re.findall(r"<tr><th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td></tr>", table)
+    assert table.count("<tr>") == len(found)
+    return dict(found)
+
+
+def test_the_table_of_a_snapshot_shows_the_main_numbers(busy: Stats) -> None:
+    assert rows_of(busy._repr_html_()) == {
+        "items": "1,200 in 40 batches of 30.0 on average",
+        "calls": "1,234",
+        "failures": "errors 1, cancelled 2, rejected 11",
+        "queue wait": str(busy.queue_wait),
+        "processing": str(busy.processing_time),
+        "left because": "timeout 1, full 39",
+        "now": "5,678 items waiting, 32 running",
+    }
+    assert rows_of(snapshot(Recorder(""))._repr_html_())["failures"] == "none"
+
+
+def test_the_table_of_a_function_has_its_name_and_batch_size() -> None:
+    fn = batched.dynamically(batch_size=1000, name="<lambda> & 'me'")(lambda items: items)
+    table = fn._repr_html_()
+    assert "<caption>&lt;lambda&gt; &amp; &#x27;me&#x27;, batch_size 1,000</caption>" in table
+    assert rows_of(table)["items"] == "0 in 0 batches of 0.0 on average"
+
+
+def test_a_connected_function_has_no_table_because_its_numbers_are_elsewhere() -> None:
+    remote = batched.connect("module:function")
+    assert remote._repr_html_ is None

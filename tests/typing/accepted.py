@@ -11,6 +11,7 @@ import pydantic
 from numpy.typing import NDArray
 
 import batched
+import batched.testing
 from batched import Feature, Future, Stats
 from batched.chat import ChatAnswer, ChatClient, Estimate, Usage
 from batched.embeddings import EmbeddingClient
@@ -383,3 +384,21 @@ async def connected_calls(features: Mapping[str, Feature]) -> None:
     assert_type(remote_model(ids=[[1, 2]]), NDArray[np.float32])
     assert_type(await remote_model_later(features), int)
     assert_type(undeclared(3), Any)
+
+
+async def in_tests() -> None:
+    with batched.testing.inline():
+        assert_type(embed("text"), Vector)
+    with batched.testing.hold(embed) as held:
+        assert_type(held, batched.testing.Held)
+        held.wait_for(3, timeout=1.0)
+    with batched.testing.hold(Model().fetch) as held:
+        await held.until(3)
+        held.release()
+    batched.testing.hold(encode)
+    batched.testing.hold(write)
+
+
+async def progress() -> None:
+    assert_type(embed.map(["text"], progress=True), Generator[Vector])
+    assert_type(fetch.map([1], progress=True), AsyncGenerator[str])

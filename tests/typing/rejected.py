@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import batched
+import batched.testing
 from batched.chat import ChatClient
 from batched.embeddings import EmbeddingClient
 
@@ -115,3 +116,11 @@ def connected_calls() -> None:
     text: str = remote("text")  # wrong
     print(text)
     batched.connect("my_model:embed", batch_size=3)  # wrong
+
+
+def in_tests(model: Model) -> None:
+    with batched.testing.hold(model.embed) as held:
+        held.wait_for("3")  # wrong
+    batched.testing.hold(len)  # wrong
+    batched.testing.hold(Model.embed)  # wrong
+    embed.map(["text"], progress="yes")  # wrong

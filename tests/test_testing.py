@@ -1,0 +1,484 @@
+"""`batched.testing`: calls that run at once, and batches as a test wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import batched
+import batched.testing
+from stage import BOUND, python
+
+BACKENDS = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+
+
+class Recorded:
+    """A batch function that doubles numbers, and records each batch with its thread."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.threads: set[threading.Thread] = set()
+
+    def __call__(self, numbers: list[int], add: int = 0) -> list[int]:
+        self.batches.append(list(numbers))
+        self.threads.add(threading.current_thread())
+        return [2 * number + add for number in numbers]
+
+    async def coroutine(self, numbers: list[int], add: int = 0) -> list[int]:
+        await anyio.lowlevel.checkpoint()
+        return self(numbers, add)
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    return Recorded()
+
+
+@pytest.fixture
+def no_new_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.usefixtures("no_new_threads")
+class TestCallsFromThreads:
+    def test_each_call_runs_at_once_in_its_caller_with_its_items_alone(
+        self, recorded: Recorded
+    ) -> None:
+        fn = batched.dynamically(batch_size=3, flush="window", timeout_ms=1e6)(recorded)
+        with batched.testing.inline():
+            assert fn(1) == 2
+            assert fn(2, add=1) == 5
+            assert fn([3, 4, 5, 6]) == [6, 8, 10, 12]
+            assert fn([]) == []
+            futures = [fn.submit(number) for number in (7, 8)]
+            assert recorded.batches == [[1], [2], [3, 4, 5], [6], [7], [8]]
+            assert [future.result(0) for future in futures] == [14, 16]
+        assert recorded.threads == {threading.current_thread()}
+        stats = fn.stats
+        assert (stats.calls, stats.total_processed, stats.total_batches) == (5, 8, 6)
+        assert stats.batch_sizes == {1: 5, 3: 1}
+        assert (stats.queue_size, stats.in_flight) == (0, 0)
+
+    def test_map_is_lazy(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(recorded)
+        with batched.testing.inline():
+            results = fn.map(range(10))
+            assert [next(results), next(results)] == [0, 2]
+            assert recorded.batches == [[0], [1]]
+            results.close()
+
+    def test_all_settings_that_need_threads_are_served(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(
+            prefetch=1, max_concurrent_batches=2, queue_timeout_ms=1.0, max_queue_size=1
+        )(recorded)
+        with batched.testing.inline():
+            assert fn([1, 2, 3]) == [2, 4, 6]
+            assert list(fn.map([4, 5])) == [8, 10]
+
+    def test_methods_and_prepared_calls(self) -> None:
+        class Scorer:
+            def __init__(self, bias: int) -> None:
+                self.bias = bias
+
+            @batched.dynamically(prepare=len)
+            def score(self, lengths: list[int]) -> list[int]:
+                return [length + self.bias for length in lengths]
+
+        scorer = Scorer(10)
+        with batched.testing.inline():
+            assert scorer.score("four") == 14
+            assert scorer.score(["a", "bc"]) == [11, 12]
+            assert list(scorer.score.map(["abc"])) == [13]
+            assert scorer.score.submit("ab").result(0) == 12
+            with pytest.raises(TypeError, match="len"):
+                scorer.score(["a", 7])
+
+    def test_features_are_padded_and_cut(self) -> None:
+        @batched.inference.dynamically(pad_to_multiple_of=4, unpad={"": {1: "ids"}})
+        def double(features: dict[str, Any]) -> Any:
+            assert features["ids"].shape == (2, 4)
+            return features["ids"] * 2
+
+        ids = [[1, 2, 3], [4]]
+        with batched.testing.inline():
+            result = double(ids=list(map(np.array, ids)), mask=list(map(np.ones_like, ids)))
+        np.testing.assert_array_equal(result, [[2, 4, 6], [8, 0, 0]])
+
+    def test_functions_that_work_in_steps_and_their_streams(self) -> None:
+        @batched.continuously(batch_size=2)
+        def spell(rows: batched.Rows[str, int, str]) -> None:
+            live: list[batched.Row[str, int, str]] = []
+            while rows:
+                live += rows.join()
+                for row in live:
+                    for letter in row.item:
+                        row.emit(letter)
+                    row.finish(len(row.item))
+                live.clear()
+                rows.leave()
+
+        with batched.testing.inline():
+            assert spell(["one", "four", "three"]) == [3, 4, 5]
+            with spell.stream("abc") as pieces:
+                assert list(pieces) == ["a", "b", "c"]
+                assert pieces.result(0) == 3
+
+    def test_errors_are_as_always(self) -> None:
+        error = ValueError("no")
+
+        @batched.dynamically(isolate_errors=True)
+        def fail(numbers: list[int]) -> list[int]:
+            if 0 in numbers:
+                raise error
+            return numbers
+
+        records: list[batched.BatchRecord] = []
+        lose: Any = batched.dynamically(on_batch=records.append)(lambda items: items[1:])
+        with batched.testing.inline():
+            assert fail([1, 2]) == [1, 2]
+            with pytest.raises(ValueError, match="no") as raised:
+                fail([1, 0])
+            assert raised.value is not error
+            with pytest.raises(batched.BatchSizeMismatch):
+                lose(1)
+            assert [record.outcome for record in records] == ["failed"]
+            future = lose.submit(1)
+            assert isinstance(future.exception(0), batched.BatchSizeMismatch)
+            assert lose.stats.errors == 2
+            lose.shutdown()
+            with pytest.raises(batched.BatcherClosed):
+                lose(1)
+            with lose:
+                assert lose([]) == []
+                assert isinstance(lose.submit(2).exception(0), batched.BatchSizeMismatch)
+
+    def test_a_function_that_calls_itself_is_refused(self) -> None:
+        @batched.dynamically
+        def inner(numbers: list[int]) -> list[int]:
+            return [-number for number in numbers]
+
+        @batched.dynamically
+        def outer(numbers: list[int]) -> list[int]:
+            return [outer(number - 1) if number == 1 else inner(number) for number in numbers]
+
+        with batched.testing.inline():
+            assert outer(5) == -5
+            with pytest.raises(RuntimeError, match="called from within its own batch"):
+                outer(1)
+
+
+def test_calls_of_all_threads_are_inline_until_the_last_context_ends(recorded: Recorded) -> None:
+    fn = batched.dynamically(recorded)
+    contexts = [contextlib.ExitStack(), contextlib.ExitStack()]
+    for context in contexts:
+        context.enter_context(batched.testing.inline())
+
+    def call() -> threading.Thread:
+        thread = threading.Thread(target=fn, args=(1,))
+        thread.start()
+        thread.join(BOUND)
+        return thread
+
+    assert call() in recorded.threads
+    contexts[0].close()  # not the last one that was opened
+    assert call() in recorded.threads
+    contexts[1].close()
+    assert call() not in recorded.threads
+    with pytest.raises(ZeroDivisionError), batched.testing.inline():
+        raise ZeroDivisionError
+    assert call() not in recorded.threads
+    fn.shutdown()
+
+
+@pytest.mark.usefixtures("no_new_threads")
+@pytest.mark.anyio
+@BACKENDS
+class TestCallsFromCoroutines:
+    @pytest.mark.parametrize("prepare", [None, abs])
+    async def test_a_plain_function_runs_in_the_thread_of_the_loop(
+        self, recorded: Recorded, prepare: Any
+    ) -> None:
+        fn: Any = batched.aio.dynamically(prepare=prepare)(recorded)
+        with batched.testing.inline():
+            assert await fn(1) == 2
+            assert await fn.acall([2, 3]) == [4, 6]
+            assert await fn.submit(4) == 8
+            assert [result async for result in fn.map([5, 6])] == [10, 12]
+        assert recorded.batches == [[1], [2, 3], [4], [5], [6]]
+        assert recorded.threads == {threading.current_thread()}
+
+    async def test_a_coroutine_function_runs_on_the_loop_alone_for_each_call(
+        self, recorded: Recorded
+    ) -> None:
+        fn = batched.aio.dynamically(batch_size=2)(recorded.coroutine)
+        results: dict[int, int] = {}
+
+        async def call(number: int) -> None:
+            results[number] = await fn(number)
+
+        with batched.testing.inline():
+            async with anyio.create_task_group() as tasks:
+                for number in range(3):
+                    tasks.start_soon(call, number)
+            assert results == {0: 0, 1: 2, 2: 4}
+            assert sorted(recorded.batches) == [[0], [1], [2]]
+            assert await fn([1, 2, 3]) == [2, 4, 6]
+            assert [result async for result in fn.map([5, 6])] == [10, 12]
+            with anyio.move_on_after(0):
+                await fn([7] * 100)  # is cancelled
+        assert recorded.batches[3:5] == [[1, 2], [3]]
+        assert fn.stats.calls == 7
+
+    async def test_a_function_may_call_another_one_without_a_warning(self) -> None:
+        @batched.dynamically
+        def inner(numbers: list[int]) -> list[int]:
+            return [-number for number in numbers]
+
+        @batched.aio.dynamically
+        def outer(numbers: list[int]) -> list[int]:
+            return [inner(number) for number in numbers]
+
+        with batched.testing.inline():
+            assert await outer(5) == -5
+            with pytest.warns(RuntimeWarning, match="blocks the event loop"):
+                assert inner(5) == -5
+
+
+class TestHeldCalls:
+    def test_the_calls_that_wait_share_a_batch_and_later_calls_do_not(
+        self, recorded: Recorded
+    ) -> None:
+        fn = batched.dynamically(flush="window", timeout_ms=1e6)(recorded)
+        with batched.testing.hold(fn) as held:
+            alone = fn.submit(1)
+            held.release()
+            assert alone.result(0) == 2
+            together = [fn.submit(number) for number in (2, 3)]
+            assert recorded.batches == [[1]]
+        assert recorded.batches == [[1], [2, 3]]
+        assert [future.result(0) for future in together] == [4, 6]
+        fn = fn.with_options(flush="eager")
+        assert fn(4) == 8
+        fn.shutdown()
+        assert len(recorded.threads) == 2  # after the context a worker runs the function
+
+    def test_callers_in_threads_are_awaited(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(recorded)
+        results: list[Any] = []
+        callers = [
+            threading.Thread(target=lambda each=each: results.append(fn(each)))
+            for each in (1, 2, [3, 4])
+        ]
+        with batched.testing.hold(fn) as held:
+            for caller in callers:
+                caller.start()
+            held.wait_for(4)
+            held.release()
+        for caller in callers:
+            caller.join(BOUND)
+        assert [sorted(batch) for batch in recorded.batches] == [[1, 2, 3, 4]]
+        assert sorted(results, key=str) == [2, 4, [6, 8]]
+
+    def test_full_batches_wait_too_and_batch_size_is_the_limit(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(batch_size=2)(recorded)
+        with batched.testing.hold(fn) as held:
+            futures = [fn.submit(number) for number in range(5)]
+            held.wait_for(5)
+            assert recorded.batches == []
+        assert recorded.batches == [[0, 1], [2, 3], [4]]
+        assert all(future.done() for future in futures)
+
+    def test_calls_that_never_come_are_named(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(name="doubled")(recorded)
+        with batched.testing.hold(fn) as held:
+            fn.submit(1)
+            with pytest.raises(TimeoutError, match=r"1 of 3 items wait in the queue of doubled"):
+                held.wait_for(3, timeout=0)
+
+    def test_full_queues_cancellation_and_late_calls_are_as_always(
+        self, recorded: Recorded
+    ) -> None:
+        full = batched.dynamically(max_queue_size=1, on_full="raise")(recorded)
+        late = batched.dynamically(queue_timeout_ms=20.0)(recorded)
+        with batched.testing.hold(full), batched.testing.hold(late):
+            future = full.submit(1)
+            with pytest.raises(batched.QueueFull):
+                full(2)
+            assert future.cancel()
+            with pytest.raises(batched.QueueTimeout):
+                late(3)
+        assert recorded.batches == []
+        assert (full.stats.rejected, full.stats.cancelled, late.stats.timed_out) == (1, 1, 1)
+
+    def test_callers_that_wait_for_room_in_the_queue_count_and_are_released(
+        self, recorded: Recorded
+    ) -> None:
+        fn = batched.dynamically(max_queue_size=2)(recorded)
+        callers = [threading.Thread(target=fn, args=(number,)) for number in range(5)]
+        with batched.testing.hold(fn) as held:
+            for caller in callers:
+                caller.start()
+            held.wait_for(5)
+        for caller in callers:
+            caller.join(BOUND)
+        assert sorted(x for batch in recorded.batches for x in batch) == [0, 1, 2, 3, 4]
+        assert max(map(len, recorded.batches)) == 2
+
+    def test_calls_wait_within_inline_and_other_functions_do_not(self, recorded: Recorded) -> None:
+        fn, other = batched.dynamically(recorded), batched.dynamically(recorded)
+        with batched.testing.inline():
+            with batched.testing.hold(fn) as held:
+                futures = [fn.submit(1), fn.submit(2)]
+                held.wait_for(2)
+                assert other(3) == 6
+            assert recorded.batches == [[3], [1, 2]]
+            assert [future.result(0) for future in futures] == [2, 4]
+            assert fn(4) == 8
+
+    def test_a_function_that_is_opened_or_closed_meanwhile(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(recorded)
+        fn.shutdown()
+        with batched.testing.hold(fn) as held:
+            with fn:
+                future = fn.submit(1)
+                held.release()
+                assert future.result(0) == 2
+            with pytest.raises(batched.BatcherClosed):
+                fn.submit(2)
+
+    def test_an_error_in_the_context_leaves_no_call_behind(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(recorded)
+        with pytest.raises(ZeroDivisionError), batched.testing.hold(fn):
+            future = fn.submit(1)
+            raise ZeroDivisionError
+        assert future.result(0) == 2
+        assert fn(2) == 4
+        fn.shutdown()
+
+    def test_each_instance_is_held_by_itself(self) -> None:
+        class Scorer:
+            @batched.dynamically
+            def score(self, numbers: list[int]) -> list[int]:
+                return [number + len(numbers) for number in numbers]
+
+        held_one, other = Scorer(), Scorer()
+        with batched.testing.inline(), batched.testing.hold(held_one.score):
+            futures = [held_one.score.submit(1), held_one.score.submit(2)]
+            assert other.score(1) == 2
+        assert [future.result(0) for future in futures] == [3, 4]
+        wrong: Any = Scorer.score
+        with pytest.raises(TypeError, match="method of an instance"), batched.testing.hold(wrong):
+            pass
+
+    @pytest.mark.parametrize("thing", [len, None, 7])
+    def test_other_things_are_refused(self, thing: Any) -> None:
+        refused = pytest.raises(TypeError, match="hold takes a batched function")
+        with refused, batched.testing.hold(thing):
+            pass
+
+    @pytest.mark.skipif(not hasattr(__import__("socket"), "AF_UNIX"), reason="no Unix sockets")
+    def test_a_connected_function_is_refused(self) -> None:
+        remote: Any = batched.connect("module:function")
+        with pytest.raises(TypeError, match="of this process"), batched.testing.hold(remote):
+            pass
+
+    @pytest.mark.anyio
+    @BACKENDS
+    @pytest.mark.parametrize("coroutine", [False, True], ids=["plain", "coroutine"])
+    async def test_callers_in_coroutines_are_awaited(
+        self, recorded: Recorded, coroutine: bool
+    ) -> None:
+        fn: Any = batched.aio.dynamically(recorded.coroutine if coroutine else recorded)
+        results: dict[int, int] = {}
+
+        async def call(number: int) -> None:
+            results[number] = await fn(number)
+
+        async with anyio.create_task_group() as tasks:
+            with batched.testing.hold(fn) as held:
+                for number in (1, 2):
+                    tasks.start_soon(call, number)
+                await held.until(2)
+                held.release()
+                tasks.start_soon(call, 3)
+                await held.until(1)
+                with pytest.raises(TimeoutError, match=r"await held.until\(2\)"):
+                    await held.until(2, timeout=0)
+        assert results == {1: 2, 2: 4, 3: 6}
+        assert [sorted(batch) for batch in recorded.batches] == [[1, 2], [3]]
+        assert await fn(4) == 8
+        await fn.aclose()
+
+    def test_a_coroutine_function_is_held_on_its_loop_only(self, recorded: Recorded) -> None:
+        fn = batched.aio.dynamically(recorded.coroutine)
+        with pytest.raises(RuntimeError, match="none is running here"), batched.testing.hold(fn):
+            pass
+
+        async def nothing() -> None:
+            with batched.testing.hold(fn):
+                pass
+            assert len(asyncio.all_tasks()) == 1
+
+        asyncio.run(nothing())
+
+
+def test_the_fixture_makes_calls_inline(tmp_path: Any) -> None:
+    (tmp_path / "conftest.py").write_text(
+        'import batched.testing\npytest_plugins = ["batched.testing"]\n'
+    )
+    (tmp_path / "test_it.py").write_text(
+        """\
+import threading
+import batched
+
+@batched.dynamically
+def threads(items: list[int]) -> list[object]:
+    return [threading.current_thread() for _ in items]
+
+def test_inline(batched_inline):
+    assert threads(1) is threading.current_thread()
+
+def test_not_inline():
+    assert threads(1) is not threading.current_thread()
+"""
+    )
+    done = python(
+        f"""
+        import os, pytest, sys
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        sys.exit(pytest.main([{str(tmp_path)!r}, "-p", "no:cacheprovider"]))
+        """
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+def test_it_needs_no_pytest() -> None:
+    done = python("import sys, batched.testing; print('pytest' in sys.modules)")
+    assert done.stdout.split() == ["False"], done.stderr
+
+
+def test_inline_calls_share_equal_items_of_one_list() -> None:
+    computed: list[str] = []
+
+    @batched.dynamically(dedupe=True, prepare=lambda text: text.strip(), isolate_errors=True)
+    def fn(items: list[str]) -> list[str]:
+        computed.extend(items)
+        if "bad" in items:
+            raise KeyError("bad")
+        return [item.upper() for item in items]
+
+    with batched.testing.inline():
+        assert fn([" a", "b ", " a"]) == ["A", "B", "A"]
+        with pytest.raises(KeyError):
+            fn(["a", "bad"])
+    assert computed[:2] == ["a", "b"]
