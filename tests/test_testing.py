@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -330,7 +331,7 @@ class TestHeldCalls:
             held.wait_for(5)
         for caller in callers:
             caller.join(BOUND)
-        assert sorted(sum(recorded.batches, [])) == [0, 1, 2, 3, 4]
+        assert sorted(itertools.chain(*recorded.batches)) == [0, 1, 2, 3, 4]
         assert max(map(len, recorded.batches)) == 2
 
     def test_calls_wait_within_inline_and_other_functions_do_not(self, recorded: Recorded) -> None:
