@@ -14,6 +14,7 @@ import pytest
 import batched
 from batched._runtime import notices, observer, recorder
 from batched._runtime.recorder import Recorder, totals
+from stage import python
 
 
 def calls(name: str) -> int:
@@ -245,3 +246,26 @@ def test_the_probe_sees_rows_that_join(probe: Noted) -> None:
     other.join(30)
     fn.shutdown()
     assert ("joined", "fn") in probe.noted
+
+
+def test_the_sink_is_closed_once_all_accepted_calls_are_finished() -> None:
+    ended = python(
+        """
+        import time
+        import batched
+        from batched._runtime import recorder
+
+        class Last(recorder.Sink):
+            def close(self):
+                print("closed after", fn.stats.total_processed)
+
+        @batched.dynamically
+        def fn(items):
+            time.sleep(0.01)
+            return items
+
+        recorder.sink = Last()
+        futures = [fn.submit(number) for number in range(3)]
+        """
+    )
+    assert (ended.stdout, ended.stderr) == ("closed after 3\n", "")
