@@ -140,9 +140,8 @@ def after_fork() -> None:
     _totals_lock = threading.RLock()
     _past.clear()
     _ended.clear()
-    for ref in _recorders.valuerefs():
-        if (recorder := ref()) is not None:
-            recorder.after_fork()
+    for recorder in [each for ref in _recorders.valuerefs() if (each := ref()) is not None]:
+        recorder.after_fork()
     if sink is not None:
         sink.after_fork()
 
