@@ -16,7 +16,7 @@ from .._collate.features.parse import FeatureParser
 from .._collate.items import ItemCollator
 from .._execution.execution import Execution, is_failure, never
 from .._execution.memory import is_out_of_memory
-from .._runtime.async_backend import ends_current_task, is_notebook
+from .._runtime.async_backend import ends_current_task, is_cell
 from .._runtime.event_loop import EventLoopRuntime, EventLoops
 from .._runtime.observer import make_observer
 from .._runtime.recorder import Recorder
@@ -115,7 +115,7 @@ class BatchFunction:
         worker = current_worker()
         if (
             "blocking" not in self.warned
-            and not is_notebook()
+            and not is_cell()
             and (worker is None or worker.thread is None)
         ):
             self.warned.add("blocking")

@@ -28,16 +28,18 @@ def current_loop() -> object:
 
 
 def is_notebook() -> bool:
-    """Return whether a notebook's kernel runs this code in the main thread.
+    """Return whether this process is the kernel of a notebook."""
+    get_shell = getattr(_modules.get("IPython"), "get_ipython", None)
+    shell = None if get_shell is None else get_shell()
+    return getattr(shell, "kernel", None) is not None
+
+
+def is_cell() -> bool:
+    """Return whether the kernel of a notebook runs this code in the main thread.
 
     The kernel has a loop there, on which it runs one cell at a time.
     """
-    get_shell = getattr(_modules.get("IPython"), "get_ipython", None)
-    shell = None if get_shell is None else get_shell()
-    return (
-        getattr(shell, "kernel", None) is not None
-        and threading.current_thread() is threading.main_thread()
-    )
+    return is_notebook() and threading.current_thread() is threading.main_thread()
 
 
 def current_task() -> object:

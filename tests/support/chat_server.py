@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
+from batched._chat.session import _services
 from batched.chat import ChatClient
 from batched.embeddings import EmbeddingClient
 
@@ -170,6 +171,8 @@ class ChatServer:
         for client in self._clients:
             client.shutdown(cancel_futures=True)
         self.down()
+        for address in [each for each in _services if each[1] == self.url]:
+            del _services[address]  # a later server may have the same port
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(BOUND)
 

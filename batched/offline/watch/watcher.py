@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from ..._runtime.async_backend import is_notebook
 from ..._runtime.wakers import log_failure
 from ..report import Pace, Snapshot, State, StepCounts
 
@@ -46,7 +47,7 @@ def watcher(watch: bool | Callable[[Snapshot], None], progress_path: Path, outpu
     views: list[View] = [StatusFile(progress_path, output)]
     if callable(watch):
         views.append(lambda _state, snapshot, _paces: watch(snapshot))
-    elif watch and ("ipykernel" in sys.modules or (sys.stderr and sys.stderr.isatty())):
+    elif watch and (is_notebook() or (sys.stderr and sys.stderr.isatty())):
         from .bars import Bars  # loads rich
 
         views.append(Bars(output))

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -319,7 +319,8 @@ def test_nothing_is_drawn_without_a_terminal(
 
 
 def test_a_notebook_shows_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     views = watcher(True, tmp_path / "x.progress", "x")._views
     assert [type(view) for view in views] == [StatusFile, Bars]
 
