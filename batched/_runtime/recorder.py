@@ -152,12 +152,14 @@ class Recorder:
     A call or a batch costs a few operations, an item none.
     """
 
+    _name = ""
+
     def __init__(self, name: str) -> None:
         """Make a recorder of the function `name`; without a name, `totals` leaves it out."""
-        self._name = name
         # reentrant: a signal handler may read statistics at any moment
         self._lock = threading.RLock()
         self._begin()
+        self._name = name  # last: without it, `__del__` has nothing to keep
         if name:
             _recorders[id(self)] = self
         if len(_ended) > MOST_UNREAD:

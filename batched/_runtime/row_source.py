@@ -67,10 +67,11 @@ class CallSource:
         row.ended = True
         if self._runtime.observer is not None:
             self._outcomes.setdefault(batch, []).append((piece, part))
+        self._runtime.recorder.row_ended("failed" if failed else "finished")
         try:
             self._errors[batch] += self._runtime.answer(batch, piece, part)
         finally:
-            self._left(batch, "failed" if failed else "finished")
+            self._left(batch)
 
     def fail(self, rows: list[AnyRow], error: BaseException | None) -> None:
         """Answer the callers of rows with an error, or log the error if there are none."""
@@ -85,7 +86,8 @@ class CallSource:
         """Note that a row leaves because its caller has gone."""
         batch = self._batch_of(row)
         self._runtime.leave(batch)
-        self._left(batch, "given up")
+        self._runtime.recorder.row_ended("given up")
+        self._left(batch)
 
     def stepped(self, live: int) -> None:
         """Count a step of `live` rows, and wake the readers of streams."""
@@ -112,8 +114,7 @@ class CallSource:
             for position in range(start, stop)
         ]
 
-    def _left(self, batch: Batch, ending: Any) -> None:
-        self._runtime.recorder.row_ended(ending)
+    def _left(self, batch: Batch) -> None:
         self._open[batch] -= 1
         if not self._open[batch]:
             del self._open[batch]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -18,7 +19,6 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from batched._chat.session import _services
 from batched.chat import ChatClient
 from batched.embeddings import EmbeddingClient
 
@@ -171,8 +171,7 @@ class ChatServer:
         for client in self._clients:
             client.shutdown(cancel_futures=True)
         self.down()
-        for address in [each for each in _services if each[1] == self.url]:
-            del _services[address]  # a later server may have the same port
+        _forget(self.url)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(BOUND)
 
@@ -309,6 +308,13 @@ def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
         ],
         "usage": reply.usage or {"prompt_tokens": 10, "completion_tokens": 5},
     }
+
+
+def _forget(url: str) -> None:
+    """Forget the limits of a server: a later one may have the same port."""
+    if (session := sys.modules.get("batched._chat.session")) is not None:
+        for address in [each for each in session._services if each[1] == url]:
+            del session._services[address]
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
