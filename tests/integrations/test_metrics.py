@@ -285,7 +285,7 @@ def test_opentelemetry_has_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> 
     provider = MeterProvider([reader], shutdown_on_exit=False)
     batched.metrics.opentelemetry(provider=provider)
 
-    @batched.dynamically(length=len, name="it")
+    @batched.dynamically(length=len, name="measured")
     def fn(items: list[str]) -> list[int]:
         return [len(item) for item in items]
 
@@ -295,7 +295,7 @@ def test_opentelemetry_has_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> 
     found: dict[str, list[Any]] = {}
     for metric in data.resource_metrics[0].scope_metrics[0].metrics:
         points = metric.data.data_points
-        found[metric.name] = [each for each in points if each.attributes["function"] == "it"]
+        found[metric.name] = [each for each in points if each.attributes["function"] == "measured"]
     names = {metric.name.removesuffix("_seconds") for metric in METRICS}
     assert set(found) == {f"batched.{name}" for name in names}
     assert sum(point.value for point in found["batched.batches"]) == 1
