@@ -127,7 +127,8 @@ def test_swapped_results_are_found_wrong(broken: Broken, monkeypatch: pytest.Mon
         return ended, open_ended
 
     monkeypatch.setattr("batched._runtime.runtime.settle", swapping)
-    assert broken.report(*["burst"] * 8).verdicts["wrong"]
+    # a burst may end in batches of one item
+    assert any(broken.report(*["burst"] * 8).verdicts["wrong"] for _ in range(20))
 
 
 def test_errors_that_the_function_did_not_raise_are_found_wrong(
