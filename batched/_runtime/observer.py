@@ -23,7 +23,7 @@ class Probe:
     def began(self, name: str, batch: Batch) -> object:
         """Note that `batch` of the function `name` begins in this thread or task.
 
-        Return the argument for `ended`, or None for no call of it.
+        Return the first argument of `ended`. After None, `ended` is not called.
         """
 
     def joined(self, name: str, batch: Batch) -> None:

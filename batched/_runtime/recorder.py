@@ -121,10 +121,14 @@ sink: Sink | None = None
 """The receiver of this process, if there is one."""
 
 
+def _live() -> list[Recorder]:
+    return [each for ref in _recorders.valuerefs() if (each := ref()) is not None]
+
+
 def totals() -> dict[str, Counts]:
     """Return the counts of this process since its start, by function."""
     with _totals_lock:
-        live = [each for ref in _recorders.valuerefs() if (each := ref()) is not None]
+        live = _live()
         while _ended:
             name, counts = _ended.popleft()
             _past.setdefault(name, Counter()).update(counts)
@@ -140,7 +144,7 @@ def after_fork() -> None:
     _totals_lock = threading.RLock()
     _past.clear()
     _ended.clear()
-    for recorder in [each for ref in _recorders.valuerefs() if (each := ref()) is not None]:
+    for recorder in _live():
         recorder.after_fork()
     if sink is not None:
         sink.after_fork()
