@@ -17,7 +17,7 @@ from stage import BOUND, Gate, Stage
 
 Raise = Callable[[], None]
 
-MANY = 256
+MANY = 64
 """Callers in one batch."""
 
 pytestmark = pytest.mark.anyio
