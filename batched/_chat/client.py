@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, SupportsIndex, overload
 
 from .._function.batched import Batched
 from .._function.settings import Options
@@ -192,6 +192,8 @@ class ChatClient(Client[Prompt, U], Generic[U]):
     if TYPE_CHECKING:
         # a list of prompts may hold texts only, or chats only
 
+        @overload  # no call matches it: it is for functions that take a `Callable[..., U]`
+        def __call__(self, prompt: Never, /, **parameters: Any) -> U: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
         @overload
         def __call__(self, prompts: list[P], /, **parameters: Any) -> list[U]: ...
         @overload

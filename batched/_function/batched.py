@@ -16,6 +16,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    Never,
     SupportsIndex,
     TypeVar,
     cast,
@@ -374,6 +375,8 @@ def parts_of(decorated: BatchedCallable[Any, Any, Any]) -> Parts:
 class Batched(BatchedCallable[T, U, P]):
     """A batched function that threads call and wait for."""
 
+    @overload  # no call matches it: it is for functions that take a `Callable[..., U]`
+    def __call__(self, item: Never, /, *args: P.args, **kwargs: P.kwargs) -> U: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
     @overload
     def __call__(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
     @overload

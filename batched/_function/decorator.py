@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _FEATURES = Options(features=FeatureSettings(), on_oom="split")
 
 
-class Rows(Protocol[Row_co]):
+class Outputs(Protocol[Row_co]):
     """Output of a batch function: a list, tuple, array or tensor with one entry per item."""
 
     def __len__(self) -> int: ...
@@ -64,8 +64,10 @@ class Rows(Protocol[Row_co]):
     def __getitem__(self, index: int, /) -> Row_co: ...
 
 
-MaybeAwaitableRows: TypeAlias = Awaitable[Rows[U]] | Rows[U]
-"""Rows, or an awaitable of rows."""
+Results: TypeAlias = Outputs[U | Exception]
+"""Results for the callers: an exception in an item's place is raised."""
+MaybeAwaitableResults: TypeAlias = Awaitable[Outputs[U | Exception]] | Outputs[U | Exception]
+"""Results, or an awaitable of results."""
 
 
 class Decorator:
@@ -172,14 +174,14 @@ class Dynamically(Decorator):
     _defaults = Options()
 
     @overload
-    def __call__(self, func: OfItems[T, P, Rows[U]], /) -> Batched[T, U, P]: ...
+    def __call__(self, func: OfItems[T, P, Results[U]], /) -> Batched[T, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[T], P], Rows[U]], /
+        self, func: Callable[Concatenate[S, list[T], P], Results[U]], /
     ) -> BatchedMethod[S, Batched[T, U, P]]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[T], ...], Rows[U]], /
+        self, func: Callable[Concatenate[list[T], ...], Results[U]], /
     ) -> Batched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
@@ -203,14 +205,16 @@ class AsyncDynamically(Decorator):
     _defaults = Options()
 
     @overload
-    def __call__(self, func: OfItems[T, P, MaybeAwaitableRows[U]], /) -> AsyncBatched[T, U, P]: ...
+    def __call__(
+        self, func: OfItems[T, P, MaybeAwaitableResults[U]], /
+    ) -> AsyncBatched[T, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[T], P], MaybeAwaitableRows[U]], /
+        self, func: Callable[Concatenate[S, list[T], P], MaybeAwaitableResults[U]], /
     ) -> BatchedMethod[S, AsyncBatched[T, U, P]]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[T], ...], MaybeAwaitableRows[U]], /
+        self, func: Callable[Concatenate[list[T], ...], MaybeAwaitableResults[U]], /
     ) -> AsyncBatched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
@@ -318,10 +322,10 @@ class PreparedDynamically(Protocol[A]):
     """Type of a decorator with `prepare`, whose argument callers pass instead of items."""
 
     @overload
-    def __call__(self, func: OfItems[Any, P, Rows[U]], /) -> Batched[A, U, P]: ...
+    def __call__(self, func: OfItems[Any, P, Results[U]], /) -> Batched[A, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[Any], P], Rows[U]], /
+        self, func: Callable[Concatenate[S, list[Any], P], Results[U]], /
     ) -> BatchedMethod[S, Batched[A, U, P]]: ...
 
 
@@ -330,11 +334,11 @@ class AsyncPreparedDynamically(Protocol[A]):
 
     @overload
     def __call__(
-        self, func: OfItems[Any, P, MaybeAwaitableRows[U]], /
+        self, func: OfItems[Any, P, MaybeAwaitableResults[U]], /
     ) -> AsyncBatched[A, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[Any], P], MaybeAwaitableRows[U]], /
+        self, func: Callable[Concatenate[S, list[Any], P], MaybeAwaitableResults[U]], /
     ) -> BatchedMethod[S, AsyncBatched[A, U, P]]: ...
 
 

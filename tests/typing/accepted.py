@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, assert_type
 
 import numpy as np
@@ -44,6 +46,11 @@ def encode(texts: list[str]) -> NDArray[np.float32]:
 @batched.dynamically
 def with_keywords(texts: list[str], **options: int) -> list[int]:
     return [options.get(text, 0) for text in texts]
+
+
+@batched.dynamically
+def root(numbers: list[float]) -> list[float | Exception]:
+    return [number**0.5 if number >= 0 else ValueError(number) for number in numbers]
 
 
 @batched.aio.dynamically
@@ -251,7 +258,23 @@ def functions() -> None:
     embed.shutdown(wait=False, cancel_futures=True)
 
 
+def exceptions_in_place() -> None:
+    assert_type(root(4.0), float)
+    assert_type(root([4.0]), list[float])
+
+
+def pools(texts: list[str], client: ChatClient[str], model: Model) -> None:
+    with ThreadPoolExecutor() as callers:
+        assert_type(callers.map(embed, texts), Iterator[Vector])
+        assert_type(callers.map(model.embed, texts), Iterator[Vector])
+        assert_type(callers.map(client, texts), Iterator[str])
+        assert_type(callers.submit(embed, "x", prompt="p"), futures.Future[Vector])
+        assert_type(callers.submit(embed, texts), futures.Future[list[Vector]])
+    assert_type(list(map(embed, texts)), list[Vector])
+
+
 async def coroutines() -> None:
+    assert_type(await asyncio.to_thread(embed, "x"), Vector)
     assert_type(await embed.acall("x"), Vector)
     assert_type(await embed.acall(["x"], prompt="p"), list[Vector])
     assert_type(await fetch(1), str)
