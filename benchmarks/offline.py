@@ -101,7 +101,7 @@ def folder() -> Iterator[Path]:
 
 
 def write_rows(path: Path, texts: list[str]) -> None:
-    """A Parquet file of texts, with ids."""
+    """Write a Parquet file of texts, with ids."""
     ids = [f"row-{number:08}" for number in range(len(texts))]
     pq.write_table(pa.table({"id": ids, "text": texts}), path)
 
@@ -136,10 +136,11 @@ def run_noop(source: Path, dest: Path) -> None:
 
 
 def bare_loop(source: Path, dest: Path, together: int) -> int:
-    """Reads the file in the windows of a run, hashes the texts, notes the order of the keys, and
-    commits each row with its text as the result, so many together; rows.
+    """Do the least work of a run, and return the number of rows.
 
-    It looks nothing up, forms no batches, calls nothing, and writes no result.
+    The loop reads the file in the windows of a run, hashes the texts, notes the order of the keys,
+    and commits each row with its text as the result, `together` rows at once. It looks nothing up,
+    forms no batches, calls nothing, and writes no result.
     """
     progress = Progress(dest)
     opened = open_source(str(source), spool=dest.with_suffix(".spool"))
@@ -242,7 +243,7 @@ def run_steps(steps: Sequence[offline.Step], source: Path, dest: Path) -> None:
 
 
 def least_time(slept: Sequence[Sequence[float]]) -> float:
-    """All batches of the slowest step, and one of each other (s)."""
+    """Return the time of all batches of the slowest step, and one of each other step (s)."""
     *others, slowest = sorted(slept, key=sum)
     return sum(slowest) + sum(batches[0] for batches in others)
 
@@ -294,7 +295,7 @@ def overhead_figures(sizes: Sizes) -> list[Figure]:
 
 
 def noop_figures(sizes: Sizes) -> list[Figure]:
-    """Rows a second of a run, and of bare loops."""
+    """Return rows a second of a run, and of bare loops."""
     ours: list[float] = []
     floors: dict[int, list[float]] = {WINDOW: [], BATCH_SIZE: []}
     rows = sizes.noop_rows
@@ -325,7 +326,7 @@ def noop_figures(sizes: Sizes) -> list[Figure]:
 
 
 def in_new_process(function: str, *arguments: object) -> dict[str, float]:
-    """Answers of a function of this module, in a process of its own."""
+    """Return the answers of a function of this module, which runs in a process of its own."""
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); import offline; "
         "print(json.dumps(getattr(offline, sys.argv[2])(*sys.argv[3:])))"
@@ -397,7 +398,7 @@ OURS = Peer("ours", "batched", "")
 
 @contextmanager
 def mapping(peer: Peer, source: Path, dest: Path, marks: Path, small: Path) -> Iterator[Any]:
-    """The process of a map, which is ended in the end."""
+    """Yield the process of a map, and end it."""
     command = [interpreter(peer), "-m", "peers.maps", peer.module, *map(str, (source, dest, marks))]
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(
@@ -430,7 +431,7 @@ def answer_of(process: Any) -> float:
 
 
 def kept_after_kill(peer: Peer, home: Path, source: Path, small: Path, rows: int) -> float:
-    """Rows that are not computed again after a kill in the middle.
+    """Return the number of rows that are not computed again after a kill in the middle.
 
     Raises:
         Unavailable: the map fails.

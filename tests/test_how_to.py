@@ -56,7 +56,7 @@ def environment(python: Path, **added: str) -> Mapping[str, str]:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout in a folder of its own, and the release of torch to install."""
+    """Make a folder with the wheel of this checkout, and the release of torch to install."""
     folder = tmp_path_factory.mktemp("wheels")
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", str(ROOT)]
     subprocess.run(build, cwd=folder, check=True, capture_output=True)

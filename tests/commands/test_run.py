@@ -87,7 +87,7 @@ LENGTHS = [len(f"text {number}") for number in range(100)]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with a CSV of 100 rows and a module of functions."""
+    """Make a current folder with a CSV of 100 rows and a module of functions."""
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     write_rows(tmp_path, [f"text {number}" for number in range(100)])
     monkeypatch.chdir(tmp_path)

@@ -33,7 +33,7 @@ def failing(raises: Raise) -> Callable[[list[Any]], list[Any]]:
 
 
 async def seen(call: Callable[[], Any], number: int) -> str:
-    """All that the caller with that number sees of the error that its call ends with."""
+    """Return all that the caller with that number sees of the error of its call."""
     try:
         await call()
     except Exception as error:

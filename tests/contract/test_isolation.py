@@ -36,7 +36,7 @@ def picky(numbers: list[int]) -> list[int]:
 
 
 async def together(stage: NumberStage, calls: Sequence[int | list[int]]) -> list[Any]:
-    """What each of the calls, all of which wait before any of them runs, returned or raised."""
+    """Return the result or the error of each call. All calls wait before one of them runs."""
     async with stage.busy() as callers:
         numbers = [
             await callers.call(stage.many(call) if isinstance(call, list) else stage.one(call))

@@ -289,7 +289,7 @@ async def test_cancelling_one_call_of_a_running_batch_leaves_the_others_untouche
 
 
 def owners(stage: NumberStage, name: str) -> type:
-    """A class with a batched method of the scenario's kind."""
+    """Return a class with a batched method of the scenario's kind."""
 
     class Owner:
         @stage.decorator(name=name)  # type: ignore[untyped-decorator]  # whichever it is

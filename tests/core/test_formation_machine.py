@@ -159,7 +159,7 @@ class FormationMachine(RuleBasedStateMachine):
             self.heir_owed = 4 * self.alone(self.heir) + 1
 
     def shelf(self, calls: Sequence[Call]) -> list[Item]:
-        """The items of the small calls next in line, longest first."""
+        """Return the items of the small calls next in line, longest first."""
         on = [call for call in calls if call.small and call.shelved]
         count = sum(len(call.waiting) for call in on)
         for call in calls:
@@ -306,7 +306,7 @@ class FormationMachine(RuleBasedStateMachine):
 
     @rule(batches=st.integers(1, 20))
     def run(self, batches: int) -> None:
-        """A worker that is always there, so that deep queues come to their end."""
+        """Run batches as a worker that is always there, so that deep queues come to their end."""
         for _ in range(batches):
             if len(self.running) == self.policy.max_concurrent_batches:
                 self.finish(0)

@@ -58,7 +58,7 @@ def batch_of(*requests: Request) -> Batch:
 
 
 def rows(count: int) -> list[Request]:
-    """One call for each row, without a waker."""
+    """Return one call for each row, without a waker."""
     return [Request(row, 1, NO_ARGUMENTS) for row in range(count)]
 
 

@@ -28,7 +28,7 @@ class Model:
 
     @batched.dynamically(batch_size=4)
     def scaled(self, items: list[int], plus: int = 0) -> list[int]:
-        """Items times the factor."""
+        """Return items times the factor."""
         return [self.factor * item + plus for item in items]
 
     @batched.aio.dynamically

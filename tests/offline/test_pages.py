@@ -75,7 +75,7 @@ def run(text: str, folder: Path, environment: Mapping[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[dict[str, str]]:
-    """A store that speaks the protocol of S3, with a bucket, as variables of the environment."""
+    """Yield environment variables for a store with a bucket, which speaks the protocol of S3."""
     with object_store() as port:
         make_bucket(port, "bucket")
         yield {

@@ -20,7 +20,7 @@ from stage import BOUND, Turnstile, python, refuse_thread, wait_until
 
 
 def full(**settings: Any) -> tuple[Turnstile, Any, list[Any]]:
-    """A function whose queue is full: one item runs and one waits."""
+    """Return a function whose queue is full: one item runs and one waits."""
     turnstile = Turnstile()
     fn: Any = batched.dynamically(**{"max_queue_size": 1, **settings})(turnstile)
     first = fn.submit("running")
@@ -29,7 +29,7 @@ def full(**settings: Any) -> tuple[Turnstile, Any, list[Any]]:
 
 
 def blocked(fn: Any, item: Any) -> tuple[threading.Thread, list[Any]]:
-    """A thread that is blocked in submitting `item`, and where the future will be."""
+    """Return a thread that is blocked in submitting `item`, and the list that gets the future."""
     futures: list[Any] = []
     thread = threading.Thread(target=lambda: futures.append(fn.submit(item)), daemon=True)
     thread.start()

@@ -20,7 +20,7 @@ CALLER: contextvars.ContextVar[str] = contextvars.ContextVar("caller")
 
 @pytest.fixture(autouse=True)
 def inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that begin with a copy of the context of whoever starts them."""
+    """Let threads begin with a copy of the context of the thread that starts them."""
     start = threading.Thread.start
 
     def start_in_copy(self: Any) -> None:

@@ -89,7 +89,7 @@ def kind(request: pytest.FixtureRequest, member: tuple[str, bool]) -> type[BaseE
 
 
 def told(answer: object, kind: type[BaseException]) -> bool:
-    """Whether a caller was told of an error of that kind, as it is to be."""
+    """Return whether the answer is an error of that kind."""
     return type(answer) is (kind if issubclass(kind, Exception) else batched.BatchFunctionError)
 
 
@@ -150,7 +150,7 @@ def test_a_cache_that_cannot_be_emptied_harms_nobody(
 
 @pytest.fixture
 def broken_log() -> Iterator[list[str]]:
-    """The messages that were logged, each to a filter that raises."""
+    """Yield the list of logged messages, while each message meets a filter that raises."""
     messages: list[str] = []
 
     def broken(record: logging.LogRecord) -> bool:

@@ -507,7 +507,7 @@ def in_ipython(monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
 
 
 async def called_plainly() -> list[str]:
-    """The warnings of a plain call under a running loop."""
+    """Return the warnings of a plain call under a running loop."""
     fn: Any = batched.dynamically(plain)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

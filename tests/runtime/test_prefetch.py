@@ -24,7 +24,7 @@ def results(futures: Sequence[Future[Any]]) -> list[Any]:
 
 
 def started(model: Turnstile, fn: Any, items: int) -> list[Future[Any]]:
-    """Futures of so many items, the first of which runs already."""
+    """Return the futures of so many items, the first of which runs already."""
     futures = [fn.submit(0)]
     wait_until(lambda: len(model.batches) == 1)
     return futures + [fn.submit(item) for item in range(1, items)]

@@ -29,7 +29,7 @@ def ended_batch(
     reason: FlushReason = "eager",
     part: tuple[int, int] | None = None,
 ) -> Batch:
-    """A batch of whole requests, or of one part of each."""
+    """Return a batch of whole requests, or of one part of each."""
     slices = [(request, *(part or (0, request.size))) for request in requests]
     batch = Batch(slices, sum(stop - start for _, start, stop in slices), reason, started)
     batch.ended = ended
@@ -55,7 +55,7 @@ def recorded(*durations: float) -> Percentiles:
 
 
 def exact(durations: list[float], share: float) -> float:
-    """The smallest duration that `share` of all do not exceed."""
+    """Return the smallest duration that `share` of all durations do not exceed."""
     return sorted(durations)[math.ceil(share * len(durations)) - 1]
 
 

@@ -85,7 +85,7 @@ def _decorated(decorator: Any, function: Callable[..., Any], settings: dict[str,
 
 
 def _attempt(function: Callable[[], Any], breaking: Breaking) -> Any:
-    """What `function` returns, run to be broken in on; None if it raises."""
+    """Return the result of `function`, which is interrupted, or None if it raises."""
     try:
         sys.setprofile(breaking)
         try:
@@ -97,7 +97,7 @@ def _attempt(function: Callable[[], Any], breaking: Breaking) -> Any:
 
 
 def _problems(fn: Any, futures: list[Any], threads: list[threading.Thread]) -> list[str]:
-    """What is wrong after all that, while nothing breaks in any more."""
+    """Return the faults that are left after the interruptions."""
     found = []
     for each in threads:
         each.join(PATIENCE)

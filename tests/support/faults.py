@@ -295,7 +295,7 @@ def arm(fault: Fault) -> None:
 
 
 def changes() -> int:
-    """Changes since `arm`."""
+    """Return the number of changes since `arm`."""
     count = ctypes.CDLL(None).faults_count
     count.restype = ctypes.c_long
     number: int = count()

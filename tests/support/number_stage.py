@@ -31,7 +31,7 @@ class NumberStage(Stage):
         gated: bool = False,
         **settings: Any,
     ) -> Any:
-        """The batched function: `compute` on the numbers of each batch."""
+        """Return the batched function, which applies `compute` to the numbers of each batch."""
         return super().decorate(
             lambda batch: self.output(compute(self.numbers(batch))), gated=gated, **settings
         )
@@ -42,11 +42,11 @@ class NumberStage(Stage):
         return [self.numbers(batch) for batch in self.batches]
 
     def one(self, number: int) -> Any:
-        """What a call of one number passes."""
+        """Return the item of a call with one number."""
         return number
 
     def many(self, numbers: Sequence[int]) -> Any:
-        """What a call of several numbers passes."""
+        """Return the items of a call with several numbers."""
         return list(numbers)
 
     def number(self, item: Any) -> int:
@@ -58,11 +58,11 @@ class NumberStage(Stage):
         return list(batch)
 
     def output(self, numbers: Sequence[int]) -> Any:
-        """What the function returns."""
+        """Return the output of the batch function."""
         return list(numbers)
 
     def values(self, answer: Any) -> list[int]:
-        """The numbers that a call returned; raises what it raised."""
+        """Return the numbers that a call returned, or raise the error that it raised."""
         if isinstance(answer, BaseException):
             raise answer
         return self._values(answer)
@@ -72,7 +72,7 @@ class NumberStage(Stage):
 
     @asynccontextmanager
     async def busy(self) -> AsyncIterator[Callers]:
-        """Callers of a gated function who come while it runs a batch of `BUSY` alone."""
+        """Yield callers of a gated function, which meanwhile runs a batch of `BUSY` alone."""
         async with self.callers() as callers:
             await callers.call(self.one(BUSY))
             await self.running(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def note(log: str, *words: object) -> None:
-    """Writes a line down; a kill does not undo it."""
+    """Append a line to the log; a kill does not undo it."""
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (" ".join(map(str, words)) + "\n").encode())
     os.close(file)

@@ -29,7 +29,7 @@ BOUND = 20.0
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Returns once `condition` holds, for what ends in another thread and rings no bell there."""
+    """Return once `condition` holds. It is for events in other threads that notify nobody."""
     never = threading.Event()
     for _ in range(int(BOUND / 0.002)):
         if condition():
@@ -41,8 +41,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def python(
     code: str, *options: str, timeout: float = 2.5 * BOUND
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `code`, which may import what tests import, in a process of its own, which must end by
-    itself.
+    """Run `code` in a process of its own, which must end by itself.
+
+    The code may import the modules that tests import.
     """
     return subprocess.run(
         [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)],
@@ -228,8 +229,9 @@ class Stage:
         gated: bool = False,
         **settings: Any,
     ) -> Any:
-        """The batched function: `compute` on each batch, in a plain or a coroutine function as the
-        scenario wants it.
+        """Return the batched function, which applies `compute` to each batch.
+
+        It is a plain or a coroutine function, as the scenario asks.
         """
 
         def plain(items: list[Any], tag: Any = None, **more: Any) -> Sequence[Any]:
@@ -251,7 +253,7 @@ class Stage:
         return self.fn
 
     def written(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """`plain`, as a coroutine function if the scenario wants one."""
+        """Return `plain`, as a coroutine function if the scenario asks for one."""
         if self.kind != "aio-coroutine":
             return plain
 
@@ -263,7 +265,7 @@ class Stage:
         return coroutine
 
     def let_through(self, batches: int = 1) -> None:
-        """Lets that many batches of a gated function pass."""
+        """Let that many batches of a gated function pass."""
         for _ in range(batches):
             if self.kind == "aio-coroutine":
                 self._tasks.release()
@@ -271,9 +273,7 @@ class Stage:
                 self._threads.release()
 
     async def call(self, item: Any, *, on: Any = None, **extra: Any) -> Any:
-        """One caller's call, in the way of this scenario, of the batched function or of another
-        one.
-        """
+        """Call the batched function, or another one, in the way of this scenario."""
         fn = self.fn if on is None else on
         with anyio.fail_after(BOUND):
             if self.calls_from_threads:
@@ -285,7 +285,7 @@ class Stage:
             return await (fn.acall if self.kind == "acall" else fn)(item, **extra)
 
     async def close(self) -> None:
-        """Lets all batches pass and ends what was decorated."""
+        """Let all batches pass, and end all decorated functions."""
         if self.fn is not None:
             self.let_through(1000)
             with anyio.fail_after(BOUND):
@@ -301,11 +301,11 @@ class Stage:
                 await anyio.to_thread.run_sync(self._served.stop)
 
     async def running(self, batches: int) -> None:
-        """Returns once that many batches have begun."""
+        """Return once that many batches have begun."""
         await self.until(lambda: len(self.batches) >= batches)
 
     async def queued(self, items: int) -> None:
-        """Returns once exactly that many items wait."""
+        """Return once exactly that many items wait."""
         await self.until(lambda: self.fn.stats.queue_size == items)
 
     @staticmethod
@@ -316,7 +316,7 @@ class Stage:
 
     @asynccontextmanager
     async def callers(self) -> AsyncIterator[Callers]:
-        """A group of concurrent callers, all of them done at the end of the block."""
+        """Yield a group of concurrent callers; all of them are done at the end of the block."""
         with anyio.fail_after(BOUND):
             async with anyio.create_task_group() as group:
                 yield Callers(self, group)
@@ -332,7 +332,7 @@ class Callers:
         self._started = 0
 
     async def call(self, item: Any, **extra: Any) -> int:
-        """Starts a call and returns its number once the call waits in the queue or runs."""
+        """Start a call, and return its number once the call waits in the queue or runs."""
         number, before = self._started, self._stage.fn.stats.calls
         self._started += 1
 

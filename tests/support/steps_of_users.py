@@ -33,7 +33,7 @@ def step_in(module: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Modules in a new folder, imported anew each time."""
+    """Return a function that makes modules in a new folder, imported anew each time."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 

@@ -41,7 +41,7 @@ def calls_in(log: Path) -> list[tuple[int, list[int]]]:
 
 
 def computed_again(log: Path, committed: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Rows by step and key that were computed though they are committed.
+    """Return the rows, by step and key, that were computed although they are committed.
 
     One row of each step does not count if it was called alone: the sample, a row known to be good,
     tells whether the step works.
@@ -58,8 +58,9 @@ def computed_again(log: Path, committed: Iterable[tuple[int, int]]) -> list[tupl
 
 
 def committed_in(progress: Path) -> dict[tuple[int, int], str]:
-    """Status of the rows by step and key, as a power cut now would leave them; the progress file
-    itself is not touched.
+    """Return the status of the rows, by step and key, that a power cut now would leave.
+
+    The progress file itself is not touched.
     """
     if not progress.exists():
         return {}
@@ -103,7 +104,7 @@ def is_kept(loud: str) -> bool:
 
 
 def told(report: offline.Report) -> dict[str, Any]:
-    """A report as JSON, with its dead letters."""
+    """Return a report as JSON, with its dead letters."""
     letters = [(each["key"], each["step"], each["phase"]) for each in report.dead_letters()]
     return {
         "ok": report.ok,

@@ -111,7 +111,7 @@ def trials(preload: Path | None = None) -> Iterator[Trials]:
 
 
 def processes_of(session: int) -> list[str]:
-    """Commands of the processes of a session that still live."""
+    """Return the commands of the processes of a session that still live."""
     found: list[str] = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -24,7 +24,7 @@ WORDS = "the river ran past a quiet mill while children watched boats drift unde
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_of_torch() -> Iterator[None]:
-    """The workers of these tests are enough for the machine."""
+    """Let torch use one thread: the workers of these tests are enough for the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

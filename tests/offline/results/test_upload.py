@@ -53,7 +53,7 @@ class Bucket:
         return f"s3://key:{SECRET.replace('/', '%2F')}@{self.name}/{path}?{self._query}"
 
     def content(self) -> dict[str, bytes]:
-        """All objects."""
+        """Return all objects."""
         found = self.filesystem.get_file_info(fs.FileSelector(self.name, recursive=True))
         return {info.path.partition("/")[2]: self.read(info.path) for info in found if info.is_file}
 
@@ -84,7 +84,7 @@ def bucket(port: int) -> Bucket:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which this program runs and finds modules; it has `in.csv`."""
+    """Make the folder in which this program runs and finds modules, with `in.csv`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "in.csv").write_text("text\na\nb\n")

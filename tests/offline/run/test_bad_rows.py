@@ -71,7 +71,7 @@ class Model:
         return ConnectionError("no answer") if self.way == "answers" else object()
 
     def function(self) -> Callable[[list[int]], Any]:
-        """The batch function; of the time limit, a coroutine function."""
+        """Return the batch function, which is a coroutine function if there is a time limit."""
 
         def plain(keys: list[int]) -> list[Any]:
             self.count(keys)

@@ -85,7 +85,7 @@ class Runs(RuleBasedStateMachine):
         return f"row {key} of {self.edits}"
 
     def at(self, place: int) -> int:
-        """A key of the source."""
+        """Return a key of the source."""
         return list(self.rows)[place % len(self.rows)]
 
     def bad_rows(self) -> list[int]:
@@ -233,7 +233,7 @@ class Runs(RuleBasedStateMachine):
             assert row["share"] in [row["size"] / (6 + n) for n in range(1, self.version + 1)]
 
     def forget_old_code(self, found: set[Work]) -> None:
-        """Results of the second step by other code are gone once a run has begun."""
+        """Drop results of the second step by other code: they are gone once a run has begun."""
         if self.version != getattr(self, "version_before", self.version):
             self.committed = {
                 work: text for work, text in self.committed.items() if work[0] == 0 or work in found
@@ -255,7 +255,7 @@ class Runs(RuleBasedStateMachine):
         return inputs
 
     def expected_rows(self) -> list[dict[str, Any]]:
-        """Rows of the result, but for rows that cannot be read."""
+        """Return the rows of the result, without rows that cannot be read."""
         found = []
         for key, text in self.rows.items():
             row = {"id": key, "text": text, "loud": text.upper()}

@@ -33,7 +33,7 @@ def parquet(path: Path, *ids: int, **columns: list[Any]) -> Path:
 
 @pytest.fixture
 def sales(tmp_path: Path) -> Path:
-    """A folder as Hive has it."""
+    """Make a folder with partitions as Hive names them."""
     folder = tmp_path / "sales"
     parquet(folder / "year=2020" / "city=a%20b" / "x.parquet", 1, 2)
     parquet(folder / "year=2021" / "city=__HIVE_DEFAULT_PARTITION__" / "x.parquet", 3)
@@ -225,7 +225,7 @@ def test_uris_that_cannot_be_used_are_refused_without_their_secrets(opened: Open
 
 @pytest.fixture
 def bucket() -> Iterator[Callable[[str], str]]:
-    """URIs in a bucket of a real server."""
+    """Yield a function that makes URIs in a bucket of a real server."""
     pytest.importorskip("moto")
     with object_store() as port:
         query = make_bucket(port, "bucket")
