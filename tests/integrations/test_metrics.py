@@ -23,6 +23,7 @@ import batched.tracing
 from batched._operations import counts
 from batched._operations.families import METRICS
 from batched._runtime import observer, recorder
+from stage import end_together
 
 
 @pytest.fixture
@@ -385,12 +386,7 @@ def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
     def fn(rows: batched.Rows[int, int]) -> None:
         second = threading.Thread(target=call, args=(2,))
         second.start()
-        while rows:
-            rows.join()
-            if len(rows) == 2:
-                for row in rows:
-                    row.finish(row.item)
-                rows.leave()
+        end_together(rows, 2)
 
     def call(number: int) -> None:
         with tracing.start_as_current_span(f"caller {number}"):

@@ -14,7 +14,7 @@ import pytest
 import batched
 from batched._runtime import notices, observer, recorder
 from batched._runtime.recorder import Recorder, totals
-from stage import python
+from stage import end_together, python
 
 
 def calls(name: str) -> int:
@@ -234,12 +234,7 @@ def test_the_probe_sees_rows_that_join(probe: Noted) -> None:
     @batched.continuously(name="fn")
     def fn(rows: batched.Rows[int, int]) -> None:
         other.start()
-        while rows:
-            rows.join()
-            if len(rows) == 2:
-                for row in rows:
-                    row.finish(row.item)
-                rows.leave()
+        end_together(rows, 2)
 
     other = threading.Thread(target=fn, args=(2,))
     assert fn(1) == 1

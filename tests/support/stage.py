@@ -55,6 +55,16 @@ def python(
     )
 
 
+def end_together(rows: batched.Rows[Any, Any], count: int) -> None:
+    """Finish rows with their own items, once `count` of them are live."""
+    while rows:
+        rows.join()
+        if len(rows) == count:
+            for row in rows:
+                row.finish(row.item)
+            rows.leave()
+
+
 class Gate:
     """A batch function that waits to be let through, and tells that it was entered."""
 
