@@ -297,7 +297,7 @@ def test_a_method_looks_like_the_function_it_wraps() -> None:
     for method in (model.scaled, Model.scaled):
         assert method.__name__ == "scaled"
         assert method.__qualname__ == "Model.scaled"
-        assert method.__doc__ == "Items times the factor."
+        assert method.__doc__ == "Return items times the factor."
         assert method.__module__ == __name__
     assert model.scaled.__wrapped__([1]) == [2]
     assert Model.scaled.__wrapped__(model, [1]) == [2]

@@ -251,7 +251,7 @@ def test_the_app_serves_the_metrics_of_all_processes(tmp_path: Path) -> None:
         DOUBLE
         + """
     import asyncio
-    sys.path.insert(0, TESTS)
+    sys.path[:0] = FOLDERS
     from test_metrics import scrape
     from prometheus_client import Counter
     Counter("mine", "Of the user.").inc(4)
@@ -261,7 +261,7 @@ def test_the_app_serves_the_metrics_of_all_processes(tmp_path: Path) -> None:
     assert 'batched_calls_total{function="double"} 3.0' in page, page
     assert "mine_total 4.0" in page, page
     print("right")
-""".replace("TESTS", repr(str(Path(__file__).parent))),
+""".replace("FOLDERS", repr([str(Path(__file__).parent), *sys.path])),
         tmp_path,
     )
     assert found == "right\n"
