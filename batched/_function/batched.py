@@ -376,7 +376,7 @@ class Batched(BatchedCallable[T, U, P]):
     """A batched function that threads call and wait for."""
 
     @overload  # no call matches it: it is for functions that take a `Callable[..., U]`
-    def __call__(self, item: Never, /, *args: P.args, **kwargs: P.kwargs) -> U: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    def __call__(self, /, *, never: Never) -> U: ...
     @overload
     def __call__(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
     @overload

@@ -64,10 +64,8 @@ class Outputs(Protocol[Row_co]):
     def __getitem__(self, index: int, /) -> Row_co: ...
 
 
-Results: TypeAlias = Outputs[U | Exception]
-"""Results for the callers: an exception in an item's place is raised."""
-MaybeAwaitableResults: TypeAlias = Awaitable[Outputs[U | Exception]] | Outputs[U | Exception]
-"""Results, or an awaitable of results."""
+MaybeAwaitableOutputs: TypeAlias = Awaitable[Outputs[U]] | Outputs[U]
+"""Outputs, or an awaitable of outputs."""
 
 
 class Decorator:
@@ -174,14 +172,14 @@ class Dynamically(Decorator):
     _defaults = Options()
 
     @overload
-    def __call__(self, func: OfItems[T, P, Results[U]], /) -> Batched[T, U, P]: ...
+    def __call__(self, func: OfItems[T, P, Outputs[U]], /) -> Batched[T, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[T], P], Results[U]], /
+        self, func: Callable[Concatenate[S, list[T], P], Outputs[U]], /
     ) -> BatchedMethod[S, Batched[T, U, P]]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[T], ...], Results[U]], /
+        self, func: Callable[Concatenate[list[T], ...], Outputs[U]], /
     ) -> Batched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
@@ -206,15 +204,15 @@ class AsyncDynamically(Decorator):
 
     @overload
     def __call__(
-        self, func: OfItems[T, P, MaybeAwaitableResults[U]], /
+        self, func: OfItems[T, P, MaybeAwaitableOutputs[U]], /
     ) -> AsyncBatched[T, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[T], P], MaybeAwaitableResults[U]], /
+        self, func: Callable[Concatenate[S, list[T], P], MaybeAwaitableOutputs[U]], /
     ) -> BatchedMethod[S, AsyncBatched[T, U, P]]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[T], ...], MaybeAwaitableResults[U]], /
+        self, func: Callable[Concatenate[list[T], ...], MaybeAwaitableOutputs[U]], /
     ) -> AsyncBatched[T, U, ...]: ...
     @overload
     def __call__(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
@@ -322,10 +320,10 @@ class PreparedDynamically(Protocol[A]):
     """Type of a decorator with `prepare`, whose argument callers pass instead of items."""
 
     @overload
-    def __call__(self, func: OfItems[Any, P, Results[U]], /) -> Batched[A, U, P]: ...
+    def __call__(self, func: OfItems[Any, P, Outputs[U]], /) -> Batched[A, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[Any], P], Results[U]], /
+        self, func: Callable[Concatenate[S, list[Any], P], Outputs[U]], /
     ) -> BatchedMethod[S, Batched[A, U, P]]: ...
 
 
@@ -334,11 +332,11 @@ class AsyncPreparedDynamically(Protocol[A]):
 
     @overload
     def __call__(
-        self, func: OfItems[Any, P, MaybeAwaitableResults[U]], /
+        self, func: OfItems[Any, P, MaybeAwaitableOutputs[U]], /
     ) -> AsyncBatched[A, U, P]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[S, list[Any], P], MaybeAwaitableResults[U]], /
+        self, func: Callable[Concatenate[S, list[Any], P], MaybeAwaitableOutputs[U]], /
     ) -> BatchedMethod[S, AsyncBatched[A, U, P]]: ...
 
 

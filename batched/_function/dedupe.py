@@ -94,7 +94,7 @@ class DedupingRuntime(CallQueue):
         """Accept `request` as a runtime does. It never waits for room, but in line.
 
         Raises:
-            TypeError: an item has no hash.
+            TypeError: the key of an item, or a further argument, has no hash.
             Exception: an exception of the key function, or of the runtime.
         """
         if current_worker() is not None or self._is_busy():
@@ -111,8 +111,9 @@ class DedupingRuntime(CallQueue):
                 hash(key)
             except TypeError:
                 raise TypeError(
-                    f"{self.name} got {item!r:.80}, which has no hash; with dedupe, items and "
-                    "further arguments need one: pass dedupe a function that returns a key"
+                    f"{self.name} cannot compare {item!r:.80} with other items, because its key "
+                    "or a further argument has no hash; let dedupe be a function that returns a "
+                    "key with a hash, as a text or a tuple"
                 ) from None
         member = _Member(request)
         with self.sharing:

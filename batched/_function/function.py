@@ -65,14 +65,19 @@ class BatchFunction:
         if isinstance(func, staticmethod | classmethod):
             kind = "static" if isinstance(func, staticmethod) else "class"
             func = func.__func__
-        if inspect.isclass(func) or not callable(func):
+        if inspect.isclass(func):
+            raise TypeError(
+                f"a class cannot be batched, got {func!r}; decorate its method, or pass an "
+                "instance that can be called"
+            )
+        if not callable(func):
             raise TypeError(
                 f"only a function that takes {_input(options)} can be batched, got {func!r}; "
                 "settings are passed by keyword"
             )
         name = options.name or getattr(func, "__qualname__", None) or type(func).__qualname__
         if _is(inspect.isgeneratorfunction, func) or _is(inspect.isasyncgenfunction, func):
-            right = "a batch function returns all its results at once"
+            right = "let it return all results at once, as a list"
             if options.steps is not None:
                 right = "a function that works in steps passes pieces on by `row.emit(piece)`"
             raise TypeError(f"{name} is a generator function; {right}")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 if TYPE_CHECKING:
     from typing import Self
 
-S = TypeVar("S")
-F = TypeVar("F")
+S_co = TypeVar("S_co", covariant=True)
+F_co = TypeVar("F_co", covariant=True)
 
 
-class BatchedMethod(Generic[S, F]):
+class BatchedMethod(Generic[S_co, F_co]):
     """A batched method as its class has it: unbound.
 
     Access on an instance binds it, and gives the instance a batcher of its own.
@@ -28,17 +28,17 @@ class BatchedMethod(Generic[S, F]):
 
     @overload
     def __get__(
-        self: BatchedMethod[type[Any], F], instance: object, owner: type | None = None
-    ) -> F: ...  # the type that mypy gives a class method
+        self: BatchedMethod[type[Any], F_co], instance: object, owner: type | None = None
+    ) -> F_co: ...  # the type that mypy gives a class method
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: S, owner: type | None = None) -> F: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Self | F:
-        bound: F = self.function.__get__(instance, owner)
+    def __get__(self, instance: object, owner: type | None = None) -> F_co: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Self | F_co:
+        bound: F_co = self.function.__get__(instance, owner)
         return bound
 
-    # With `instance: S`, a method would not match that of a protocol for pyright, which compares
+    # With `instance: S_co`, a method would not match that of a protocol for pyright, which compares
     # the attributes of the class.
     def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         return type(self.function)(self, instance)(*args, **kwargs)

@@ -26,7 +26,7 @@ MISSING: Final[Any] = _Missing()
 SINGLE: Final = frozenset({str, bytes, int, float, bool, dict, tuple, type(None)})
 """Types of most items."""
 
-ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range)
+ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range, set)
 """Classes of instances that are more likely many items than one."""
 
 TABLES: Final = {

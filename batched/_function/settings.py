@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
@@ -166,9 +167,9 @@ class Options:
     @property
     def item_length(self) -> Callable[[Any], float] | None:
         """`length` for plain items; with `max_batch_tokens` alone, `len`."""
-        return (
-            len if self.length is None and self.policy.max_batch_tokens is not None else self.length
-        )
+        if self.length is None and self.policy.max_batch_tokens is not None:
+            return partial(_length_of, str(self.name))
+        return self.length
 
     @property
     def spreads(self) -> bool:
@@ -211,6 +212,17 @@ class Options:
             hint = suggest(unknown, known) or f"; the settings are {', '.join(known)}"
             raise TypeError(f"there is no setting {unknown!r}{hint}")
         return replace(self, policy=policy, features=features, steps=steps, **own)
+
+
+def _length_of(name: str, item: Any) -> int:
+    """Return `len(item)` for the function `name`, whose `max_batch_tokens` needs it."""
+    try:
+        return len(item)
+    except TypeError:
+        raise TypeError(
+            f"{name} has max_batch_tokens, which needs the length of each item, and len() takes no "
+            f"{type(item).__name__}; pass length=, a function that returns the length of an item"
+        ) from None
 
 
 def replace_known(part: Part, changes: dict[str, Any]) -> Part:

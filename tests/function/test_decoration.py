@@ -191,8 +191,8 @@ def without_parameters() -> list[int]:
     [
         (32, "only a function that takes a list .*; settings are passed by keyword"),
         (None, "only a function that takes a list"),
-        (Plain, "only a function that takes a list"),
-        (generator, "generator is a generator function"),
+        (Plain, "a class cannot be batched, got .*Plain.*; decorate its method, or pass an inst"),
+        (generator, "generator is a generator function; let it return all results at once"),
         (async_generator, "generator function"),
         (functools.partial(generator), "generator function"),
         (doubled, "batched already; .* with_options"),

@@ -222,7 +222,7 @@ def test_an_item_without_a_hash_is_refused_in_a_sentence() -> None:
         return items
 
     with load:
-        with pytest.raises(TypeError, match=r"load got \{'a': 1\}, which has no hash; with dedupe"):
+        with pytest.raises(TypeError, match=r"load cannot compare \{'a': 1\} with .* no hash; let"):
             load({"a": 1})
         assert load("fine") == "fine"
 

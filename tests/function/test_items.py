@@ -57,6 +57,7 @@ MANY: list[Callable[[], Any]] = [
     asynchronously,
     lambda: range(2),
     lambda: collections.deque(["one"]),
+    lambda: {"one", "two"},
     lambda: {"one": 1}.keys(),
     lambda: {"one": 1}.items(),
     lambda: {1: "one"}.values(),

@@ -98,6 +98,13 @@ def test_the_setting_length_replaces_the_own_length_of_items() -> None:
     assert [len(batch) for batch in model.batches] == [1, 2]
 
 
+def test_an_item_without_len_needs_the_setting_length() -> None:
+    fn: Any = batched.dynamically(max_batch_tokens=10, name="fn")(lambda items: items)
+    with pytest.raises(TypeError, match=r"fn has max_batch_tokens, .* takes no int; pass length="):
+        fn(3)
+    assert fn("text") == "text"
+
+
 @pytest.mark.parametrize(
     ("length", "error", "text"),
     [

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, assert_type
+from typing import Any, Generic, Protocol, TypeVar, assert_type, overload
 
 import numpy as np
 import pydantic
@@ -19,6 +19,7 @@ from batched.chat import ChatAnswer, ChatClient, Estimate, Usage
 from batched.embeddings import EmbeddingClient
 
 Vector = tuple[float, ...]
+Row = TypeVar("Row")
 
 
 @batched.dynamically
@@ -46,11 +47,6 @@ def encode(texts: list[str]) -> NDArray[np.float32]:
 @batched.dynamically
 def with_keywords(texts: list[str], **options: int) -> list[int]:
     return [options.get(text, 0) for text in texts]
-
-
-@batched.dynamically
-def root(numbers: list[float]) -> list[float | Exception]:
-    return [number**0.5 if number >= 0 else ValueError(number) for number in numbers]
 
 
 @batched.aio.dynamically
@@ -126,6 +122,18 @@ class Model:
     @batched.dynamically
     def outer(texts: list[str]) -> list[int]:
         return [len(text) for text in texts]
+
+
+class FasterModel(Model):
+    @batched.dynamically
+    def embed(self, texts: list[str], prompt: str = "") -> list[Vector]:
+        return [(0.0,) for _ in texts]
+
+
+class Repository(Generic[Row]):
+    @batched.dynamically
+    def find(self, keys: list[int]) -> list[Row | None]:
+        return [None for _ in keys]
 
 
 Features = dict[str, NDArray[Any]]
@@ -215,8 +223,19 @@ class Embeds(Protocol):
     def __call__(self, text: str, /) -> Vector: ...
 
 
-def protocols(model: Model) -> tuple[Embedder, Fetcher, Embeds, Embeds]:
-    return model, model, model.embed, embed
+class EmbedsBoth(Protocol):
+    @overload
+    def __call__(self, texts: list[str], /) -> list[Vector]: ...
+    @overload
+    def __call__(self, text: str, /) -> Vector: ...
+
+
+def protocols(model: Model) -> tuple[Embedder, Fetcher, Embeds, Embeds, EmbedsBoth]:
+    return model, model, model.embed, embed, embed
+
+
+def of_a_type(repository: Repository[str]) -> None:
+    assert_type(repository.find(1), str | None)
 
 
 def annotated(
@@ -256,11 +275,6 @@ def functions() -> None:
         assert_type(opened("x"), Vector)
     embed.reset_stats()
     embed.shutdown(wait=False, cancel_futures=True)
-
-
-def exceptions_in_place() -> None:
-    assert_type(root(4.0), float)
-    assert_type(root([4.0]), list[float])
 
 
 def pools(texts: list[str], client: ChatClient[str], model: Model) -> None:
