@@ -166,7 +166,19 @@ def test_an_annotation_of_one_array_does_not_make_an_array_an_item(
 
 @pytest.mark.parametrize(
     "item",
-    ["text", 1, 1.5, b"bytes", None, (1, 2), {"a": 1}, {1}, object(), Namesake(), io.BytesIO()],
+    [
+        "text",
+        1,
+        1.5,
+        b"bytes",
+        None,
+        (1, 2),
+        {"a": 1},
+        frozenset({1}),
+        object(),
+        Namesake(),
+        io.BytesIO(),
+    ],
 )
 def test_any_other_object_but_a_list_is_one_item(item: Any) -> None:
     assert embed(item) == type(item).__name__
