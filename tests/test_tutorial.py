@@ -96,7 +96,7 @@ class Reader:
             before = 0
             for block in BLOCK.finditer(section):
                 kind, text = block.groups()
-                text = text.replace("8000", self.port).replace("2000", "500")
+                text = text.replace("8000", self.port).replace("5000", "500")
                 if kind == "python":
                     (name,) = re.findall(r"Write `(\w+\.py)`", section[before : block.start()])
                     (self.folder / name).write_text(text)
