@@ -605,7 +605,7 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
     notified.bind(str(short_path / "notify"))
     notified.settimeout(BOUND)
     process = subprocess.Popen(
-        [*command, "served_model:slowly", "--socket", str(path)],
+        [*command, "served_model:held", "--socket", str(path)],
         stdout=subprocess.PIPE,
         text=True,
         env={
@@ -615,21 +615,23 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
         },
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == f"slowly is served on unix:{path}\n"
+    assert process.stdout.readline() == f"held is served on unix:{path}\n"
     assert notified.recv(100) == b"READY=1"
     assert subprocess.run(check, check=False, capture_output=True).returncode == 0
-    slowly: Any = batched.connect(f"unix:{path}")
-    futures = [slowly.submit(0.01) for _ in range(100)]
-    wait_until(lambda: slowly.client_stats.sent == 100)
-    assert slowly.stats.calls == 100
+    held: Any = batched.connect(f"unix:{path}")
+    gate = short_path / "gate"
+    futures = [held.submit(str(gate)) for _ in range(100)]
+    wait_until(lambda: held.client_stats.sent == 100)
+    assert held.stats.calls == 100
     process.terminate()
-    assert [future.result(BOUND) for future in futures] == [0.01] * 100
-    assert process.wait(BOUND) == 0
     assert notified.recv(100) == b"STOPPING=1"
+    gate.touch()
+    assert [future.result(BOUND) for future in futures] == [str(gate)] * 100
+    assert process.wait(BOUND) == 0
     notified.close()
-    wait_until(lambda: slowly._batcher.runtime._connection is None)
+    wait_until(lambda: held._batcher.runtime._connection is None)
     with pytest.raises(ServerGone, match="no process listens at"):
-        slowly(0)
+        held("")
     assert list(short_path.glob("hand.*")) == []
-    slowly.shutdown()
+    held.shutdown()
     process.stdout.close()

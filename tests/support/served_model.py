@@ -36,6 +36,14 @@ def slowly(items: list[float]) -> list[float]:
     return items
 
 
+@batched.dynamically(batch_size=64)
+def held(paths: list[str]) -> list[str]:
+    """Return the paths once there is a file at each."""
+    while not all(map(os.path.exists, paths)):
+        time.sleep(0.01)
+    return paths
+
+
 @batched.dynamically
 def pids(items: list[Any]) -> list[int]:
     """Return the number of the process for each item."""
