@@ -178,6 +178,12 @@ def signature_of(func: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(lambda *_, **__: None)
 
 
+def takes_instance(func: Callable[..., Any]) -> bool:
+    """Return whether `func` takes an instance before its argument."""
+    names = list(signature_of(func).parameters)
+    return len(names) > 1 and names[0] in ("self", "cls")
+
+
 class _Identity:
     """Key of an object that equals only itself. An object that is gone equals none."""
 

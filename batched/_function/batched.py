@@ -23,17 +23,16 @@ from typing import (
     overload,
 )
 
+from .._collate.arguments import takes_instance
 from .._runtime.async_backend import current_loop
 from .._runtime.settling import raise_error
 from .._runtime.waits import current_worker
 from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
 from ..stats import Stats
 from .function import Batcher, BatchFunction, Parts
-from .live import functions
 from .map import Ahead, async_mapped, mapped, progress_bar
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
-from .preparation import takes_instance
 from .requests import MISSING
 from .settings import Settings
 
@@ -50,6 +49,9 @@ else:
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Decorated functions of this process by id; bound methods are not among them."""
 
 
 class BatchedCallable(Generic[T, U, P]):

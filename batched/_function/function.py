@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final, Literal, NamedTuple
 
-from .._collate.arguments import Binder, signature_of
+from .._collate.arguments import Binder, signature_of, takes_instance
 from .._collate.collator import Collator
 from .._collate.features.collate import FeatureCollator
 from .._collate.features.parse import FeatureParser
@@ -29,7 +29,6 @@ from .preparation import (
     PreparedParser,
     PreparingEventLoopRuntime,
     PreparingThreadRuntime,
-    takes_instance,
 )
 from .requests import FeatureRequestParser, ItemRequestParser, RequestParser
 from .settings import Options

@@ -1,16 +1,14 @@
-"""Registry of the batched functions of this process."""
+"""All batched functions of this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakValueDictionary
 
-functions: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Decorated functions by id; bound methods are not among them."""
+from .batched import AsyncBatched, Batched, functions
 
 
-def live() -> list[Any]:
+def live() -> list[Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]]:
     """Return every batched function of this process that exists now.
 
     A method is in the list once for each instance that has called it, bound to that instance, and

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
-from .._collate.arguments import signature_of
+from .._collate.arguments import takes_instance
 from .._core.scheduler import Request
 from .._execution.exceptions import trim_traceback
 from .._runtime.async_backend import current_loop, post
@@ -66,12 +66,6 @@ class FunctionPreparation(Preparation):
 
     def prepare(self, given: Any, _: Mapping[str, Any], owner: object, /) -> Any:
         return self._prepare(owner, given) if self._binds else self._prepare(given)
-
-
-def takes_instance(func: Callable[..., Any]) -> bool:
-    """Return whether `func` takes an instance before its argument."""
-    names = list(signature_of(func).parameters)
-    return len(names) > 1 and names[0] in ("self", "cls")
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
+from .._collate.arguments import signature_of, takes_instance
 from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
 from .._core.checks import check_whole, suggest
 from .._core.policy import BatchPolicy, Flush, OnFull
@@ -129,40 +130,26 @@ class Options:
     def __post_init__(self) -> None:
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(f"name must be a string, got {self.name!r}")
-        if self.length is not None and not callable(self.length):
-            raise TypeError(
-                f"length must be a function of an item that returns its length, got {self.length!r}"
-            )
-        if self.prepare is not None and (
-            not callable(self.prepare) or inspect.iscoroutinefunction(self.prepare)
-        ):
-            raise TypeError(
-                "prepare must be a plain function of one argument that returns the item, got "
-                f"{self.prepare!r}"
-            )
+        if self.length is not None:
+            form = "a plain function of an item that returns its length"
+            _check_function("length", self.length, form)
+        if self.prepare is not None:
+            form = "a plain function of one argument that returns the item"
+            _check_function("prepare", self.prepare, form, 1 + takes_instance(self.prepare))
         check_whole("prepare_threads", self.prepare_threads)
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
         if not isinstance(self.isolate_errors, bool):
             raise TypeError(f"isolate_errors must be True or False, got {self.isolate_errors!r}")
-        dedupe: Any = self.dedupe
-        if not isinstance(dedupe, bool) and (
-            not callable(dedupe) or inspect.iscoroutinefunction(dedupe)
-        ):
-            raise TypeError(
-                "dedupe must be True, False or a plain function of an item that returns its key, "
-                f"got {dedupe!r}"
-            )
-        if dedupe is not False and self.features is not None:
+        if not isinstance(self.dedupe, bool):
+            form = "True, False or a plain function of an item that returns its key"
+            _check_function("dedupe", self.dedupe, form)
+        if self.dedupe is not False and self.features is not None:
             raise TypeError(
                 "dedupe is for functions of a list; put features into the items of such a function"
             )
-        observer: Any = self.on_batch
-        if observer is not None and (
-            not callable(observer)
-            or any(map(inspect.iscoroutinefunction, (observer, observer.__call__)))
-        ):
-            raise TypeError(f"on_batch must be a plain function of a BatchRecord, got {observer!r}")
+        if self.on_batch is not None:
+            _check_function("on_batch", self.on_batch, "a plain function of a BatchRecord")
 
     @property
     def item_length(self) -> Callable[[Any], float] | None:
@@ -212,6 +199,25 @@ class Options:
             hint = suggest(unknown, known) or f"; the settings are {', '.join(known)}"
             raise TypeError(f"there is no setting {unknown!r}{hint}")
         return replace(self, policy=policy, features=features, steps=steps, **own)
+
+
+def _check_function(name: str, function: Any, form: str, arguments: int = 1) -> None:
+    """Raise TypeError unless `function` is a plain function.
+
+    Args:
+        name: the setting's.
+        function: its value.
+        form: a phrase for a right value.
+        arguments: how many arguments the function is called with.
+    """
+    fits = callable(function)
+    fits &= not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    try:
+        signature_of(function).bind(*[None] * arguments)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise TypeError(f"{name} must be {form}, got {function!r}")
 
 
 def _length_of(name: str, item: Any) -> int:

@@ -135,6 +135,12 @@ def test_an_item_without_a_length_fails_alone(
     assert fn.stats.calls == 1
 
 
+@pytest.mark.parametrize("length", [lambda: 1, lambda item, more: 1])
+def test_a_length_of_another_form_is_told_at_decoration(length: Any) -> None:
+    with pytest.raises(TypeError, match="length must be a plain function of an item that returns"):
+        batched.dynamically(length=length)
+
+
 @pytest.mark.parametrize("number", [np.uint8, np.float32])
 def test_numbers_of_numpy_are_lengths(number: Any) -> None:
     fn = batched.dynamically(length=lambda item: number(len(item)))(lambda items: items)

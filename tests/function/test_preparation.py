@@ -368,7 +368,7 @@ def test_a_closed_loop_ends_its_calls_in_preparation() -> None:
     gate.opened.set()
 
 
-@pytest.mark.parametrize("prepare", [3, "words", awaited])
+@pytest.mark.parametrize("prepare", [3, "words", awaited, lambda: 1, lambda item, more: item])
 def test_a_wrong_preparation_is_told_at_decoration(prepare: Any) -> None:
     with pytest.raises(TypeError, match="prepare must be a plain function of one argument"):
         batched.dynamically(prepare=prepare)
