@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from ._installation import needs
-from .errors import BatcherClosed, QueueFull, QueueTimeout
+from .errors import BatcherClosed, QueueFull, QueueTimeout, ServerGone
 
 with needs("batched.asgi", "server"):
     import anyio
@@ -27,6 +27,7 @@ _App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
 
 _BUSY: Final = b'{"detail":"The server is busy; try again later."}'
 _CLOSING: Final = b'{"detail":"The server is shutting down; try again later."}'
+_GONE: Final = b'{"detail":"A part of the server is not running; try again later."}'
 
 _REFUSALS: Final = (QueueFull, QueueTimeout, BatcherClosed)
 
@@ -45,9 +46,9 @@ class BatchedMiddleware:
       calls leave the queue. Code that receives by itself gets `http.disconnect`, as without the
       middleware. Tasks that run after the response are left alone.
     - **Refused calls.** `QueueFull`, `QueueTimeout` and `BatcherClosed` that leave `app` before the
-      response has started become a 503 with `Retry-After`: the time in which the present queue
-      will have run, at least a second. So does a 500 that `app` sends while it
-      handles one of them, as Starlette does.
+      response has started become a 503. Its `Retry-After` is the time in which the present queue
+      will have run or a model process is started again, at least a second. So does a 500 that
+      `app` sends while it handles one of them, as Starlette does.
 
     Any other exception passes as it is, and so do websockets and lifespans. Cancellation is
     anyio's: a thread is waited for, and clean-up that awaits needs a `CancelScope(shield=True)`.
@@ -152,6 +153,8 @@ class _Exchange:
 
 async def _refuse(send: _Send, error: BaseException) -> None:
     body = _CLOSING if isinstance(error, BatcherClosed) else _BUSY
+    if isinstance(error, ServerGone):
+        body = _GONE
     seconds = max(1, math.ceil(getattr(error, "retry_after_s", 0.0)))
     headers = (b"content-type", b"application/json"), (b"retry-after", b"%d" % seconds)
     await _answer(send, _SERVICE_UNAVAILABLE, *headers, body=body)

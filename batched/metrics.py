@@ -75,6 +75,7 @@ def prometheus(*, registry: CollectorRegistry | None = None) -> None:
 
     Raises:
         ImportError: `prometheus-client` is not installed.
+        FileNotFoundError: `PROMETHEUS_MULTIPROC_DIR` names a folder that does not exist.
         ValueError: the registry has metrics of these names already.
     """
     with needs("batched.metrics.prometheus", "prometheus"):
@@ -96,6 +97,7 @@ def asgi_app() -> _App:
 
     Raises:
         ImportError: `prometheus-client` is not installed.
+        FileNotFoundError: `PROMETHEUS_MULTIPROC_DIR` names a folder that does not exist.
     """
     with needs("batched.metrics.asgi_app", "prometheus"):
         from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app
@@ -122,7 +124,7 @@ def opentelemetry(*, provider: MeterProvider | None = None) -> None:
     batch. Call it once in each process.
 
     Raises:
-        ImportError: `opentelemetry-api` is not installed.
+        ImportError: OpenTelemetry is not installed.
     """
     with needs("batched.metrics.opentelemetry", "opentelemetry"):
         from opentelemetry.metrics import Observation, get_meter

@@ -89,8 +89,10 @@ class Stats:
     errors: int
     """Calls that ended with an exception of the batch function."""
     cancelled: int
-    """Calls that ended unanswered: cancelled by the caller or at shutdown, or lost with their event
-    loop.
+    """Calls that ended unanswered: cancelled by the caller or at shutdown."""
+    lost: int
+    """Calls that ended unanswered because the event loop, thread or process that was to run them
+    had ended.
     """
     timed_out: int
     """Calls that ended unanswered because none of their items ran within `queue_timeout_ms`."""
@@ -123,6 +125,7 @@ class Stats:
 
     def __repr__(self) -> str:
         blocked = f", {self.blocked:,} calls blocked" if self.blocked else ""
+        lost = f", lost {self.lost:,}" if self.lost else ""
         timed_out = f", timed out {self.timed_out:,}" if self.timed_out else ""
         of_tensors = ""
         if self.padding_waste or self.memory_errors:
@@ -136,7 +139,7 @@ class Stats:
             f"{_duration(self.avg_processing_time)} each; {self.queue_size:,} waiting{blocked}, "
             f"{self.in_flight:,} in flight; "
             f"calls {self.calls:,}, errors {self.errors:,}, cancelled "
-            f"{self.cancelled:,}{timed_out}, rejected {self.rejected:,}; "
+            f"{self.cancelled:,}{lost}{timed_out}, rejected {self.rejected:,}; "
             f"queue wait {self.queue_wait}; processing {self.processing_time}; left because "
             f"{_counts(self.flush_reasons)}{of_tensors}{in_steps})"
         )
@@ -145,7 +148,7 @@ class Stats:
         """Return the main counts and times as a table, for notebooks."""
         from html import escape
 
-        ends = ("errors", "cancelled", "timed_out", "rejected", "memory_errors")
+        ends = ("errors", "cancelled", "lost", "timed_out", "rejected", "memory_errors")
         failures = {name.replace("_", " "): getattr(self, name) for name in ends}
         rows = {
             "items": f"{self.total_processed:,} in {self.total_batches:,} batches of "

@@ -25,7 +25,7 @@ def opentelemetry(*, provider: TracerProvider | None = None) -> None:
     `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise.
 
     Raises:
-        ImportError: `opentelemetry-api` is not installed.
+        ImportError: OpenTelemetry is not installed.
     """
     with needs("batched.tracing.opentelemetry", "opentelemetry"):
         from opentelemetry.trace import get_tracer

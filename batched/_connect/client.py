@@ -146,6 +146,7 @@ class ClientRuntime(CallQueue):
     ) -> None:
         self._remote: Any = execution.func  # a `RemoteFunction`
         self._numbers = itertools.count(1)  # of the threads
+        self._pause = 0.0  # time until a process that has died is started again (s)
         super().__init__(
             replace(policy, flush="eager", max_concurrent_batches=MANY), recorder, name
         )
@@ -331,6 +332,7 @@ class ClientRuntime(CallQueue):
             batch = scheduler.take(time.perf_counter())
             if batch is None:
                 break
+            self.recorder.waited(batch.waits)
             for request, _, _ in batch.slices:
                 connection.calls[request.number] = request, batch
                 frames.append((CALL, request.number, request.items))
@@ -414,15 +416,22 @@ class ClientRuntime(CallQueue):
             self._connection.end()
             self._connection, self._workers, self._alarm = None, 0, NEVER
 
-    def lost(self, connection: _Connection | None, why: str) -> None:
-        """End all calls, because the connection has ended or could not be made."""
+    def lost(self, connection: _Connection | None, why: str, pause: float) -> None:
+        """End all calls, because the connection has ended or could not be made.
+
+        `pause` is the time until the process is started again, if it is known (s).
+        """
         with self._lock:
             if connection is not self._connection:
                 return
+        self._pause = pause
+        self.notices.add("process", why)
         self.abort(why)
 
     def _lost_call(self, why: str) -> BatcherClosed:
-        return ServerGone(f"{self.name}: {why}")
+        error = ServerGone(f"{self.name}: {why}")
+        error.retry_after_s = self._pause
+        return error
 
 
 class PreparingClientRuntime(PreparingRuntime, ClientRuntime):
@@ -464,12 +473,14 @@ def restored(data: bytes | None, remote: RemoteError) -> BaseException:
 def _serve(ref: weakref.ref[ClientRuntime], dial: Dial) -> None:
     """Connect, and receive answers until the connection ends. Target of a thread."""
     connection: _Connection | None = None
-    why = "its process has ended"
+    why, pause = "its process has ended", 0.0
     try:
         link, greeting, channel, place = dial()
         connection = _Connection(link, greeting, channel, place)
     except BaseException as error:
-        if not isinstance(error, ServerGone):
+        if isinstance(error, ServerGone):
+            pause = error.retry_after_s
+        else:
             log_failure("cannot connect")
         why = str(error)
     runtime = ref()
@@ -488,7 +499,7 @@ def _serve(ref: weakref.ref[ClientRuntime], dial: Dial) -> None:
         connection.close()
         runtime = ref()
     if runtime is not None:
-        runtime.lost(connection, why)
+        runtime.lost(connection, why, pause)
     if connection is not None:
         connection.place.clean()
 

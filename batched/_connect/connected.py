@@ -23,7 +23,7 @@ from .._function.function import BatchFunction, Parts
 from .._function.inference import AsyncBatchedInference, BatchedInference
 from .._function.map import Ahead
 from .._function.settings import Options
-from ..stats import Stats
+from ..stats import Percentiles, Stats
 from . import UNIX, check_system
 
 if TYPE_CHECKING:
@@ -53,11 +53,15 @@ class ClientStats:
     calls: int
     """Accepted calls."""
     cancelled: int
-    """Calls that ended unanswered: cancelled by the caller or at shutdown, or lost."""
+    """Calls that ended unanswered: cancelled by the caller or at shutdown."""
+    lost: int
+    """Calls that ended with `ServerGone`."""
     timed_out: int
     """Calls that were not sent within `queue_timeout_ms`."""
     rejected: int
     """Calls refused because the queue was closed or full."""
+    queue_wait: Percentiles
+    """Time from a call until it was sent (s)."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ class _Connected(BatchedCallable[T, U, ...]):
                 f"into a module, and connect to 'module:{address.removeprefix('__main__:')}'"
             )
         if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or linger_s < 0:
-            raise ValueError(f"linger_s must be a number of seconds, got {linger_s!r}")
+            raise ValueError(f"linger_s must be a number of seconds, at least 0, got {linger_s!r}")
         features = FeatureSettings() if self._features else None
         options = ClientOptions(features=features).updated(
             {
@@ -233,8 +237,10 @@ class _Connected(BatchedCallable[T, U, ...]):
             own.in_flight,
             own.calls,
             own.cancelled,
+            own.lost,
             own.timed_out,
             own.rejected,
+            own.queue_wait,
         )
 
     def reset_stats(self) -> None:

@@ -103,13 +103,16 @@ def _start(place: Place, reference: str, linger: float, lock: int) -> bool:
         return False
     history = History(lock)
     left = history.left()
-    if left > 0 and history.failure:
-        raise ServerGone(history.failure)
-    if left > MOST_WAIT:
-        raise ServerGone(
+    why = history.failure
+    if left > MOST_WAIT and not why:
+        why = (
             f"the process of {reference} has died several times; the next one is started in "
             f"{left:.0f} s"
         )
+    if left > 0 and why:
+        error = ServerGone(why)
+        error.retry_after_s = left
+        raise error
     time.sleep(max(0.0, left))
     failure = death = ""
     for _ in range(BUILDS):

@@ -83,11 +83,26 @@ batch is awaited while items are left behind.
 
 
 class Eager:
-    """Rule that holds nothing and learns nothing: a batch leaves as soon as a worker is free."""
+    """Rule that holds nothing: a batch leaves as soon as a worker is free."""
 
     reason: FlushReason = "eager"  # why a batch that was held leaves
     holds = False  # whether batches are held
     max_free = math.inf  # most free workers while a batch is held
+
+    def __init__(self) -> None:
+        self._cost = TimeBySize()
+        # size and time of each batch that `_cost` does not have yet (s)
+        self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
+
+    def time(self, items: int) -> float:
+        """Return the expected time of a batch of `items` (s); 0 before the first batch."""
+        self._add_ended()
+        return self._cost.time(items)
+
+    def _add_ended(self) -> None:
+        for size, seconds in self._ended:
+            self._cost.add(size, seconds)
+        self._ended.clear()
 
     def is_complete(self, outstanding: int, waiting: int) -> bool:  # noqa: ARG002  of other rules
         """Return whether a group of `waiting` items need not wait for more items.
@@ -113,11 +128,12 @@ class Eager:
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         """Record a decision point: a batch of `items` of `group` could leave although not full."""
 
-    def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
+    def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:  # noqa: ARG002
         """Record the end of a batch of `size` items that took `seconds`.
 
         `outstanding` items waited or ran before the end, and `left` items do so after it.
         """
+        self._ended.append((size, seconds))
 
     def evaluate(self) -> None:
         """Learn from the recorded events."""
@@ -133,6 +149,7 @@ class Window(Eager):
     holds = True
 
     def __init__(self, timeout: float) -> None:
+        super().__init__()
         self._timeout = timeout
 
     def leaves_at(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
@@ -166,14 +183,12 @@ class Hindsight(Eager):
     def __init__(
         self, timeout: float, batch_size: int, tick: float = 0.0, workers: int = 1
     ) -> None:
+        super().__init__()
         self._batch_size = batch_size
         self._workers = workers
         # waits that are considered (s)
         self._waits = sorted({min(max(wait, tick), timeout) for wait in WAITS})
         self._gains = [0.0] * len(self._waits)  # mean gain of each wait (item seconds)
-        self._cost = TimeBySize()
-        # size and time of each batch since the last evaluation (s)
-        self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
         self._linger = 0.0  # wait with the best mean gain; 0.0 if none gains anything (s)
         # for each period between the ends of two batches, the most items that waited or ran at once
         self._peaks = deque([0], maxlen=RECENT + 1)
@@ -237,9 +252,7 @@ class Hindsight(Eager):
     def evaluate(self) -> None:
         if len(self._past) < (1 if self._singly else EVALUATE_EVERY):
             return
-        for size, seconds in self._ended:
-            self._cost.add(size, seconds)
-        self._ended.clear()
+        self._add_ended()
         time = self._cost.time
         if self._cost.mean:
             for point in self._past:

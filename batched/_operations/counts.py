@@ -1,16 +1,14 @@
 """Counts of all batched functions of this process, and of all processes of a service.
 
 The processes of a service share the folder that `PROMETHEUS_MULTIPROC_DIR` names. Each process has
-one file there, which a thread writes soon after each change. So any process of the service can
-answer a scrape for all of them, and the counts of a process outlive it. An idle process writes
-nothing.
+one file there, which a thread writes again while the counts or the load change. So any process of
+the service can answer a scrape for all of them, and the counts of a process outlive it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import time
 import uuid
 from collections import Counter
@@ -26,8 +24,10 @@ from .._runtime.wakers import log_failure
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable with the folder, in which prometheus-client keeps its own files, too."""
 PAUSE: Final = 0.1
-"""Shortest time between two writings (s)."""
-GAUGES: Final = ("waiting", "blocked", "running")
+"""Shortest time from one look at the counts to the next (s)."""
+MOST_SHARE: Final = 0.05
+"""Largest share of the time that the thread spends at work: counting 100,000 instances is slow."""
+GAUGES: Final = ("waiting", "blocked", "running", "limit")
 """Names of numbers that end with their process."""
 
 
@@ -36,7 +36,8 @@ def of_this_process() -> dict[str, Counts]:
     found = recorder.totals()
     for runtime in alive():
         into = found.setdefault(runtime.name, Counter())
-        for name, value in zip(GAUGES, runtime.load(), strict=True):
+        load = *runtime.load(), runtime.policy.max_queue_size or 0
+        for name, value in zip(GAUGES, load, strict=True):
             into[name, ""] += value
     return found
 
@@ -58,10 +59,20 @@ def of_all_processes() -> dict[str, Counts]:
 
 
 def share_counts() -> None:
-    """Begin to write the counts of this process, if the environment names a folder."""
+    """Begin to write the counts of this process, if the environment names a folder.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+    """
     folder = os.environ.get(FOLDER)
-    if folder and not (isinstance(recorder.sink, CountsFile) and recorder.sink.pid == os.getpid()):
-        recorder.sink = CountsFile(folder)
+    if not folder or (isinstance(recorder.sink, CountsFile) and recorder.sink.pid == os.getpid()):
+        return
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"{FOLDER} must name an empty folder that exists before the service starts, got "
+            f"{folder!r}"
+        )
+    recorder.sink = CountsFile(folder)
 
 
 class CountsFile(recorder.Sink):
@@ -71,15 +82,9 @@ class CountsFile(recorder.Sink):
         self.pid = os.getpid()
         # a process id may be used again
         self.path = Path(folder, f"batched_{self.pid}_{uuid.uuid4().hex[:8]}.json")
-        self._changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._noted = False  # whether a change waits to be written
+        self._written = ""
+        self._fails = False  # whether the last attempt to write has failed
         daemon_thread("counts", self._run).start()
-        self.changed()
-
-    def changed(self) -> None:
-        if not self._noted:
-            self._noted = True
-            self._changes.put(True)
 
     def after_fork(self) -> None:
         share_counts()
@@ -88,23 +93,30 @@ class CountsFile(recorder.Sink):
         self._write()
 
     def _run(self) -> None:
-        """Write the file after each change. Target of a thread."""
-        while self._changes.get():
-            self._noted = False
+        """Write the file whenever counts have changed. Target of a thread."""
+        while True:
+            begin = time.perf_counter()
             self._write()
-            time.sleep(PAUSE)
+            time.sleep(max(PAUSE, (time.perf_counter() - begin) / MOST_SHARE))
 
     def _write(self) -> None:
         values = {
             function: [[*key, value] for key, value in counts.items()]
             for function, counts in of_this_process().items()
         }
+        text = json.dumps(values)
+        if text == self._written:
+            return
         new = self.path.with_suffix(f".{uuid.uuid4().hex[:8]}")
         try:
-            new.write_text(json.dumps(values))
+            new.write_text(text)
             new.replace(self.path)
+            self._written, self._fails = text, False
         except OSError:
-            log_failure("the counts of this process could not be written to %s", self.path.parent)
+            if not self._fails:
+                folder = self.path.parent
+                log_failure("the counts of this process could not be written to %s", folder)
+            self._fails = True
 
 
 def _is_alive(pid: int) -> bool:

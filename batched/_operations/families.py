@@ -35,7 +35,7 @@ METRICS: Final = (
     Metric(
         *("failed", "failed_calls", "counter", "{call}", "Calls that ended without a result."),
         label="reason",
-        values=("error", "cancelled", "timed_out", "rejected"),
+        values=("error", "cancelled", "lost", "timed_out", "rejected"),
     ),
     Metric("items", "items", "counter", "{item}", "Items in batches that have ended."),
     Metric(
@@ -61,6 +61,10 @@ METRICS: Final = (
     ),
     Metric("waiting", "waiting_items", "gauge", "{item}", "Items that wait in the queue."),
     Metric("blocked", "blocked_calls", "gauge", "{call}", "Calls that wait for room in the queue."),
+    Metric(
+        *("limit", "queue_limit_items", "gauge", "{item}"),
+        "Most items that may wait in the queue; 0: no limit.",
+    ),
     Metric("running", "running_items", "gauge", "{item}", "Items that run and have no answer."),
     Metric("size", "batch_size", "histogram", "{item}", "Items in a batch."),
     Metric(

@@ -203,8 +203,9 @@ class CallQueue(ABC):
         except BaseException as error:
             self._call_for_repair()
             if isinstance(error, QueueFull | BatcherClosed):
-                is_full = isinstance(error, QueueFull)
-                why = "the queue is full" if is_full else "the function was shut down"
+                why = "the function was shut down"
+                if isinstance(error, QueueFull):
+                    why = f"the queue is full (max_queue_size={policy.max_queue_size})"
                 self.notices.add("refusal", f"a call was refused: {why}")
             raise
         # even if a signal handler raises here: all callers depend on this worker
@@ -248,8 +249,7 @@ class CallQueue(ABC):
 
     def _time_of_queue(self) -> float:
         """Return the time in which the present queue will have run (s)."""
-        items = self._scheduler.waiting + self._scheduler.in_flight
-        return items * self.recorder.time_per_item() / self.policy.max_concurrent_batches
+        return self._scheduler.time_left() / self.policy.max_concurrent_batches
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
         """Submit a request of a finalizer or signal handler; an error is its answer."""
@@ -486,7 +486,8 @@ class CallQueue(ABC):
         for request, waker in orphans.items():
             request.error = self._lost_call(why)
             if not forked:  # the parent counts it
-                self.recorder.count("cancelled")
+                self.recorder.count("lost")
+                self.notices.add("loss", f"a call was lost: {why}")
             if forked and isinstance(waker, Future):
                 waker.renew_lock()
         for parker in parked:

@@ -65,7 +65,7 @@ class _Histogram:
         return Percentiles(*[SHORTEST * 2 ** ((bucket + 0.5) / PER_OCTAVE) for bucket in buckets])
 
 
-Ending = Literal["cancelled", "timed_out", "rejected"]
+Ending = Literal["cancelled", "lost", "timed_out", "rejected"]
 """End of a call without a batch: see the fields of `Stats`."""
 
 RowEnding = Literal["finished", "failed", "given up"]
@@ -105,10 +105,7 @@ _ended: deque[tuple[str, Counts]] = deque()
 
 
 class Sink:
-    """Receiver of a note of each change of the counts, from any thread, finalizers included."""
-
-    def changed(self) -> None:
-        """Note that counts have changed."""
+    """Reader of the counts of this process."""
 
     def after_fork(self) -> None:
         """Begin anew in a forked process."""
@@ -118,7 +115,7 @@ class Sink:
 
 
 sink: Sink | None = None
-"""The receiver of this process, if there is one."""
+"""The reader of this process, if there is one."""
 
 
 def _live() -> list[Recorder]:
@@ -217,8 +214,12 @@ class Recorder:
         """Count a call that ended without a batch."""
         with self._lock:
             self._endings[ending] += 1
-        if sink is not None:
-            sink.changed()
+
+    def waited(self, waits: Sequence[float]) -> None:
+        """Count the waits of calls that leave the queue without a batch of this process (s)."""
+        with self._lock:
+            self._waiting += sum(waits)
+            self._waits.add(list(waits))
 
     def memory_error(self) -> None:
         """Count a call of the function that ran out of memory."""
@@ -236,8 +237,6 @@ class Recorder:
         """Count a row that has ended."""
         with self._lock:
             self._row_endings[ending] += 1
-        if sink is not None:
-            sink.changed()
 
     def ended(self, batch: Batch, errors: int) -> None:
         """Count a batch that has ended, with `errors` failed calls.
@@ -260,8 +259,6 @@ class Recorder:
             with self._lock:
                 self._count()
                 self._watch(batch.ended)
-        if sink is not None:
-            sink.changed()
 
     def note_caller(self) -> bool:
         """Note the thread of a call. Return whether this thread has long called item by item."""
@@ -308,12 +305,6 @@ class Recorder:
         self._cells += sum(cells)
         self._padding += sum(padding)
         self._memory_errors += sum(memory_errors)
-
-    def time_per_item(self) -> float:
-        """Return the mean time of a batch for each of its items (s); 0 before the first batch."""
-        with self._lock:
-            self._count()
-            return self._processing / self._items if self._items else 0.0
 
     def _calls(self) -> int:
         self._looks += 1
@@ -372,6 +363,7 @@ class Recorder:
                 calls=calls,
                 errors=self._errors,
                 cancelled=self._endings["cancelled"],
+                lost=self._endings["lost"],
                 timed_out=self._endings["timed_out"],
                 rejected=self._endings["rejected"],
                 queue_wait=self._waits.percentiles(),

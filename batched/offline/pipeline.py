@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
@@ -178,6 +179,9 @@ class Pipeline:
             finally:
                 opened.close()
         finally:
+            with suppress(OSError):
+                if store.get("steps") is None:  # the run was refused
+                    path.unlink()
             store.close()
 
     def _find(self, step: int | str) -> int:

@@ -19,7 +19,7 @@ import pytest
 
 import batched
 from batched._connect import greeting
-from batched._connect.place import Place, listen
+from batched._connect.place import History, Place, listen
 from batched.errors import BatcherClosed, QueueFull, ServerGone
 from stage import BOUND, Turnstile, python, wait_until
 
@@ -101,7 +101,7 @@ def test_a_function_that_is_dropped_is_no_client_any_more(connected: Connect, fo
 
 
 def test_after_the_death_of_the_process_calls_end_and_the_next_call_starts_another(
-    connected: Connect,
+    connected: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     slowly, pids = connected("slowly"), connected("pids")
     slowly(0)
@@ -111,6 +111,8 @@ def test_after_the_death_of_the_process_calls_end_and_the_next_call_starts_anoth
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ServerGone, match="its process has ended"):
         future.result(BOUND)
+    assert (slowly.client_stats.lost, slowly.client_stats.cancelled) == (1, 0)
+    assert "served_model:slowly: its process has ended" in caplog.messages
     assert slowly(0) == 0
     assert pids(0) != pid
 
@@ -327,8 +329,10 @@ def test_a_full_queue_of_the_client_refuses_if_it_is_to(served: Connect) -> None
     second = connected.submit(2)
     with pytest.raises(QueueFull, match="has no room"):
         connected.submit(3)
+    time.sleep(0.02)  # the second call waits in this process for at least this time
     turnstile.let_through(2)
     assert (first.result(BOUND), second.result(BOUND)) == (1, 2)
+    assert connected.client_stats.queue_wait.p99 > 0.018
 
 
 def test_a_cancelled_call_is_not_computed_and_gives_its_credit_back(served: Connect) -> None:
@@ -443,10 +447,15 @@ def test_a_model_that_cannot_be_built_is_one_sentence_to_every_client(
         "raise OSError('no weights')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(History, "FIRST_AFTER_FAILURE", History.LONGEST)
     clients: list[Any] = [batched.connect("broken:embed") for _ in range(3)]
     futures = [client.submit(0) for client in clients]
     sentence = "broken:embed: cannot start the process of broken:embed: OSError: no weights"
-    assert [str(future.exception(BOUND)) for future in futures] == [sentence] * 3
+    errors: list[Any] = [future.exception(BOUND) for future in futures]
+    assert [str(error) for error in errors] == [sentence] * 3
+    with pytest.raises(ServerGone) as caught:
+        clients[0](0)
+    assert 0 < caught.value.retry_after_s <= 30
     assert computed(folder).count("tried") == 1
 
 

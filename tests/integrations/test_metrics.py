@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,45 @@ def test_a_killed_process_has_written_its_counts(tmp_path: Path) -> None:
     assert python(DOUBLE + "    double(3)\n    print(calls())\n", tmp_path) == "3\n"
 
 
+def test_other_processes_see_calls_that_wait_and_run(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    code = (
+        DOUBLE
+        + f"""
+    import pathlib
+
+    @batched.dynamically(batch_size=1, name="held")
+    def held(items):
+        while not pathlib.Path({str(gate)!r}).exists():
+            time.sleep(0.01)
+        return items
+
+    futures = [held.submit(1), held.submit(2)]
+    [future.result() for future in futures]
+"""
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, counts.FOLDER: str(tmp_path)},
+    )
+    try:
+        python(
+            DOUBLE
+            + """
+    def value(name):
+        return registry.get_sample_value(f"batched_{name}", {"function": "held"})
+
+    names = "calls_total", "running_items", "waiting_items"
+    while [value(name) for name in names] != [2, 1, 1]:
+        time.sleep(0.01)
+""",
+            tmp_path,
+        )
+    finally:
+        gate.touch()
+        assert process.wait(60) == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_process_counts_its_own_calls(tmp_path: Path) -> None:
     found = python(
@@ -267,13 +307,23 @@ def test_the_app_serves_the_metrics_of_all_processes(tmp_path: Path) -> None:
     assert found == "right\n"
 
 
-def test_a_folder_that_cannot_be_written_is_logged(
+def test_a_folder_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(counts.FOLDER, str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError, match="MULTIPROC_DIR must name an empty folder that exi"):
+        batched.metrics.prometheus()
+
+
+def test_a_folder_that_cannot_be_written_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "sink", None)
+    monkeypatch.setattr(counts, "daemon_thread", lambda *_: threading.Thread())
     file = counts.CountsFile(str(tmp_path / "absent"))
     file.close()
-    assert f"could not be written to {tmp_path / 'absent'}" in caplog.text
+    file.close()
+    assert caplog.text.count(f"could not be written to {tmp_path / 'absent'}") == 1
 
 
 @pytest.mark.usefixtures("probed")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import batched
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Request, Scheduler
 from batched._runtime import notices, observer, recorder
 from batched._runtime.recorder import Recorder, totals
 from stage import end_together, python
@@ -52,40 +54,24 @@ def test_counts_of_many_gone_recorders_are_summed_up() -> None:
     assert calls("many") == 2 * recorder.MOST_UNREAD
 
 
-class Noting(recorder.Sink):
-    """Sink that notes what happens."""
+def test_the_sink_and_all_counts_begin_anew_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noting(recorder.Sink):
+        noted = 0
 
-    def __init__(self) -> None:
-        self.noted: list[str] = []
+        def after_fork(self) -> None:
+            self.noted += 1
 
-    def changed(self) -> None:
-        self.noted.append("changed")
+    sink = Noting()
+    monkeypatch.setattr(recorder, "sink", sink)
 
-    def after_fork(self) -> None:
-        self.noted.append("forked")
-
-
-@pytest.fixture
-def sink(monkeypatch: pytest.MonkeyPatch) -> Noting:
-    noting = Noting()
-    monkeypatch.setattr(recorder, "sink", noting)
-    return noting
-
-
-def test_the_sink_is_told_of_each_change(sink: Noting) -> None:
     @batched.dynamically
     def fn(items: list[int]) -> list[int]:
         return items
 
     with fn:
         fn(1)
-    assert "changed" in sink.noted
-    with pytest.raises(batched.BatcherClosed):
-        fn(2)
-    fn._batcher.recorder.row_ended("finished")
     recorder.after_fork()
-    assert sink.noted[-1] == "forked"
-    assert fn.stats.calls == 0
+    assert (sink.noted, fn.stats.calls) == (1, 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -171,6 +157,19 @@ def test_a_refusal_says_when_the_queue_will_have_run() -> None:
     assert some.value.retry_after_s == pytest.approx(3 * fn.stats.avg_processing_time)
     go.set()
     fn.shutdown()
+
+
+def test_a_queue_is_expected_to_run_in_full_batches() -> None:
+    scheduler = Scheduler(BatchPolicy(batch_size=4, flush="eager"))
+    waker: Any = object()
+    for moment in range(3):  # batches of one item take a second each
+        scheduler.submit(Request([0], 1, None, waker), moment, from_event_loop=False)
+        batch = scheduler.take(moment)
+        assert batch is not None
+        scheduler.finished(batch, moment + 1.0)
+    for _ in range(9):
+        scheduler.submit(Request([0], 1, None, waker), 3.0, from_event_loop=False)
+    assert scheduler.time_left() == 3.0
 
 
 # ---------------------------------------------------------------- probe

@@ -4,14 +4,19 @@
    are sorted by key: each page of the index of keys is then written once.
 2. Rows of the table before the first note belong to this run. Later rows may belong to an earlier
    run, and do not make a key stand twice.
-3. Row numbers as keys are never looked up. Any other key is looked up only if another key of this
+3. Each commit saves the notes that are not in the table yet, as text in the table `noted`. So after
+   a kill the order of all committed rows is known.
+4. Row numbers as keys are never looked up. Any other key is looked up only if another key of this
    run may have the same hash, in a table of fixed size.
 """
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from operator import itemgetter
 from typing import Final
 
@@ -34,9 +39,11 @@ class SourceOrder:
         self._database = database
         self._notes: list[Key | None] = []  # keys to be written, from row `_first` on
         self._first = 0
+        self._saved = 0  # number of them that are in the table `noted`
         self._numbered = True  # all keys of this run are the numbers of their rows
         # by hash, whether this run had a key with it; takes memory only where it is written
         self._seen = np.zeros(SLOTS, bool)
+        self._recover()
 
     def note(self, first: int, keys: Sequence[Key | None]) -> list[int]:
         """Note keys of the source from row `first` on; return the places of keys noted before.
@@ -87,19 +94,39 @@ class SourceOrder:
                 "not exists (select 1 from source where source.key = rows.key)"
             )
 
+    def save(self, conn: sqlite3.Connection) -> None:
+        """Save the notes of which no trace is in the file, in a transaction of the caller."""
+        if new := self._notes[self._saved :]:
+            row = self._first + self._saved
+            conn.execute("insert into noted values (?, ?)", (row, json.dumps(new)))
+            self._saved += len(new)
+
     def write(self) -> None:
         """Write the notes, if they differ from the table."""
         first, notes = self._first, self._notes
-        self._notes, self._first = [], first + len(notes)
-        inside, bounds = "from source where row between ? and ?", (first, self._first - 1)
-        with self._database.use() as conn:
-            standing = conn.execute(f"select key {inside} order by row", bounds).fetchall()
-        if [key for (key,) in standing] == notes:
-            return
-        rows = list(enumerate(notes, first))
-        with suppress(TypeError):  # of integers and strings
-            rows.sort(key=itemgetter(1))
+        inside, bounds = "from source where row between ? and ?", (first, first + len(notes) - 1)
         with self._database.transaction() as conn:
-            if standing:
-                conn.execute(f"delete {inside}", bounds)
-            insert(conn, "source", rows, "replace")  # a key may have moved here from a later row
+            standing = conn.execute(f"select key {inside} order by row", bounds).fetchall()
+            if [key for (key,) in standing] != notes:
+                if standing:
+                    conn.execute(f"delete {inside}", bounds)
+                rows = list(enumerate(notes, first))
+                with suppress(TypeError):  # of integers and strings
+                    rows.sort(key=itemgetter(1))
+                # a key may have moved here from a later row
+                insert(conn, "source", rows, "replace")
+            if self._saved:
+                conn.execute("delete from noted")
+            # in the transaction: a commit in another thread must not save these notes again
+            self._notes, self._first, self._saved = [], first + len(notes), 0
+
+    def _recover(self) -> None:
+        """Write the notes that a killed run has saved."""
+        with self._database.use() as conn:
+            saved = conn.execute("select row, keys from noted order by row").fetchall()
+        if saved:
+            self._first = saved[0][0]
+            self._notes = list(chain.from_iterable([json.loads(keys) for _, keys in saved]))
+            self._saved = len(self._notes)
+            self.write()
+            self._first = 0

@@ -33,7 +33,7 @@ PAGE: Final = 1000
 Phase = Literal["source", "output"]
 """Origin of a letter: the row could not be read, or the result cannot hold the row."""
 # `run`: notes. `rows`: one row of the source in one step. `chunks`: values. `source`: the order of
-# the source. `letters`: dead letters that belong to no step
+# the source. `noted`: the same for the latest rows. `letters`: dead letters that belong to no step
 _TABLES: Final = """
 create table run(name primary key, value) without rowid;
 create table rows(key, step, status, chunk, place, input, attempts, error, primary key(key, step))
@@ -42,6 +42,7 @@ create index failed on rows(step) where status = 'failed';
 create table chunks(id integer primary key, step, kind, bytes, data blob);
 create table source(row integer primary key, key);
 create unique index source_key on source(key);
+create table noted(row integer primary key, keys);
 create table letters(phase, row, key, error, primary key(phase, row)) without rowid
 """
 _LETTERS: Final = "select row, key, null, 0, error from letters where phase = "
@@ -108,6 +109,7 @@ class Progress(Database):
             for key, hashed, attempts, *error in some
         ]
         with self.transaction() as conn:
+            self.order.save(conn)
             for commit in commits:
                 _put(conn, commit.notes)
                 _add_letters(conn, "source", commit.letters)

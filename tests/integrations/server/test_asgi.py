@@ -15,6 +15,7 @@ import pytest
 
 import batched
 from batched.asgi import BatchedMiddleware
+from batched.errors import ServerGone
 from stage import BOUND
 
 pytestmark = pytest.mark.anyio
@@ -128,6 +129,7 @@ async def test_an_exception_of_a_handler_passes_as_itself(error: BaseException) 
         (batched.QueueFull("q"), "The server is busy; try again later."),
         (batched.QueueTimeout("q"), "The server is busy; try again later."),
         (batched.BatcherClosed("q"), "The server is shutting down; try again later."),
+        (ServerGone("q"), "A part of the server is not running; try again later."),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -145,9 +147,12 @@ async def test_a_refused_call_is_a_503_with_retry_after(error: Exception, senten
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
-async def test_retry_after_is_the_time_of_the_queue(seconds: float, header: bytes) -> None:
+@pytest.mark.parametrize("refusal", [batched.QueueFull, ServerGone])
+async def test_retry_after_is_the_time_of_the_queue_or_until_the_next_start(
+    refusal: Any, seconds: float, header: bytes
+) -> None:
     server = Server()
-    error = batched.QueueFull("q")
+    error = refusal("q")
     error.retry_after_s = seconds
     await server.serve(raising(error))
     assert server.headers[b"retry-after"] == header

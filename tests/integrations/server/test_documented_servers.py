@@ -117,7 +117,7 @@ def test_a_full_queue_is_a_503_with_retry_after_and_one_line_in_the_log(server: 
 
     using(server, main)
     (notice,) = server.complaints  # of all refusals, the first
-    assert notice == "shout: a call was refused: the queue is full\n"
+    assert notice == f"shout: a call was refused: the queue is full (max_queue_size={QUEUE})\n"
 
 
 def has_calls(count: int, state: State) -> bool:
