@@ -144,9 +144,11 @@ def hold(function: BatchedCallable[Any, Any, Any], /) -> Iterator[Held]:
     """Let calls of `function` wait in its queue, until the test lets them go.
 
     `release()` runs the calls that wait at that moment, and so does the end of the context. So a
-    test decides which calls share a batch. Full batches wait, too. A bound method is held for its
-    instance, and a coroutine function on the running event loop. Calls of a held function wait
-    within `inline()`, too. `function.stats` counts no waiting items.
+    test decides which calls share a batch. Full batches wait, too. Begin calls by `submit`, by
+    `acall` in a task, or in other threads: a plain call waits until another thread releases it.
+
+    A bound method is held for its instance, and a coroutine function on the running event loop.
+    Calls of a held function wait within `inline()`, too. `function.stats` counts no waiting items.
 
     Raises:
         TypeError: this process does not run `function`, or it is no batched function.
@@ -160,11 +162,14 @@ def hold(function: BatchedCallable[Any, Any, Any], /) -> Iterator[Held]:
             f"got {function!r}"
         )
     held = Held(find(runtimes, current_loop()))
+    outer = vars(runtimes).get("here")  # of a hold around this one
     runtimes.here = held._find  # also within `inline`
     try:
         yield held
     finally:
         del runtimes.here
+        if outer is not None:
+            runtimes.here = outer
         held.release()
 
 

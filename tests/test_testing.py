@@ -297,6 +297,22 @@ class TestHeldCalls:
         assert recorded.batches == [[0, 1], [2, 3], [4]]
         assert all(future.done() for future in futures)
 
+    def test_a_function_may_be_held_within_another_hold(self, recorded: Recorded) -> None:
+        fn = batched.dynamically(recorded)
+        with batched.testing.hold(fn) as outer:
+            first = fn.submit(1)
+            with batched.testing.hold(fn) as inner:
+                fn.submit(2)
+                inner.wait_for(1)
+            assert recorded.batches == [[2]]
+            last = fn.submit(3)
+            outer.wait_for(2)
+            assert not first.done()
+        assert recorded.batches == [[2], [1, 3]]
+        assert last.done()
+        fn(4)
+        assert recorded.batches[-1] == [4]
+
     def test_calls_that_never_come_are_named(self, recorded: Recorded) -> None:
         fn = batched.dynamically(name="doubled")(recorded)
         with batched.testing.hold(fn) as held:

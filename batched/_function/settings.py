@@ -128,8 +128,8 @@ class Options:
     """For messages and thread names; the function's qualified name if not given."""
 
     def __post_init__(self) -> None:
-        if self.name is not None and not isinstance(self.name, str):
-            raise TypeError(f"name must be a string, got {self.name!r}")
+        if self.name is not None and not (isinstance(self.name, str) and self.name):
+            raise TypeError(f"name must be a string that is not empty, got {self.name!r}")
         if self.length is not None:
             form = "a plain function of an item that returns its length"
             _check_function("length", self.length, form)

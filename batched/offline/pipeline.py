@@ -53,7 +53,10 @@ class Pipeline:
             if names.count(name) > 1:
                 raise ValueError(f"two steps are called {name!r}; give one of them another name=")
         if max_failed is not None:
-            check_amount("max_failed, a number of rows or a share of them below 1,", max_failed)
+            what = "max_failed, a number of rows or a share of them below 1,"
+            check_amount(what, max_failed)
+            if max_failed > 1 and max_failed % 1:
+                raise ValueError(f"{what} must be whole above 1, got {max_failed!r}")
         self.steps = steps
         self.max_failed = max_failed
 
@@ -123,6 +126,8 @@ class Pipeline:
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         check_whole("row_threads", row_threads)
+        if not isinstance(watch, bool) and not callable(watch):
+            raise TypeError(f"watch must be True, False or a function of a Snapshot, got {watch!r}")
         if engine is not None and not isinstance(engine, Ray):
             raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
         for step in self.steps:
@@ -182,6 +187,7 @@ class Pipeline:
             with suppress(OSError):
                 if store.get("steps") is None:  # the run was refused
                     path.unlink()
+                    path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
             store.close()
 
     def _find(self, step: int | str) -> int:

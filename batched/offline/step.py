@@ -133,6 +133,7 @@ class Step:
             ("name", str, "a string"),
             ("args", tuple | list, "a tuple"),
             ("kwargs", Mapping, "a dict"),
+            ("version", str | int | None, "a text or a number"),
             ("retry", Retry, "an offline.Retry"),
         ):
             if not isinstance(given[which], kind):

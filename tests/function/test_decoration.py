@@ -212,7 +212,8 @@ def test_an_object_that_cannot_be_batched_is_refused(
     ("settings", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"name": 3}, TypeError, "name must be a string, got 3"),
+        ({"name": 3}, TypeError, "name must be a string that is not empty, got 3"),
+        ({"name": ""}, TypeError, "name must be a string that is not empty, got ''"),
         ({"length": 3}, TypeError, "length must be a plain function of an item that returns its"),
         ({"on_oom": "skip"}, ValueError, "on_oom must be 'split' or 'raise', got 'skip'"),
         ({"isolate_errors": 1}, TypeError, "isolate_errors must be True or False, got 1"),

@@ -136,7 +136,7 @@ class Reader:
             rows = window.first + window.size
         if not self._closed:
             self._progress.order.end(rows)
-        yield Reading(last=True)
+            yield Reading(last=True)
 
     def _find(self, window: Window) -> Reading:
         """Return the rows of a window by the steps that they lack."""

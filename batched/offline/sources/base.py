@@ -1,7 +1,8 @@
 """Sources, their windows of rows, and values as Python objects.
 
 1. A row is named by its number in the source, counted from 0; in text files by file and line, too.
-2. A row that cannot be read is a fault of its window. It keeps its number; its values are None.
+2. A row that cannot be read is a fault of its window. It keeps its number, and the values of the
+   columns that it has.
 3. A source is refused if it has several rows and none of the first window can be read.
 4. A column that the source is known to lack is refused before any row is read. Rows of JSON and
    dicts have columns of their own: a row that lacks a required one is a fault.
@@ -129,7 +130,8 @@ class Source:
     ) -> Iterator[Window]:
         """Read all rows from the first on, at most `size` at once, with `columns` (None: all).
 
-        A row that lacks a column in `required` (None: in `columns`) is a fault.
+        A row that lacks a column in `required` (None: in `columns`) is a fault. A source without a
+        row that has a column in `columns` is refused with `SourceError`.
         """
         needed = columns or () if required is None else required
         known = self.columns
@@ -160,6 +162,7 @@ class RowSource(Source):
         self, columns: Sequence[str] | None, size: int, required: Sequence[str]
     ) -> Iterator[Window]:
         first, needed = 0, set(required)
+        unseen = set(columns or ()) - needed
         for rows, lines in gather(self._read(), size, self.name):
             window = Window(first, len(rows), {}, lines=lines)
             for place, row in enumerate(rows):
@@ -167,7 +170,8 @@ class RowSource(Source):
                     continue
                 if why := _fault(row, required):
                     window.note_fault(place, why)
-                    rows[place] = {}
+                    if not isinstance(row, Mapping):
+                        rows[place] = {}
             if not first and len(window.faults) == len(rows) > 1:
                 raise SourceError(f"no row of {self.name} can be read: {window.faults[0]}")
             # a window of nothing but faults has the required columns, too
@@ -176,9 +180,14 @@ class RowSource(Source):
             if odd := [name for name in names if not isinstance(name, str)]:
                 raise SourceError(f"{self.name} has a column {shorten(odd[0])}; names are strings")
             window.columns = {name: [row.get(name) for row in rows] for name in names}
+            if unseen:
+                seen = dict.fromkeys(chain.from_iterable(rows))
+                unseen -= seen.keys()
             first += len(rows)
             self._note(first)
             yield window
+        if first and unseen:
+            raise missing_column(min(unseen), self.name, list(map(str, seen)))
         self.rows = first
 
     def _note(self, rows: int) -> None:

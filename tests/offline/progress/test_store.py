@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,13 @@ def changes(progress: Progress) -> int:
     """Return the number of rows that were written since the file was opened."""
     with progress.use() as conn:
         return conn.total_changes
+
+
+def killed(progress: Progress) -> Path:
+    """Return a copy of the file and its log, as a kill at this moment would leave them."""
+    for path in progress.path.parent.glob(f"{progress.path.name}*"):
+        shutil.copy(path, path.with_name(f"copy of {path.name}"))
+    return progress.path.with_name(f"copy of {progress.path.name}")
 
 
 # --- rows and results
@@ -360,3 +369,25 @@ def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:
     reader.join(30)
     assert not reader.is_alive()
     assert not wrong
+
+
+def test_after_a_kill_the_order_of_all_committed_rows_is_known(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress.order.note(0, ["c", "a", None, "b"])
+    progress.commit([done(["a"])])
+    progress.order.note(4, ["d"])
+    progress.commit([done(["b", "d"])])
+    progress.order.note(5, ["late"])
+    with closing(Progress(killed(progress))) as found:
+        assert source(found) == ["c", "a", None, "b", "d"]
+        note(found, ["b", "late", "a"])
+        assert source(found) == ["b", "late", "a"]
+        assert query(found, "select * from noted") == []
+    monkeypatch.setattr(_order, "NOTES", 4)
+    progress.order.note(6, ["e", "f"])  # writes all notes until now
+    progress.commit([done(["late", "e"])])
+    progress.order.note(8, ["g"])
+    progress.commit([done(["g"])])
+    with closing(Progress(killed(progress))) as found:
+        assert source(found) == ["c", "a", None, "b", "d", "late", "e", "f", "g"]

@@ -647,3 +647,58 @@ def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> No
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="does not exist; create it first"):
         run(Lengths(), rows_of(5), tmp_path / "none" / "out.parquet")
+
+
+def test_the_status_of_a_stopped_run_has_the_whole_source(tmp_path: Path) -> None:
+    with pytest.raises(RunStopped):
+        run(Lengths(["text 3"]), rows_of(9000), tmp_path / "out.jsonl", max_failed=0)
+    known = read_status(tmp_path / "out.jsonl.progress")
+    assert known is not None
+    assert (known["total"], known["total_is_estimate"]) == (9000, False)
+    assert known["read"] < 9000
+
+
+def test_a_refused_run_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no file matches"):
+        run(Lengths(), tmp_path / "missing.csv", tmp_path / "out.jsonl")
+    (tmp_path / "mine.jsonl").touch()
+    with pytest.raises(ResultError, match="overwrite=True"):
+        run(Lengths(), rows_of(5), tmp_path / "mine.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
+
+
+def test_a_kept_column_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    sentence = r"has no column 'txet'; its columns are 'id', 'text'; did you mean 'text'\?"
+    for source in (rows_of(5), iter(rows_of(3000))):
+        with pytest.raises(SourceError, match=sentence):
+            run(Lengths(), source, tmp_path / "out.jsonl", keep=["id", "txet"])
+    rows = [*rows_of(3000), {"id": 3000, "text": "last", "mark": 1}]
+    report = run(Lengths(), rows, tmp_path / "marked.jsonl", keep=["id", "mark"])
+    assert report.ok == 3001
+
+
+def test_a_row_without_an_input_column_is_known_by_its_key(tmp_path: Path) -> None:
+    rows = [{"id": 7, "text": "a"}, {"id": 8}, {"id": 9, "text": "c"}]
+    report = run(Lengths(), rows, tmp_path / "out.jsonl")
+    (letter,) = report.dead_letters()
+    assert (letter["key"], letter["phase"]) == (8, "source")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"watch": 3}, "watch must be True, False or a function of a Snapshot, got 3"),
+        ({"max_failed": 1.5}, "max_failed, .* must be whole above 1, got 1.5"),
+        ({"version": [1]}, r"step 'lengths': version must be a text or a number, got \[1\]"),
+    ],
+)
+def test_a_setting_of_another_form_is_refused(
+    settings: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        offline.run(
+            Lengths(),
+            rows_of(5),
+            tmp_path / "out.jsonl",
+            **{"input": "text", "output": "n", "name": "lengths", **settings},
+        )

@@ -358,7 +358,7 @@ def test_a_column_that_a_row_lacks_is_none_unless_it_is_required(
         assert list(window.faults) == [1]
         assert window.faults[1].endswith(message)
         assert ("line 2" in window.faults[1]) == (kind == ".jsonl")
-        assert window.values("id") == [1, None, 3]
+        assert window.values("id") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
