@@ -193,10 +193,16 @@ class _Connected(BatchedCallable[T, U, ...]):
             )
         if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or linger_s < 0:
             raise ValueError(f"linger_s must be a number of seconds, at least 0, got {linger_s!r}")
+        if isinstance(prepare, str):
+            if not _ADDRESS.fullmatch(prepare) or prepare.startswith(UNIX):
+                raise ValueError(
+                    f"prepare must be a function of one item, or 'module:function', got {prepare!r}"
+                )
+            prepare = pkgutil.resolve_name(prepare)
         features = FeatureSettings() if self._features else None
         options = ClientOptions(features=features).updated(
             {
-                "prepare": pkgutil.resolve_name(prepare) if isinstance(prepare, str) else prepare,
+                "prepare": prepare,
                 "prepare_threads": prepare_threads,
                 "max_queue_size": max_queue_size,
                 "on_full": on_full,

@@ -20,6 +20,9 @@ OnOom = Literal["split", "raise"]
 PARTS: Final = {"policy", "features", "steps"}
 """Fields of `Options` with several settings each."""
 
+OF_FEATURES: Final = {"pad_tokens", *[setting.name for setting in fields(FeatureSettings)]}
+"""Settings of functions of features alone."""
+
 
 class Settings(TypedDict, total=False):
     """The settings of a decorator; each is explained in `BatchPolicy` or `Options`.
@@ -197,6 +200,8 @@ class Options:
         if changes:
             unknown, known = next(iter(changes)), self.settings()
             hint = suggest(unknown, known) or f"; the settings are {', '.join(known)}"
+            if self.features is None and unknown in OF_FEATURES:
+                hint = "; it belongs to batched.inference.dynamically"
             raise TypeError(f"there is no setting {unknown!r}{hint}")
         return replace(self, policy=policy, features=features, steps=steps, **own)
 

@@ -494,6 +494,12 @@ def test_a_wrong_address_is_refused_at_once(address: Any) -> None:
         batched.connect(address)
 
 
+@pytest.mark.parametrize("prepare", ["len", "unix:len", "builtins:"])
+def test_a_wrong_name_of_a_preparation_is_refused_at_once(prepare: str) -> None:
+    with pytest.raises(ValueError, match="prepare must be a function of one item, or 'module:fun"):
+        batched.connect("served_model:double", prepare=prepare)
+
+
 def test_a_function_of_the_main_script_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="put the function into a module, and connect to 'module:"):
         batched.connect("__main__:embed")

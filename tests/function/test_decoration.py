@@ -228,6 +228,13 @@ def test_a_wrong_setting_is_refused_at_decoration(
         decorator(**settings)
 
 
+@pytest.mark.parametrize("name", ["pad_token", "pad_tokens", "device"])
+def test_a_setting_of_features_is_refused_for_functions_of_items(name: str) -> None:
+    sentence = f"no setting '{name}'; it belongs to batched.inference.dynamically"
+    with pytest.raises(TypeError, match=sentence):
+        batched.dynamically(**{name: 1})  # type: ignore[call-overload]
+
+
 def test_a_misspelt_name_of_the_items_is_named() -> None:
     fn: Any = doubled
     with pytest.raises(

@@ -162,7 +162,7 @@ class RowSource(Source):
         self, columns: Sequence[str] | None, size: int, required: Sequence[str]
     ) -> Iterator[Window]:
         first, needed = 0, set(required)
-        unseen = set(columns or ()) - needed
+        unseen, seen = set(columns or ()) - needed, dict[Any, None]()
         for rows, lines in gather(self._read(), size, self.name):
             window = Window(first, len(rows), {}, lines=lines)
             for place, row in enumerate(rows):
