@@ -74,12 +74,6 @@ class BatchPolicy:
                 raise ValueError(
                     f"{name} must be one of {', '.join(map(repr, allowed))}, got {checked[name]!r}"
                 )
-        longest = self.queue_timeout_ms
-        if self.flush == "window" and longest is not None and longest <= self.timeout_ms:
-            raise ValueError(
-                f"queue_timeout_ms must be longer than timeout_ms={self.timeout_ms:g}, for which "
-                f"flush='window' holds a call, got {longest:g}"
-            )
 
     @property
     def timeout(self) -> float:

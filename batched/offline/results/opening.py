@@ -31,11 +31,11 @@ def open_result(
     else:
         result = Result(given, os.path.realpath(given))
     result.overwrite, result.known = overwrite, list(known)
-    result.check()
     for path in filter(result.replaces, source_paths):
         raise ResultError(
             f"the result {result.path} would replace {without_credentials(path)!r}, which the "
             "source reads; name another destination"
         )
+    result.check()
     result.try_writing()
     return result
