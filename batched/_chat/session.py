@@ -29,7 +29,7 @@ import os
 import random
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 from typing import Any, Final
@@ -194,7 +194,7 @@ class Service:
         self._idle: asyncio.TimerHandle | None = None  # closes the connections
         self._waiting: dict[Item, None] = {}  # in the order of their turns
         self._timer: asyncio.TimerHandle | None = None  # admits waiting items
-        self._last_fault = ""
+        self._last_fault = Reply("failure")
 
     def join(self, session: Session) -> None:
         """Apply the strictest limits of all sessions."""
@@ -307,12 +307,13 @@ class Service:
                 first = min(first, deadline)
                 continue
             how = (
-                f"asks to wait for {held - now:.0f} s"
+                f"no request may be sent for {held - now:.0f} s"
                 if held > deadline
-                else f"has answered nothing for {now - silent_since:.0f} s"
+                else f"the service has answered nothing for {now - silent_since:.0f} s"
             )
-            why = f"the service {how} (max_wait_s={most:g}); {self._last_fault}"
-            self._fail([item], Reply("failure", why=why), 0)
+            why = f"{how} (max_wait_s={most:g}); {self._last_fault.why}"
+            reply = replace(self._last_fault, outcome="failure", why=why)
+            self._fail([item], reply, item.requests)
         return first
 
     def _fail(self, items: list[Item], reply: Reply, requests: int = 0) -> None:
@@ -340,7 +341,7 @@ class Service:
         now = perf_counter()
         self.limits.end(request.permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens)
         if reply.is_fault:
-            self._last_fault = reply.why
+            self._last_fault = reply
         if self._idle is not None:
             self._idle.cancel()
         self._idle = clients_loop().call_later(IDLE, self._disconnect)

@@ -35,6 +35,9 @@ OF_LOGITS_ALONE: Final = {
 }
 """Processors that do not look at tokens."""
 
+NO_TOKEN: Final = -1
+"""Token in place of a draw without probabilities."""
+
 _PACKAGE: Final = "transformers.generation.logits_process"
 
 
@@ -45,7 +48,7 @@ def looks_at_tokens(processor: Any) -> bool:
 
 
 def choose(texts: Sequence[Text], logits: torch.Tensor) -> torch.Tensor:
-    """Return the next token of each text.
+    """Return the next token of each text, `NO_TOKEN` where the logits are NaN.
 
     An error of a processor that looks at tokens is the error of its text.
 
@@ -80,7 +83,13 @@ def _process(texts: Sequence[Text], places: list[int], logits: torch.Tensor) -> 
         for at, place in enumerate(places):
             text, own = texts[place], some[at : at + 1]
             try:
-                own = text.prompt.processors[number](text.ids, own)
+                found = text.prompt.processors[number](text.ids, own)
+                if not isinstance(found, torch.Tensor) or found.shape != own.shape:
+                    raise TypeError(
+                        f"{type(processor).__name__} must return scores of the shape "
+                        f"{tuple(own.shape)}, got {_described(found)}"
+                    )
+                own = found
             except Exception as error:
                 if is_out_of_memory(error) and type(processor).__module__ == _PACKAGE:
                     raise
@@ -90,12 +99,22 @@ def _process(texts: Sequence[Text], places: list[int], logits: torch.Tensor) -> 
     logits[whole] = some
 
 
+def _described(found: object) -> str:
+    if isinstance(found, torch.Tensor):
+        return f"a tensor of the shape {tuple(found.shape)}"
+    return f"a {type(found).__name__}"
+
+
 def _draw(logits: torch.Tensor, draws: list[float]) -> torch.Tensor:
-    """Draw one token for each number from 0 to 1, by the probabilities."""
+    """Draw one token for each number from 0 to 1, by the probabilities.
+
+    The token is `NO_TOKEN` where the logits give no probabilities.
+    """
     precise = logits.dtype if logits.device.type == "mps" else torch.float64
     heights = logits.softmax(-1).to(precise).cumsum(-1)
     level = torch.tensor(draws, dtype=precise, device=logits.device)[:, None] * heights[:, -1:]
     # the first token with a greater height, so a token of probability 0 is never drawn; rounding
     # may leave no greater height
     last = heights.shape[1] - 1
-    return torch.searchsorted(heights, level, right=True)[:, 0].clamp(max=last)
+    tokens = torch.searchsorted(heights, level, right=True)[:, 0].clamp(max=last)
+    return tokens.where(heights[:, -1].isfinite(), NO_TOKEN)

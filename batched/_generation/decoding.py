@@ -13,7 +13,7 @@ from transformers import Cache
 
 from .._execution.memory import is_out_of_memory
 from .._execution.rows import Row, Rows
-from .choice import choose
+from .choice import NO_TOKEN, choose
 from .places import Places
 from .text import PreparedPrompt, Text
 
@@ -116,6 +116,11 @@ def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> list[i
         try:
             if text.error is not None:
                 raise text.error
+            if token == NO_TOKEN:
+                raise ValueError(
+                    "no token can be drawn, because the logits have NaN or only -inf; look at the "
+                    "weights of the model and at its logits processors"
+                )
             text.add(token)
             text.apply_criteria(logits[place : place + 1])
             if text.ended:
@@ -126,7 +131,7 @@ def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> list[i
             if text.row.ended:
                 raise
             text.row.fail(error)
-    return tokens
+    return [max(token, 0) for token in tokens]
 
 
 def _begin_all(rows: Sequence[AnyPrompt], begin: Begin) -> list[Text]:

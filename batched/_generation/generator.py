@@ -128,7 +128,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
             for key, value in model.generation_config.to_diff_dict().items()
             if not key.startswith(("_", "output_", "return_", "transformers_"))
         }
-        given = layered(own, settings)
+        given = layered(name, own, settings)
         # the same model with another generation config: most settings are read for each prompt
         plain = copy.copy(model)
         kind = type(model.generation_config)

@@ -62,6 +62,13 @@ OF_ANY_PROMPT: Final = OF_LOGITS_ALONE | {
 }
 """Processors that fit any prompt. All further processors hold a prompt, or the text so far."""
 
+FORMS: Final = {
+    "eos_token_id": ("an id or a list of ids", is_id),
+    "logits_processor": ("a list of processors", callable),
+    "stopping_criteria": ("a list of criteria", callable),
+}
+"""Form of some settings, and the check of each part."""
+
 KEPT: Final = 64
 """Most combinations of settings that a reader keeps."""
 
@@ -177,7 +184,7 @@ class PromptReader(PromptPreparation):
         """
         for name in OF_BATCHES & settings.keys():
             raise TypeError(f"{self._name}: {name} is to be set where the generator is made")
-        given = layered(self._defaults, settings)
+        given = layered(self._name, self._defaults, settings)
         for name in OF_TEMPLATES & given.keys():
             del given[name]
         for name in given.keys() - self._known:
@@ -269,10 +276,13 @@ class PromptReader(PromptPreparation):
         return settings
 
 
-def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def layered(name: str, before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings `before`, overridden by `more` and all that `more` implies.
 
     None in `more` leaves a setting as before. Terminators of both are kept.
+
+    Raises:
+        TypeError: a setting of the generator `name` is of the wrong type.
     """
     # arrays and their numbers become lists and numbers of Python
     more = {
@@ -280,11 +290,14 @@ def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
         for name, value in more.items()
         if value is not None
     }
+    for setting, (form, is_right) in FORMS.items():
+        if not all(map(is_right, listed(more.get(setting)))):
+            raise TypeError(f"{name}: {setting} must be {form}, got {more[setting]!r}")
     given = {**before, **more}
     lengths = {"max_new_tokens", "max_length"}
     if more.keys() & lengths:
-        for name in lengths - more.keys():
-            given.pop(name, None)
+        for length in lengths - more.keys():
+            given.pop(length, None)
     ends = [*listed(before.get("eos_token_id")), *listed(more.get("eos_token_id"))]
     given["eos_token_id"] = sorted({*ends})
     if "do_sample" not in more and SAMPLING & more.keys():
@@ -292,8 +305,8 @@ def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
     return given
 
 
-def listed(value: Any) -> list[int]:
-    """Return None, one id or several ids as a list."""
+def listed(value: Any) -> list[Any]:
+    """Return None, one object or several objects as a list."""
     if value is None:
         return []
-    return [value] if isinstance(value, int) else list(value)
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]

@@ -35,7 +35,8 @@ def check_chat(name: str, messages: Sequence[Any]) -> None:
 
     Raises:
         TypeError: a message is no mapping.
-        ValueError: there is no message, or the role of a message is missing or unknown.
+        ValueError: there is no message, the role of a message is missing or unknown, or a message
+            has neither content nor calls of tools.
     """
     if not messages:
         raise ValueError(f"{name} got an empty chat; it needs at least one message")
@@ -50,6 +51,8 @@ def check_chat(name: str, messages: Sequence[Any]) -> None:
             raise ValueError(
                 f"{name}: message {number} has the role {role!r}; roles are {', '.join(ROLES)}"
             )
+        if message.get("content") is None and "tool_calls" not in message:
+            raise ValueError(f"{name}: message {number} has no content")
 
 
 class PromptPreparation(Preparation):

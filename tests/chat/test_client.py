@@ -165,7 +165,7 @@ def test_a_refusal_of_one_client_is_a_pause_for_the_other(server: ChatServer) ->
     client, other = server.client(max_wait_s=60), server.client(max_wait_s=60)
     with pytest.raises(EndpointError):
         client("one")
-    with pytest.raises(EndpointError, match="asks to wait for 3"):
+    with pytest.raises(EndpointError, match="no request may be sent for 3"):
         other("two")
     assert len(server.requests) == 1
 

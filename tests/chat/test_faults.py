@@ -168,11 +168,12 @@ def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) 
     server.behave = lambda asked: refuse(429, retry_after="3600")
     client = server.client(max_wait_s=60)
     for _ in range(2):
-        asks = pytest.raises(EndpointError, match=r"the service asks to wait for 3\d\d\d s")
+        asks = pytest.raises(EndpointError, match=r"no request may be sent for 3\d\d\d s")
         with asks as raised:
             client("one")
         assert raised.value.is_service
         assert "(max_wait_s=60); the service answered 429: not now" in str(raised.value)
+        assert raised.value.status_code == 429
     assert len(server.requests) == 1
     assert client.usage.paused_s > 3000
 

@@ -56,6 +56,7 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
         ("", {}, ValueError, "got an empty prompt"),
         (b"text", {}, TypeError, "takes a text, a list of messages or a list of ids, got bytes"),
         ([{"role": "wizard", "content": "x"}], {}, ValueError, "message 0 has the role 'wizard'"),
+        ([{"role": "user"}], {}, ValueError, "message 0 has no content"),
         ([5, VOCABULARY], {}, ValueError, f"from 0 to {VOCABULARY - 1}, got {VOCABULARY} at place"),
         ([5, -1], {}, ValueError, "got -1 at place 1"),
         ([5, "x"], {}, ValueError, "got 'x' at place 1"),
@@ -74,6 +75,9 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
         ("x", {"temperature": -1.0}, ValueError, "temperature"),
         ("x", {"stop_strings": ["a", ""]}, TypeError, "stop_strings"),
         ("x", {"stop_strings": 5}, TypeError, "stop_strings"),
+        ("x", {"eos_token_id": "x"}, TypeError, "eos_token_id must be an id or a list of ids, got"),
+        ("x", {"logits_processor": 3}, TypeError, "must be a list of processors, got 3"),
+        ("x", {"stopping_criteria": [3]}, TypeError, "must be a list of criteria, got [3]"),
     ],
     ids=str,
 )
@@ -216,6 +220,39 @@ def test_each_prompt_has_its_own_processors_and_criteria_and_their_errors() -> N
         assert (len(ended.result().tokens), ended.result().finish_reason) == (4, "stop")
         assert forced.result().tokens == [42] * 9
     assert set(seen) == {8}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (lambda ids, scores: None, "a NoneType"),
+        (lambda ids, scores: scores[:, :3], r"a tensor of the shape \(1, 3\)"),
+        (lambda ids, scores: scores.argmax(), r"a tensor of the shape \(\)"),
+        (lambda ids, scores: torch.cat([scores, scores]), r"a tensor of the shape \(2, 512\)"),
+    ],
+    ids=["nothing", "too narrow", "an id", "two rows"],
+)
+def test_a_processor_that_returns_no_scores_fails_its_text_alone(wrong: Any, found: str) -> None:
+    with full_batches(3, max_new_tokens=4) as generator:
+        alone = [generator.submit([token, 5, 6]) for token in (7, 8)]
+        broken = generator.submit([7, 5, 6], logits_processor=[wrong])
+        with pytest.raises(TypeError, match=rf"must return scores of .* \(1, 512\), got {found}"):
+            broken.result()
+        assert all(future.result() for future in alone)
+
+
+def test_logits_without_probabilities_fail_a_sampled_text_alone() -> None:
+    def nowhere(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * torch.nan if ids.shape[1] > 4 else scores
+
+    with full_batches(2, max_new_tokens=6) as generator:
+        other = generator.submit([7, 5, 6], do_sample=True, seed=1)
+        broken = generator.submit([8, 5, 6], do_sample=True, logits_processor=[nowhere])
+        with pytest.raises(ValueError, match="no token can be drawn, because the logits have NaN"):
+            broken.result()
+        text = other.result()
+    with full_batches(1, max_new_tokens=6) as generator:
+        assert generator([7, 5, 6], do_sample=True, seed=1) == text
 
 
 def test_settings_of_any_type_are_part_of_the_meaning() -> None:

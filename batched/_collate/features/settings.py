@@ -55,7 +55,8 @@ class FeatureSettings:
             isinstance(name, str) and isinstance(pad, Number) for name, pad in pads.items()
         ):
             raise TypeError(
-                f"pad_token must map names of features to the numbers that fill them, got {pads!r}"
+                "pad_token must map names of features to the numbers that fill them, as in "
+                f"{{'input_ids': 0}}, got {pads!r}"
             )
         object.__setattr__(self, "pad_token", dict(pads))
         if self.padding_side not in ("right", "left"):

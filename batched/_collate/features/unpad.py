@@ -15,8 +15,8 @@ a feature is cut to each caller's own width. The evidence is outputs of runs of 
    so nothing must be cut, and their outputs are evidence.
 3. A run that contradicts the evidence replaces the evidence. Until a run of other widths agrees
    with the new evidence, rows of each width run apart.
-4. An axis that contradicts the evidence, and was as long as the batch had rows in both runs, causes
-   a warning: the function lets rows see each other.
+4. An axis that contradicts the evidence, and was as long as the batch had rows in all runs, of at
+   least three numbers of rows, causes a warning: the function lets rows see each other.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ Cuts = tuple[tuple[int, int], ...]
 CACHE_LIMIT: Final = 256
 """Most kinds of calls with evidence. A kind is the extra arguments and the feature specs."""
 
+ROW_COUNTS: Final = 3
+"""Numbers of rows after which an axis that was as long as each of them is no coincidence."""
+
 logger = logging.getLogger("batched")
 
 
@@ -70,8 +73,9 @@ class _Evidence(NamedTuple):
     shortest: list[Widths]  # padded widths of the shortest runs
     orders: frozenset[Widths]  # the results of `order` for all runs
     padded: Widths  # padded widths in the last run
-    rows: int  # rows in the last run
     sizes: Widths  # sizes of `axes` in the last run
+    # for each axis, the numbers of rows of all runs, if it was as long in each; else empty
+    squares: list[frozenset[int]]
     contradiction: str = ""  # how the last run contradicts earlier ones; "": it does not
 
 
@@ -164,14 +168,15 @@ class Unpadding:
             size: frozenset([number for number, width in enumerate(padded) if width == size])
             for size in set(sizes)
         }
+        rows = len(arrays[0][1])
         found = _Evidence(
             structure=tuple([(path, array.ndim) for path, array in arrays]),
             axes=[_Axis(size, following[size]) for size in sizes],
             shortest=[padded],
             orders=frozenset([order(padded)]),
             padded=padded,
-            rows=len(arrays[0][1]),
             sizes=sizes,
+            squares=[frozenset({rows}) if size == rows else frozenset() for size in sizes],
         )
         known = self._evidence.get(key)
         if known is None:
@@ -192,6 +197,11 @@ class Unpadding:
             _Axis(one.size if one.size == other.size else None, one.follows & other.follows)
             for one, other in zip(known.axes, found.axes, strict=True)
         ]
+        squares = [
+            one | other if one and other else frozenset[int]()
+            for one, other in zip(known.squares, found.squares, strict=True)
+        ]
+        found = found._replace(squares=squares)
         explained = [axis.size is not None or bool(axis.follows) for axis in axes]
         if all(explained):
             shortest = known.shortest
@@ -209,14 +219,13 @@ class Unpadding:
             (path, number) for path, array in arrays for number in range(1, array.ndim)
         ][odd]
         axis = f"axis {number} of {describe(path)}"
-        pairs = (known.sizes[odd], known.rows), (found.sizes[odd], found.rows)
-        if all(size == rows for size, rows in pairs) and "rows" not in self._warned:
+        if len(squares[odd]) >= ROW_COUNTS and "rows" not in self._warned:
             self._warned.add("rows")
             logger.warning(
-                "%s: %s is as long as the batch has rows: %d for %d rows, %d for %d rows. Rows "
-                "that see each other get results that depend on other callers; a result must "
-                "depend on its own row alone",
-                *(self._name, axis, *pairs[0], *pairs[1]),
+                "%s: %s is as long as the batch has rows, with %s rows. Rows that see each other "
+                "get results that depend on other callers; a result must depend on its own row "
+                "alone",
+                *(self._name, axis, ", ".join(map(str, sorted(squares[odd])))),
             )
         widths = ", ".join(
             f"{spec.name} to {width}"

@@ -203,15 +203,32 @@ def test_an_output_as_long_as_the_batch_has_rows_is_warned_of_once(
     two = together(compute, name="shop.compare")
     assert two.fn(vectors(1))["similarities"].shape == (1, 1)
     assert not caplog.records
+    assert two.fn(vectors(2))["similarities"].shape == (2, 2)
+    assert not caplog.records
     for _ in range(2):
         results = two.results(vectors(1), vectors(2))
         assert [result["similarities"].shape for result in results] == [(1, 3), (2, 3)]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message.startswith(
-        "shop.compare: axis 1 of 'similarities' in the output is as long as the batch has rows: "
-        "1 for 1 rows, 3 for 3 rows."
+        "shop.compare: axis 1 of 'similarities' in the output is as long as the batch has rows, "
+        "with 1, 2, 3 rows. Rows that see each other"
     )
+
+
+def test_an_output_that_was_once_not_as_long_causes_no_warning_of_rows(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A first column is added: by chance, the output is sometimes as long as there are rows."""
+
+    def compute(features: dict[str, Any]) -> Any:
+        return numpy.pad(features["ids"], [(0, 0), (1, 0)])
+
+    two = together(compute)
+    for rows, width in ((4, 7), (2, 1), (3, 2), (4, 3), (5, 4)):
+        ids = numpy.ones((rows, width), int)
+        assert two.fn({"ids": ids}).shape == (rows, width + 1)
+    assert "Rows that see each other" not in caplog.text
 
 
 def test_an_output_that_varies_by_its_content_causes_no_warning_of_rows(
