@@ -234,7 +234,9 @@ def _add_run_options(parser: _Parser) -> None:
         "worker; or an offline.Pipeline",
     )
     parser.add_argument(
-        "source", help="file, folder, glob or URI: CSV, JSON Lines or Parquet; or -"
+        "source",
+        help="file, folder, glob or URI: CSV, JSON Lines or Parquet; or - for JSON Lines on "
+        "standard input",
     )
     parser.add_argument(
         "dest",
@@ -266,7 +268,7 @@ def _add_run_options(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=int,
+        type=_at_least(int, 1),
         metavar="N",
         help="batches that run at once (the function's own, or 1)",
     )

@@ -6,13 +6,16 @@ import argparse
 import functools
 import os
 import pkgutil
+import re
 import sys
-from typing import Any
+from typing import Any, Final
 
 from ..errors import BatchedError
 
 argument_error = functools.partial(argparse.ArgumentError, None)
 """Error of the command line with a message, about no option in particular."""
+
+_ARGUMENT: Final = re.compile(r"\b(on_mismatch|overwrite|progress)=(True|'(\w+)'|(PATH))?")
 
 
 def import_attribute(reference: str) -> Any:
@@ -31,7 +34,16 @@ def import_attribute(reference: str) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and the first line of an error; of this library's errors the line alone."""
+    """Return the type and the first line of an error; of this library's errors the line alone.
+
+    The line names options of the command in place of arguments of functions.
+    """
     line = str(error).strip().partition("\n")[0]
-    name = "" if isinstance(error, BatchedError) else type(error).__name__
-    return ": ".join(filter(None, (name, line)))
+    if isinstance(error, BatchedError):
+        return _ARGUMENT.sub(_option, line)
+    return ": ".join(filter(None, (type(error).__name__, line)))
+
+
+def _option(argument: re.Match[str]) -> str:
+    name, _, *values = argument.groups("")
+    return " ".join(filter(None, (f"--{name.replace('_', '-')}", *values)))

@@ -202,6 +202,11 @@ class ClientRuntime(CallQueue):
             # the parent of a fork goes on using the socket
             connection.close() if forked else connection.end()
 
+    def _time_of_queue(self) -> float:
+        connection = self._connection
+        most = self.policy.batch_size if connection is None else connection.credit
+        return self._scheduler.time_left(most)
+
     @property
     def most_ahead(self) -> int:
         """Calls that `map` makes ahead: as many as may be under way."""
@@ -383,9 +388,11 @@ class ClientRuntime(CallQueue):
                 self._end_calls(sizes)
             more = self._scheduler.waiting > 0
             self._end_if_idle()
-        if more:
-            self._send()
-        self._wakeups.wake(key)
+        try:
+            if more:
+                self._send()
+        finally:
+            self._wakeups.wake(key)
 
     def _load(self, frame: Frame) -> tuple[Any, bool]:
         """Return the result or the error of a call, and whether it is an error."""

@@ -26,7 +26,7 @@ def new_file() -> int:
     """Return the descriptor of an empty file without a name, as large as the memory."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("batched")
-    else:  # not on macOS
+    else:  # macOS has no memfd_create
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, CAPACITY)

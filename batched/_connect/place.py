@@ -197,9 +197,11 @@ def listen(path: Path) -> socket.socket:
     """Return a socket that listens at `path`, for this user alone.
 
     Raises:
-        ServerGone: the path is too long, or another process listens there.
+        ServerGone: the path is too long or in no folder, or another process listens there.
         OSError: the socket cannot be created.
     """
+    if not path.parent.is_dir():
+        raise ServerGone(f"the folder {path.parent} does not exist; create it first")
     if (link := Place(path).dial()) is not None:
         link.close()
         raise ServerGone(f"another process listens at {path}")

@@ -16,6 +16,7 @@ import pkgutil
 import signal
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,8 @@ FEW: Final = 2
 """Most calls of a client under way for which the thread that has an answer writes it."""
 TICK: Final = 1e-3
 """Interval at which a server that ends looks whether all calls are answered (s)."""
+ACCEPT_PAUSE: Final = 1.0
+"""Pause after a client could not be accepted, for instance because too many files are open (s)."""
 
 logger = logging.getLogger("batched")
 
@@ -169,7 +172,7 @@ class ModelServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(RuntimeError, ValueError):  # in a test, the thread is not the main one
                 self.loop.add_signal_handler(number, self.stop)
-        self.loop.add_reader(self._listener, self._accept)
+        self._listen()
         self.wait_for_clients(PATIENCE)
         ready()
         await self._ended.wait()
@@ -180,13 +183,26 @@ class ModelServer:
         self.loop.remove_reader(self._listener)
         self._listener.close()
         await self.function.aclose()
-        await self._until(lambda: all(session.is_idle for session in self.sessions))
+        await self._until_read()
         for session in list(self.sessions):
             session.close()
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds():  # noqa: ASYNC110  # the hot path need not note each change
+    async def _until_read(self) -> None:
+        """Wait until all clients have read their answers, or have long read nothing."""
+        left, since = -1, time.perf_counter()
+        while busy := [session for session in self.sessions if not session.is_idle]:
+            now_left = sum([session.left for session in busy])
+            now = time.perf_counter()
+            if now_left != left:
+                left, since = now_left, now
+            elif now - since > PATIENCE:
+                logger.warning("%s ends, although a client does not read its answers", self.name)
+                break
             await asyncio.sleep(TICK)
+
+    def _listen(self) -> None:
+        if not self.closing:
+            self.loop.add_reader(self._listener, self._accept)
 
     def stop(self) -> None:
         """Answer accepted calls, refuse new ones, and end. Only the server's loop calls this."""
@@ -204,6 +220,8 @@ class ModelServer:
             pass
         except OSError as error:  # for instance, too many files are open
             logger.warning("%s cannot accept a client: %s", self.name, error)
+            self.loop.remove_reader(self._listener)
+            self.loop.call_later(ACCEPT_PAUSE, self._listen)
 
     def _end_greeting(self, task: asyncio.Task[None]) -> None:
         self._greeted.discard(task)
@@ -291,6 +309,11 @@ class _Session:
                 reply.abandon()
             if not server.sessions:
                 server.wait_for_clients()
+
+    @property
+    def left(self) -> int:
+        """Calls without an answer, and bytes of answers that the client has not read."""
+        return len(self.replies) + sum(map(len, self._unsent))
 
     @property
     def is_idle(self) -> bool:

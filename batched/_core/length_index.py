@@ -13,7 +13,7 @@ from typing import Final
 from .request import Request
 
 LOOK_AHEAD: Final = 32
-"""Size of the index: enough for similar lengths to meet, nearly as in a full sort (full batches).
+"""Size of the index, in full batches: enough for similar lengths to meet, nearly as in a full sort.
 """
 
 Entry = tuple[int, int, int, Request]

@@ -304,12 +304,12 @@ class Scheduler:
             if longest and batch.attempts == 1:  # else several calls took the time
                 capacity.cost.add(size * longest, seconds)
 
-    def time_left(self) -> float:
-        """Return the time of all waiting and running items in full batches, one by one (s).
+    def time_left(self, most: int) -> float:
+        """Return the time of all waiting and running items in batches of `most`, one by one (s).
 
         It is 0 before the first batch has ended.
         """
-        items, most = self.waiting + self.in_flight, self.policy.batch_size
+        items = self.waiting + self.in_flight
         return math.ceil(items / most) * self._rule.time(min(items, most))
 
     def ready_at(self, group: Group | None) -> float:

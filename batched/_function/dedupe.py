@@ -40,6 +40,8 @@ class _Member:
 class _Share:
     """One item, and the places that it has in calls. It is the waker of its own request."""
 
+    calls_back = True  # a caller's waker may
+
     def __init__(self, runtime: DedupingRuntime, key: Hashable, request: Request) -> None:
         self.runtime, self.key, self.request = runtime, key, request
         self.places: list[tuple[_Member, int]] = []
@@ -65,15 +67,19 @@ class _Share:
         """Return the result, and the error, for the next caller."""
         error = self.request.error
         if is_first:
-            return self.request.result, error
+            return self._result(), error
         if error is not None:
             if type(error) is not SharedError:
                 error = exception_for_caller(self.runtime.name, error)
             return None, error
         try:
-            return deepcopy(self.request.result), None
+            return deepcopy(self._result()), None
         except BaseException as raised:
             return None, exception_for_caller(self.runtime.name, trim_traceback(raised))
+
+    def _result(self) -> Any:
+        result = self.request.result
+        return result[0] if self.request.listed and result is not None else result
 
 
 class DedupingRuntime(CallQueue):
@@ -91,7 +97,9 @@ class DedupingRuntime(CallQueue):
         self.sharing = threading.RLock()
 
     def submit(self, request: Request, *, from_event_loop: bool) -> bool:
-        """Accept `request` as a runtime does. It never waits for room, but in line.
+        """Accept `request` as a runtime does.
+
+        No thread blocks while the queue is full: the call waits in line.
 
         Raises:
             TypeError: the key of an item, or a further argument, has no hash.
@@ -171,9 +179,9 @@ class DedupingRuntime(CallQueue):
                     return False
                 self._drop(member)
                 request.error = CancelledError()
+                waker, request.waker = request.waker, None
         if member is None:
             return super().cancel(request, even_begun)
-        waker, request.waker = request.waker, None
         wake_all([waker])
         return True
 
@@ -199,7 +207,8 @@ def _one_of(request: Request, place: int) -> Request:
     call = request.items
     if isinstance(call, Unprepared):
         call = replace(call, items=[call.items[place]], left=1)
-        return Request(call, 1, None, None, False, request.owner)
+        # as a list: it is prepared by a thread, so that no caller waits for another one here
+        return Request(call, 1, None, None, True, request.owner)
     item = call[place] if request.listed else call
     lengths = None if request.lengths is None else [request.lengths[place]]
     return Request(item, 1, request.group_key, None, False, request.owner, lengths)

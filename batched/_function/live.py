@@ -25,6 +25,7 @@ def _callable(function: Any) -> Iterator[Any]:
         return
     if function._owner is not None or function._function.kind == "static":
         yield function
-    for instance, _ in list(function._instances.values()):
-        if (owner := instance()) is not None:
-            yield function.__get__(owner)
+    for ref, _ in list(function._instances.values()):
+        if (owner := ref()) is not None:
+            is_class = function._function.kind == "class"
+            yield function.__get__(None, owner) if is_class else function.__get__(owner)

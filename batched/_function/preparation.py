@@ -22,6 +22,7 @@ from .._runtime.call_queue import CallQueue
 from .._runtime.event_loop import EventLoopRuntime
 from .._runtime.settling import exception_for_caller
 from .._runtime.thread import ThreadRuntime
+from .._runtime.waits import is_running
 from .._runtime.wakers import Future, wake_all
 from ..errors import BatcherClosed
 from .requests import MISSING, RequestParser, take_item
@@ -177,13 +178,15 @@ class PreparingRuntime(CallQueue):
         call = request.items
         if not isinstance(call, Unprepared):
             return super().submit(request, from_event_loop=from_event_loop)
-        if self._closing:
+        waits = not isinstance(request.waker, Future)
+        if self._closing and not (self.exiting and is_running() and waits):
+            self.recorder.count("rejected")
             raise BatcherClosed(
                 f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
             )
-        if not (from_event_loop or request.listed):
+        if self.exiting or not (from_event_loop or request.listed):
             call.prepare_here(request)
-            return super().submit(request, from_event_loop=False)
+            return super().submit(request, from_event_loop=from_event_loop)
         self._calls[request] = True
         loop = current_loop() if isinstance(self, EventLoopRuntime) else None
         share = max(1, request.size // (4 * self._preparation.threads))

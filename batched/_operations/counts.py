@@ -87,7 +87,10 @@ class CountsFile(recorder.Sink):
         daemon_thread("counts", self._run).start()
 
     def after_fork(self) -> None:
-        share_counts()
+        try:
+            share_counts()
+        except Exception:  # the calls of the forked process go on
+            log_failure("the counts of a forked process are in no file")
 
     def close(self) -> None:
         self._write()

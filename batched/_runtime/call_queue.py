@@ -208,8 +208,8 @@ class CallQueue(ABC):
                     why = f"the queue is full (max_queue_size={policy.max_queue_size})"
                 self.notices.add("refusal", f"a call was refused: {why}")
             raise
-        # even if a signal handler raises here: all callers depend on this worker
         finally:
+            # even if a signal handler raises here: all callers depend on this worker
             try:
                 if must_call_worker:
                     self._call_worker()
@@ -249,7 +249,7 @@ class CallQueue(ABC):
 
     def _time_of_queue(self) -> float:
         """Return the time in which the present queue will have run (s)."""
-        return self._scheduler.time_left() / self.policy.max_concurrent_batches
+        return self._scheduler.time_left(self.policy.batch_size) / self.pool.size
 
     def _submit_late(self, request: Request, from_event_loop: bool) -> None:
         """Submit a request of a finalizer or signal handler; an error is its answer."""
@@ -336,13 +336,13 @@ class CallQueue(ABC):
                 )
                 error.retry_after_s = self._time_of_queue()
                 self.recorder.count("timed_out")
-            futures = any(isinstance(request.waker, Future) for request in ended)
+            calls_back = any(getattr(request.waker, "calls_back", False) for request in ended)
             self._wakeups.add(key, ended)
         for request in ended:
             request.items = None  # as in `cancel`
             self.notices.add("timeout", "a call has waited for longer than queue_timeout_ms")
         self._notify_admitted()
-        if futures:  # their callbacks may block, and all batchers share the timer
+        if calls_back:  # callbacks may block, and all batchers share the timer
             try:
                 daemon_thread(f"{self.name}-callbacks", self._wakeups.wake, key).start()
             except RuntimeError:  # no more threads

@@ -97,7 +97,7 @@ at `SHORTEST * 2 ** (n + 1)`.
 
 _recorders: WeakValueDictionary[int, Recorder] = WeakValueDictionary()
 """Recorders of live batchers, by id."""
-_totals_lock = threading.RLock()  # guards `_past`; reentrant, as above
+_totals_lock = threading.RLock()  # guards `_past`; reentrant: a signal handler may read statistics
 _past: dict[str, Counts] = {}
 """Counts of batchers that are gone, and counts before `reset`, by function."""
 _ended: deque[tuple[str, Counts]] = deque()

@@ -63,6 +63,7 @@ class Future(concurrent.futures.Future[U]):
     cancelled there cancels the future.
     """
 
+    calls_back = True  # waking it may run code of users
     # class attributes in place of an `__init__`: most futures keep most of these values
     _shared: SharedError | None = None  # an error that several futures have
     _loop: object = None  # the loop that runs the batch: must not be blocked

@@ -126,6 +126,8 @@ class Pipeline:
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         check_whole("row_threads", row_threads)
+        if workers is not None:
+            check_whole("workers", workers)
         if not isinstance(watch, bool) and not callable(watch):
             raise TypeError(f"watch must be True, False or a function of a Snapshot, got {watch!r}")
         if engine is not None and not isinstance(engine, Ray):

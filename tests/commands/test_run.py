@@ -341,7 +341,7 @@ REFUSED = [
     (["--resume-step", "none"], "ValueError: resume_step must be one of .*, got 'none'"),
     (["--args", "2"], "argument --args: must be a JSON list, got '2'"),
     (["--batch-size", "many"], "TypeError: .*batch_size must be .*, got 'many'"),
-    (["--workers", "many"], "argument --workers: invalid int value: 'many'"),
+    (["--workers", "many"], "argument --workers: invalid number value: 'many'"),
     (["--max-failed", "-1"], "ValueError: max_failed, .*, must be .* at least 0, got -1.0"),
 ]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served import Served
 
 import batched
 from batched._connect import greeting
 from batched._connect.place import History, Place, listen
+from batched._core.linger import Eager
 from batched.errors import BatcherClosed, QueueFull, ServerGone
 from stage import BOUND, Turnstile, python, wait_until
 
@@ -333,6 +337,92 @@ def test_a_full_queue_of_the_client_refuses_if_it_is_to(served: Connect) -> None
     turnstile.let_through(2)
     assert (first.result(BOUND), second.result(BOUND)) == (1, 2)
     assert connected.client_stats.queue_wait.p99 > 0.018
+
+
+def test_an_answered_call_ends_though_the_next_one_cannot_be_sent(
+    served: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turnstile = Turnstile()
+    connected = served(batched.dynamically(batch_size=1)(turnstile), credit=1)
+    first = connected.submit(1)
+    wait_until(lambda: connected.client_stats.sent == 1)
+    second = connected.submit(2)
+
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(connected._batcher.runtime, "_send", fail)
+    turnstile.let_through(1)
+    assert first.result(BOUND) == 1
+    with pytest.raises(ServerGone):
+        second.result(BOUND)
+    connected.shutdown()
+
+
+def test_a_refusal_of_a_client_says_when_its_queue_will_have_run(served: Connect) -> None:
+    turnstile = Turnstile()
+    connected = served(
+        batched.dynamically(batch_size=1)(turnstile), credit=1, max_queue_size=1, on_full="raise"
+    )
+    turnstile.let_through(1)
+    connected(0)
+    futures = [connected.submit(1)]
+    wait_until(lambda: connected.client_stats.sent == 1)
+    futures.append(connected.submit(2))
+    runtime = connected._batcher.runtime
+    runtime._scheduler._rule = Eager()
+    runtime._scheduler._rule.finished(1, 2.0, 0, 0)
+    with pytest.raises(QueueFull) as refused:
+        connected.submit(3)
+    assert refused.value.retry_after_s == 4.0
+    turnstile.let_through(2)
+    assert [future.result(BOUND) for future in futures] == [1, 2]
+
+
+def test_a_server_without_descriptors_accepts_again_after_a_pause(
+    served: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connected = served(batched.dynamically(lambda items: items))
+    server = connected.served.server
+    listener, tried = server._listener, []
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+        def accept(self) -> Any:
+            tried.append(1)
+            if len(tried) == 1:
+                raise OSError(errno.EMFILE, "too many open files")
+            return listener.accept()
+
+    monkeypatch.setattr("batched._connect.server.ACCEPT_PAUSE", 0.05)
+    monkeypatch.setattr(server, "_listener", Full())
+    assert connected(1) == 1
+    assert caplog.text.count("cannot accept a client: [Errno 24] too many open files") == 1
+
+
+def test_a_server_ends_though_a_client_does_not_read_its_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Served(batched.dynamically(lambda items: ["x" * 2**24 for _ in items]))
+    connected: Any = batched.connect(served.address)
+    assert len(connected(1)) == 2**24
+    monkeypatch.setattr("batched._connect.server.PATIENCE", 0.2)
+    runtime = connected._batcher.runtime
+    reads = threading.Event()
+    receive = runtime._connection.receive
+    monkeypatch.setattr(
+        runtime._connection, "receive", lambda buffer: reads.wait() and receive(buffer)
+    )
+    future = connected.submit(2)  # its answer fills the socket
+    (session,) = served.server.sessions
+    wait_until(lambda: session.left > 1)
+    served.stop()
+    assert "ends, although a client does not read its answers" in caplog.text
+    reads.set()
+    with pytest.raises(ServerGone):
+        future.result(BOUND)
 
 
 def test_a_cancelled_call_is_not_computed_and_gives_its_credit_back(served: Connect) -> None:

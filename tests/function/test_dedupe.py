@@ -321,6 +321,36 @@ def test_prepared_items_are_shared_by_what_the_callers_passed(threads: int) -> N
     assert set(computed) == {"A", "B"}
 
 
+def test_different_items_are_prepared_at_once() -> None:
+    both = threading.Barrier(2)
+
+    def prepare(item: str) -> str:
+        both.wait(BOUND)
+        return item.upper()
+
+    @batched.dynamically(dedupe=True, prepare=prepare)
+    def work(items: list[str]) -> list[str]:
+        return items
+
+    with work, ThreadPoolExecutor(2) as pool:
+        assert work(["a", "b"]) == ["A", "B"]
+        assert list(pool.map(work, "cd")) == ["C", "D"]
+
+
+def test_callbacks_of_expired_calls_delay_no_other_function() -> None:
+    made = Gated(queue_timeout_ms=1, batch_size=1)
+    made.begin()
+    names: list[str] = []
+    ended = threading.Event()
+    future = made.fn.submit("late")
+    future.add_done_callback(lambda _: (names.append(threading.current_thread().name), ended.set()))
+    assert ended.wait(BOUND)
+    assert isinstance(future.exception(BOUND), batched.QueueTimeout)
+    assert "timer" not in names[0]
+    made.go.set()
+    made.fn.shutdown()
+
+
 def test_coroutine_functions_share_items_and_a_cancelled_task_gives_up_alone() -> None:
     computed: list[Any] = []
 

@@ -309,6 +309,39 @@ def test_a_shutdown_in_a_thread_finishes_or_cancels_calls_in_preparation(
     assert [future.result(BOUND) for future in futures] == [0, -1, -2]
     with pytest.raises(batched.BatcherClosed):
         fn(1)
+    assert fn.stats.rejected == 1
+
+
+def test_running_batches_may_call_prepared_functions_at_exit() -> None:
+    done = python(
+        """
+        import threading
+        import batched
+
+        @batched.dynamically(prepare=str.upper)
+        def inner(items):
+            return items
+
+        @batched.dynamically
+        def outer(items):
+            started.set()
+            closed.wait(30)
+            print(inner("a"), inner(["b", "c"]), flush=True)
+            return items
+
+        def wait_for_the_exit():
+            threading.main_thread().join()
+            while not outer._batcher.runtime._closed:
+                pass
+            closed.set()
+
+        started, closed = threading.Event(), threading.Event()
+        outer.submit("x")
+        started.wait(30)
+        threading.Thread(target=wait_for_the_exit, daemon=True).start()
+        """
+    )
+    assert (done.stdout, done.stderr) == ("A ['B', 'C']\n", "")
 
 
 async def _submitted(fn: Any, item: int) -> Any:

@@ -255,6 +255,24 @@ def test_a_forked_process_counts_its_own_calls(tmp_path: Path) -> None:
     assert found == "3\n"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_calls_of_a_forked_process_go_on_without_the_folder(tmp_path: Path) -> None:
+    found = python(
+        DOUBLE
+        + """
+    import shutil
+    double(1)
+    shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    child = os.fork()
+    if not child:
+        os._exit(0 if double(3) == 6 else 1)
+    print(os.waitpid(child, 0)[1])
+""",
+        tmp_path,
+    )
+    assert found == "0\n"
+
+
 async def scrape(app: Any) -> str:
     """Return the page of an ASGI app."""
     sent: list[Any] = []
@@ -309,6 +327,8 @@ def test_the_app_serves_the_metrics_of_all_processes(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import prometheus_client  # first: its values depend on the variable  # noqa: F401
+
     monkeypatch.setenv(counts.FOLDER, str(tmp_path / "absent"))
     with pytest.raises(FileNotFoundError, match="MULTIPROC_DIR must name an empty folder that exi"):
         batched.metrics.prometheus()
@@ -489,6 +509,19 @@ def test_live_functions_are_listed_with_each_instance_that_was_called() -> None:
     del triple
     gc.collect()
     assert "triple" not in [fn.__name__ for fn in batched.live()]
+
+
+def test_methods_of_a_class_are_listed_with_the_class_that_was_called() -> None:
+    class Model:
+        @batched.dynamically
+        @classmethod
+        def halve(cls, items: list[int]) -> list[float]:
+            return [item / 2 for item in items]
+
+    assert Model().halve(3) == 1.5
+    for _ in range(2):
+        (found,) = [fn for fn in batched.live() if fn.__name__ == "halve"]
+        assert (found.stats.calls, found == Model.halve) == (1, True)
 
 
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:

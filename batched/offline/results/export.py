@@ -50,6 +50,8 @@ def export(
             raise ResultError("the result is named by a URI; name a file for the export")
         base, suffix = os.path.splitext(os.fspath(result).rstrip("/"))
         dest = f"{base}.partial{suffix or '/'}"
+    if os.path.realpath(dest) == os.path.realpath(result):
+        raise ResultError(f"the export would replace the result {result} itself; name another file")
     with closing(Progress(path)) as store:
         written = open_result(
             dest,

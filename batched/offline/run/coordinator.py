@@ -163,14 +163,20 @@ class Coordinator:
                 self._reader.ask()
             if not self._more_to_read and not open_rows:
                 return
-            with suppress(queue.Empty):
-                self._inbox.get(timeout=self._dispatch())()
-                while True:
-                    self._inbox.get_nowait()()
+            event = self._next_event(self._dispatch())
+            while event is not None:
+                event()
+                event = self._next_event(0.0)
             now = time.perf_counter()
             if now - self._watched >= TICK:
                 self._watched = now
                 self._watch(self.snapshot())
+
+    def _next_event(self, timeout: float) -> Callable[[], object] | None:
+        try:
+            return self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            return None
 
     def _post(self, method: Callable[..., object], *arguments: Any) -> None:
         """Have the coordinator's thread call `method`."""

@@ -83,7 +83,12 @@ class Transform:
         try:
             if self.takes_features:
                 (item,) = items
-                yield self._parse(item, args, {}, None, rows, True)
+                request = self._parse(item, args, {}, None, rows, True)
+                if request.size != 1:
+                    raise ValueError(
+                        f"the features of a row of the source must have one row, got {request.size}"
+                    )
+                yield request
                 return
             request = self._parse(items, args, {}, None, rows, False)
         except self._caught as error:

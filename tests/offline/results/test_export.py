@@ -76,6 +76,13 @@ def test_an_export_replaces_its_own_file_and_no_other(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_export_never_replaces_the_result(tmp_path: Path, overwrite: bool) -> None:
+    result = make_run(tmp_path, ["a"], {"a": 1})
+    with pytest.raises(ResultError, match="the export would replace the result .* itself; name"):
+        offline.export(result, tmp_path / "x" / ".." / "r.parquet", overwrite=overwrite)
+
+
 def test_an_export_waits_for_the_end_of_the_run(tmp_path: Path) -> None:
     result = make_run(tmp_path, ["a"], {"a": 1})
     with (

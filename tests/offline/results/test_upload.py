@@ -298,7 +298,7 @@ def test_secrets_are_in_no_report_and_in_no_file(
     out, err = capfd.readouterr()
     seen = f"{out}{err}{report}{report!r}"
     assert seen.count(f"s3://{bucket.name}/r.csv") > 3
-    assert "progress=PATH" in err
+    assert "--progress PATH" in err
     for file in filter(Path.is_file, folder.iterdir()):
         seen += file.read_bytes().decode(errors="replace")
     assert not re.search("hidden|secret", seen.replace(folder.name, ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 import time
 import weakref
@@ -353,6 +354,36 @@ def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
     dest = tmp_path / "out.parquet"
     run(double, rows, dest, input="ids", output="twice")
     assert [row["twice"] for row in read(dest)] == [[2 * n for n in r["ids"]] for r in rows]
+
+
+def test_features_of_several_rows_are_a_dead_letter(tmp_path: Path) -> None:
+    @batched.inference.dynamically
+    def double(features: dict[str, np.ndarray]) -> np.ndarray:
+        doubled: np.ndarray = features["ids"] * 2
+        return doubled
+
+    def preprocess(row: dict[str, int]) -> dict[str, np.ndarray]:
+        return {"ids": np.full((1 + (row["id"] == 2), 3), row["id"])}
+
+    rows = [{"id": number} for number in range(4)]
+    dest = tmp_path / "out.jsonl"
+    report = run(double, rows, dest, input="id", output="twice", preprocess=preprocess)
+    (letter,) = report.dead_letters()
+    assert (letter["key"], letter["phase"]) == (2, "preprocess")
+    assert "the features of a row of the source must have one row, got 2" in letter["error"]
+    assert [json.loads(line)["id"] for line in dest.read_text().splitlines()] == [0, 1, 3]
+
+
+def test_an_error_of_an_empty_queue_ends_the_run(tmp_path: Path) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise queue.Empty
+
+        def __call__(self, texts: list[str]) -> list[str]:
+            return texts
+
+    with pytest.raises(queue.Empty):
+        run(Broken, rows_of(5), tmp_path / "out.parquet")
 
 
 def test_like_lengths_run_together(tmp_path: Path) -> None:
