@@ -173,6 +173,7 @@ class DedupingRuntime(CallQueue):
         if self._is_busy():
             self._call_soon(functools.partial(self.cancel, request, even_begun))
             return False
+        waker: Any = None
         with self.sharing:
             if (member := self._members.get(request)) is not None:
                 if not even_begun and any(share.request.dispatched for share in member.shares):

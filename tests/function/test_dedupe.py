@@ -338,12 +338,18 @@ def test_different_items_are_prepared_at_once() -> None:
 
 
 def test_callbacks_of_expired_calls_delay_no_other_function() -> None:
-    made = Gated(queue_timeout_ms=1, batch_size=1)
-    made.begin()
+    made = Gated(queue_timeout_ms=20, batch_size=1)
+    while not made.entered.wait(0.05):  # it may expire before it runs
+        made.fn.submit("first")
     names: list[str] = []
     ended = threading.Event()
+
+    def end(_: object) -> None:
+        names.append(threading.current_thread().name)
+        ended.set()
+
     future = made.fn.submit("late")
-    future.add_done_callback(lambda _: (names.append(threading.current_thread().name), ended.set()))
+    future.add_done_callback(end)
     assert ended.wait(BOUND)
     assert isinstance(future.exception(BOUND), batched.QueueTimeout)
     assert "timer" not in names[0]
