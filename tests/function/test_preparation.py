@@ -336,6 +336,7 @@ def test_running_batches_may_call_prepared_functions_at_exit() -> None:
             closed.set()
 
         started, closed = threading.Event(), threading.Event()
+        inner("x")  # starts its worker: at the exit no thread can start
         outer.submit("x")
         started.wait(30)
         threading.Thread(target=wait_for_the_exit, daemon=True).start()

@@ -45,6 +45,13 @@ def test_a_recorder_without_a_name_is_in_no_totals() -> None:
     assert "" not in totals()
 
 
+def test_waits_of_calls_that_run_elsewhere_are_counted() -> None:
+    waiting = Recorder("elsewhere")
+    waiting.waited([0.5, 0.25])
+    assert waiting.counts()["wait_sum", ""] == 0.75
+    assert waiting.snapshot(0, 0, 0).queue_wait.p99 == pytest.approx(0.5, rel=0.03)
+
+
 def test_counts_of_many_gone_recorders_are_summed_up() -> None:
     for _ in range(2 * recorder.MOST_UNREAD):
         one = Recorder("many")
