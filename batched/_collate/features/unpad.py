@@ -252,8 +252,10 @@ class Unpadding:
             ]
             if not under:
                 raise BatchFunctionError(
-                    f"{self._name}: unpad names {place!r}, which is not "
-                    "in the output: " + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
+                    f"{self._name}: unpad names {place!r}, which is not in the output; its paths "
+                    "are "
+                    + ", ".join(repr(dotted_path(path)) for path, _ in arrays)
+                    + "; '' is the whole output"
                 )
             for number in under:
                 path, array = arrays[number]
