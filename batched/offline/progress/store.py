@@ -68,8 +68,12 @@ class Progress(Database):
         """
         super().__init__(path, _TABLES)
         self._replaced = False  # whether rows were replaced: chunks may have lost their last row
-        self.order = SourceOrder(self)
-        """Order of the source; the reader adds to it."""
+        try:
+            self.order = SourceOrder(self)
+            """Order of the source; the reader adds to it."""
+        except BaseException:
+            super().close()
+            raise
 
     # --- notes
 
