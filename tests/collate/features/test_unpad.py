@@ -434,8 +434,8 @@ def test_a_path_includes_all_paths_below_it(together: Make) -> None:
 @pytest.mark.parametrize(
     ("unpad", "said"),
     [
-        ({"logits": {1: "ids"}}, ["'logits'", "which is not in the output; its paths are 'hidden'"]),
-        ({"hid": {1: "ids"}}, ["'hid'", "which is not in the output; its paths are 'hidden'"]),
+        ({"logits": {1: "ids"}}, ["'logits'", "not in the output; its paths are 'hidden'"]),
+        ({"hid": {1: "ids"}}, ["'hid'", "not in the output; its paths are 'hidden'"]),
         ({"hidden": {1: "mask"}}, ["'mask'", "ids"]),
         ({"hidden": {3: "ids"}}, ["axis 3", "'hidden'", "(2, 5, 4)"]),
         ({"hidden": {2: "ids"}}, ["axis 2", "'hidden'", "(2, 5, 4)"]),
