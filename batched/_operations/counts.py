@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import uuid
 from collections import Counter
@@ -82,6 +83,7 @@ class CountsFile(recorder.Sink):
         self.pid = os.getpid()
         # a process id may be used again
         self.path = Path(folder, f"batched_{self.pid}_{uuid.uuid4().hex[:8]}.json")
+        self._lock = threading.Lock()  # so that no older counts replace the last ones
         self._written = ""
         self._fails = False  # whether the last attempt to write has failed
         daemon_thread("counts", self._run).start()
@@ -93,16 +95,19 @@ class CountsFile(recorder.Sink):
             log_failure("the counts of a forked process are in no file")
 
     def close(self) -> None:
-        self._write()
+        with self._lock:
+            self._write()
 
     def _run(self) -> None:
-        """Write the file whenever counts have changed. Target of a thread."""
+        """Look at the counts again and again. Target of a thread."""
         while True:
             begin = time.perf_counter()
-            self._write()
+            with self._lock:
+                self._write()
             time.sleep(max(PAUSE, (time.perf_counter() - begin) / MOST_SHARE))
 
     def _write(self) -> None:
+        """Write the file if the counts have changed, under the lock."""
         values = {
             function: [[*key, value] for key, value in counts.items()]
             for function, counts in of_this_process().items()
