@@ -89,6 +89,7 @@ class CountsFile(recorder.Sink):
         daemon_thread("counts", self._run).start()
 
     def after_fork(self) -> None:
+        recorder.sink = None  # this file, and its lock, belong to the parent
         try:
             share_counts()
         except Exception:  # the calls of the forked process go on
