@@ -125,15 +125,22 @@ class Place:
                 return
             if (link := self.dial()) is not None:
                 link.close()
-            elif History(lock).is_recent:
-                self.path.unlink(missing_ok=True)
             else:
-                self.remove()
+                _unlink_socket(self.path)
+                if not History(lock).is_recent:
+                    self._lock.unlink(missing_ok=True)
 
-    def remove(self) -> None:
-        """Remove the files. The caller holds the lock."""
-        for path in (self.path, self._lock):
-            path.unlink(missing_ok=True)
+    def leave(self) -> None:
+        """Remove what the process that listened here has made.
+
+        Only a process that a client has started has a lock file.
+        """
+        if self._by_hand:
+            _unlink_socket(self.path)
+            return
+        with self.locked(wait=True):
+            _unlink_socket(self.path)
+            self._lock.unlink(missing_ok=True)
 
 
 class History:
@@ -197,7 +204,8 @@ def listen(path: Path) -> socket.socket:
     """Return a socket that listens at `path`, for this user alone.
 
     Raises:
-        ServerGone: the path is too long or in no folder, or another process listens there.
+        ServerGone: the path is too long or in no folder, is no socket, or another process listens
+            there.
         OSError: the socket cannot be created.
     """
     if not path.parent.is_dir():
@@ -205,7 +213,9 @@ def listen(path: Path) -> socket.socket:
     if (link := Place(path).dial()) is not None:
         link.close()
         raise ServerGone(f"another process listens at {path}")
-    path.unlink(missing_ok=True)
+    _unlink_socket(path)
+    if os.path.lexists(path):
+        raise ServerGone(f"{path} exists and is no socket; choose another path for the socket")
     listener = socket.socket(socket.AF_UNIX)
     try:
         before = os.umask(0o177)
@@ -218,6 +228,12 @@ def listen(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _unlink_socket(path: Path) -> None:
+    """Remove a socket. A file of any other kind stays: it is the user's."""
+    if path.is_socket() and not path.is_symlink():
+        path.unlink(missing_ok=True)
 
 
 def _folder() -> Path:

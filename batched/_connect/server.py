@@ -89,7 +89,7 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
 
     for descriptor in (report, lock):
         os.set_inheritable(descriptor, False)
-    place = Place(Path(path))
+    place = Place(Path(path), by_hand=False)
     try:
         served_here.add(place.path)
         function = find_function(reference)
@@ -178,8 +178,8 @@ class ModelServer:
         await self._ended.wait()
         self.closing = True
         ending()
-        with suppress(OSError), self._place.locked(wait=True):
-            self._place.remove()
+        with suppress(OSError):
+            self._place.leave()
         self.loop.remove_reader(self._listener)
         self._listener.close()
         await self.function.aclose()

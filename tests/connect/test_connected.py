@@ -8,8 +8,10 @@ import os
 import pickle
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -445,6 +447,40 @@ def test_a_cancelled_call_is_not_computed_and_gives_its_credit_back(served: Conn
     assert turnstile.batches == [[1], [3]]
 
 
+def test_waiting_calls_of_a_killed_client_are_not_computed(served: Connect) -> None:
+    turnstile = Turnstile()
+    connected = served(batched.dynamically(batch_size=1)(turnstile))
+    code = f"""
+        import batched, threading
+        connected = batched.connect({connected.served.address!r})
+        futures = [connected.submit(number) for number in (1, 2, 3)]
+        threading.Event().wait()
+        """
+    client = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    try:
+        wait_until(lambda: connected.stats.queue_size == 2)
+    finally:
+        client.kill()
+        client.wait(BOUND)
+    wait_until(lambda: connected.stats.queue_size == 0)
+    turnstile.let_through(2)
+    assert connected(4) == 4
+    assert turnstile.batches == [[1], [4]]
+
+
+def test_a_server_that_ends_refuses_new_calls_and_answers_accepted_ones(served: Connect) -> None:
+    turnstile = Turnstile()
+    connected = served(batched.dynamically(turnstile))
+    accepted = connected.submit(1)
+    wait_until(lambda: turnstile.batches == [[1]])
+    connected.served.stop(wait=False)
+    wait_until(lambda: connected.served.server.closing)
+    with pytest.raises(BatcherClosed, match="its model process is shutting down"):
+        connected(2)
+    turnstile.let_through()
+    assert accepted.result(BOUND) == 1
+
+
 def test_statistics_count_the_calls_of_all_clients(served: Connect) -> None:
     connected = served(batched.dynamically(lambda items: items))
     other: Any = batched.connect(connected.served.address)
@@ -635,6 +671,38 @@ def test_a_folder_that_others_can_write_to_is_refused(folder: Path) -> None:
     connected: Any = batched.connect("served_model:double")
     with pytest.raises(ServerGone, match="must be a folder of user .* that nobody else can read"):
         connected(1)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "folder", "link"])
+def test_a_server_takes_no_path_of_another_file(short_path: Path, name: str) -> None:
+    (short_path / "notes.txt").write_text("mine")
+    (short_path / "folder").mkdir()
+    (short_path / "link").symlink_to("notes.txt")
+    with pytest.raises(ServerGone, match=f"{name} exists and is no socket; choose another path"):
+        listen(short_path / name)
+    assert sorted(path.name for path in short_path.iterdir()) == ["folder", "link", "notes.txt"]
+    assert (short_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_server_run_by_hand_leaves_all_files_but_its_socket(short_path: Path) -> None:
+    locks = [short_path / name for name in ("uv.lock", "uv.sock.lock")]
+    for lock in locks:
+        lock.write_text("mine")
+    path = short_path / "uv.sock"
+    listen(path).close()
+    assert path.is_socket()
+    Place(path).leave()
+    assert sorted(short_path.iterdir()) == sorted(locks)
+    assert [lock.read_text() for lock in locks] == ["mine", "mine"]
+
+
+def test_only_its_user_may_use_the_socket_of_a_server(short_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        listen(short_path / "a.socket").close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((short_path / "a.socket").stat().st_mode) & 0o077 == 0
 
 
 def test_a_stale_socket_is_replaced(connected: Connect, folder: Path) -> None:

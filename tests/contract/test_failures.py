@@ -82,6 +82,26 @@ async def test_an_exception_in_an_items_place_fails_that_item_alone(stage: Stage
     assert isinstance(callers.answers[4], Refused)
 
 
+@pytest.mark.parametrize("batch_size", [2, 4])
+async def test_a_list_of_which_several_parts_fail_is_one_failed_call(
+    stage: Stage, batch_size: int
+) -> None:
+    stage.decorate(
+        failing(Refused("no")),
+        gated=True,
+        batch_size=batch_size,
+        isolate_errors=True,
+        max_concurrent_batches=2,
+    )
+    async with stage.callers() as callers:
+        await callers.call(["good", "bad", "good", "bad"])
+        await stage.running(4 // batch_size)
+        stage.let_through(10)
+    assert isinstance(callers.answers[0], Refused)
+    await stage.until(lambda: stage.fn.stats.in_flight == 0)
+    assert stage.fn.stats.errors == 1
+
+
 async def test_a_call_whose_first_part_failed_is_not_computed_further(stage: Stage) -> None:
     stage.decorate(failing(Refused("no")), batch_size=2)
     with pytest.raises(Refused):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 import time
@@ -516,6 +517,62 @@ def test_a_result_that_is_whole_is_not_written_again(tmp_path: Path) -> None:
     source.write_text(source.read_text().replace('"id": 4', '"title": "t", "id": 4'))
     run(Lengths(), source, dest)
     assert read(dest)[4] == {"id": 4, "text": "text 4", "title": "t", "length": 6}
+
+
+def test_a_result_is_written_anew_if_the_run_before_died_with_all_rows_committed(
+    tmp_path: Path,
+) -> None:
+    source, dest = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows_of(50)))
+    settings: dict[str, Any] = {"input": "text", "output": "length", "key": "id", "name": "lengths"}
+
+    def die_before_the_result(snapshot: offline.Snapshot) -> None:
+        if snapshot.steps[0].ok == 50:
+            raise KeyboardInterrupt
+
+    def half(texts: list[str]) -> list[int]:
+        return [len(text) // 2 for text in texts]
+
+    run(Lengths(), source, dest)
+    with pytest.raises(KeyboardInterrupt):
+        offline.run(
+            half,
+            source,
+            dest,
+            version=2,
+            on_mismatch="recompute",
+            watch=die_before_the_result,
+            **settings,
+        )
+    assert read(dest) == expected(rows_of(50))
+    report = run(half, source, dest, version=2)
+    assert report.skipped == 50
+    assert read(dest) == [{**row, "length": len(row["text"]) // 2} for row in rows_of(50)]
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.jsonl", "out.csv"])
+def test_a_result_is_on_the_disk_before_it_takes_its_place(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest, events = tmp_path / name, []
+    sync, move = os.fsync, os.replace
+
+    def note_sync(descriptor: int) -> None:
+        sync(descriptor)
+        events.append(("sync", os.fstat(descriptor).st_ino))
+
+    def note_move(source: Any, target: Any, **options: Any) -> None:
+        number = os.stat(source).st_ino
+        move(source, target, **options)
+        if Path(target) == dest:
+            events.append(("move", number))
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_move)
+    run(Lengths(), rows_of(5), dest)
+    moved = events.index(("move", dest.stat().st_ino))
+    assert ("sync", dest.stat().st_ino) in events[:moved]
+    assert ("sync", tmp_path.stat().st_ino) in events[moved:]
 
 
 def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -> None:
