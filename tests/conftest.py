@@ -8,6 +8,7 @@ decorators. The fixture `together` makes calls of features that share batches.
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -18,6 +19,10 @@ from batched._core.cost import TimeBySize
 from feature_stage import Make, Together, unchanged
 from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # `nohup`, `&`, cron and some services start programs so, and their children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = (
     ["connect", "integrations/test_offline_benchmark.py", "integrations/test_soak.py"]

@@ -19,6 +19,7 @@ from batched._core.policy import BatchPolicy
 from batched._function.settings import Options
 from chat_server import Asked, Reply, answer, chat_server
 from pages import ROOT, blocks
+from stage import python
 
 pytestmark = pytest.mark.once
 
@@ -29,6 +30,9 @@ LINKED = [README, *sorted(ROOT.glob("docs/**/*.md"))]
 SCRIPTS = ("offline.md", "offline-how-to.md", "tutorial.md")
 """Pages whose blocks continue each other; `offline/test_pages.py` and `test_tutorial.py` run them.
 """
+
+PROCESS_WIDE = ("observability.md",)
+"""Pages whose blocks change the whole process: each runs in one of its own."""
 
 MOST_WORDS = 900
 """Most words of README; code, tables and links count."""
@@ -96,6 +100,10 @@ def test_every_python_block_runs(
             pytest.importorskip("openai")
             server = ends.enter_context(chat_server(answer_as_asked))
             block = block.replace(CHAT_SERVICE, server.url)
+        if page.name in PROCESS_WIDE:
+            ended = python(block, "-W", "default")
+            assert ended.returncode == 0, ended.stderr
+            return
         exec(compile(block, page.name, "exec", dont_inherit=True), {"__name__": "readme"})
 
 

@@ -469,12 +469,15 @@ def test_a_dropped_client_leaves_no_thread(server: ChatServer) -> None:
 
 
 def test_ended_calls_leave_no_objects(server: ChatServer, quick: None) -> None:
-    client = server.client()
+    def items() -> list[Item]:
+        gc.collect()
+        return [each for each in gc.get_objects() if type(each) is Item]
+
+    client, before = server.client(), set(map(id, items()))
     server.behave = lambda asked: Reply("yes" if asked.number % 3 else None)
     for _ in client.map([f"prompt {number}" for number in range(30)], return_exceptions=True):
         pass
-    gc.collect()
-    assert not [each for each in gc.get_objects() if type(each) is Item]
+    assert not {id(each) for each in items()} - before
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -347,6 +347,7 @@ def test_values_of_objects_are_written_to_json_in_their_canonical_form(case: Cas
 
 
 def test_a_kept_time_that_text_cannot_hold_is_left_out_and_parquet_keeps_it(case: Case) -> None:
+    pytest.importorskip("pandas", reason="pyarrow needs pandas for times in ns")
     case.commit(range(2), ["a", "b"])
     table = pa.table({"at": pa.array([0, 1], pa.timestamp("ns"))})
     rows = case.merge(table, "r.jsonl")
