@@ -11,8 +11,8 @@ from report import options
 HERE = Path(__file__).parent
 QUESTIONS = (
     *("overhead", "collate", "policy"),
-    *("at_scale", "closed_loop", "overfull", "open_loop", "embeddings", "generation", "offline"),
-    *("clusters", "processes", "http_server", "gpu", "bench_advice"),
+    *("closed_loop", "open_loop", "embeddings", "generation", "offline"),
+    *("clusters", "processes", "http_server", "gpu"),
 )
 """Files that ask them, quickest first."""
 

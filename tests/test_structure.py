@@ -6,8 +6,11 @@ import ast
 import graphlib
 import importlib.util
 import pkgutil
+import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,12 @@ WITH_EXTRAS = {
     "batched.generation": "torch",
 }
 """Modules that need a package that the library does not."""
+
+
+NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
 
 
 def layer(module: str) -> int:
@@ -153,6 +162,44 @@ def test_all_times_are_of_one_clock_which_is_fine_everywhere(module: str) -> Non
         if node.value.id in ("time", "loop")
     }
     assert not read & clocks
+
+
+def weight(path: Path) -> int:
+    """Return the tokens of a module, without comments and docstrings. An f-string counts as one, as
+    before Python 3.12.
+    """
+    count = nested = 0
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            name = tokenize.tok_name[token.type]
+            count += not nested and token.type not in NO_CODE
+            nested += (name == "FSTRING_START") - (name == "FSTRING_END")
+    docstrings = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
+    ]
+    return count - len(docstrings)
+
+
+def budgets() -> dict[str, int]:
+    """Return the most tokens of each room, by the first cell of its row in the page."""
+    page = (ROOT.parent / "docs/design/architecture.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| ([\d,]+) \|", page.split("\n## Weight\n")[1], re.MULTILINE)
+    return {room: int(tokens.replace(",", "")) for room, tokens in rows}
+
+
+@pytest.mark.once
+def test_no_room_is_heavier_than_its_budget() -> None:
+    found: Counter[str] = Counter()
+    rooms = {name: room for room in budgets() for name in re.findall(r"`(\w+)`", room)}
+    for module, path in MODULES.items():
+        name = module.removeprefix("batched.").split(".")[0]
+        found[rooms.get(name, "all other modules")] += weight(path)
+    assert found.keys() == budgets().keys()
+    too_heavy = {room: count for room, count in found.items() if count > budgets()[room]}
+    assert not too_heavy, "the table under Weight in docs/design/architecture.md has the budgets"
 
 
 @pytest.mark.parametrize(

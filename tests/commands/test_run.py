@@ -406,7 +406,9 @@ def test_an_interrupted_run_commits_its_rows_and_says_how_to_go_on(
         process.send_signal(number)
         out, err = process.communicate(timeout=40)
     assert (process.returncode, out) == (status, "")
-    printed = re.search(r"^Interrupted; (\d+) rows committed; the same command goes on", err, re.M)
+    printed = re.search(
+        r"^Interrupted; (\d+) rows committed; the same command goes on", err, re.MULTILINE
+    )
     assert printed, err
     committed = int(printed[1])
     first = computed(folder)

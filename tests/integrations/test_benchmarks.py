@@ -2,9 +2,9 @@
 
 import argparse
 import asyncio
+import re
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 import contest
 from contest import Unavailable, ask
 from peers import BARE, OURS, PEERS, Peer, bare, compared, without
-from report import Figure, Result, conclude, table
+from report import RESULTS, Figure, Result, conclude, table
 from traffic import arriving, by_coroutines, by_threads, rate
 
 pytestmark = pytest.mark.once
@@ -183,6 +183,33 @@ def test_a_table_has_figures_baselines_and_bounds() -> None:
     assert text.endswith("- A note.\n")
 
 
+BOUND = re.compile(r"at (least|most) ([\d.]+)")
+
+
+def missed(page: str) -> list[str]:
+    """Return the rows of a saved table that miss their bounds: of the ratio, or of the figure."""
+    found = []
+    for line in page.splitlines():
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for kind, bound in BOUND.findall(cells[-1] if cells else ""):
+            ratio = cells[-2] if len(cells) > 5 else ""  # not in a table of shares
+            value = float((ratio or cells[0]).replace(",", ""))
+            if value < float(bound) if kind == "least" else value > float(bound):
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_no_saved_table_misses_its_own_bounds(path: Path) -> None:
+    assert not missed(path.read_text())
+
+
+def test_a_missed_bound_of_a_saved_table_is_found() -> None:
+    share = Figure("share", [0.5], "of best", at_least=0.6)
+    both = Figure("both", [0.5], "of best", at_least=0.4, at_most=0.6)
+    assert missed(table("A question?", Result([SLOW, share, both]))) == ["slow / fast", "share"]
+
+
 GOOD, BAD = Figure("a", [1.0], "", at_most=2.0), Figure("a", [3.0], "", at_most=2.0)
 ALSO_BAD = Figure("b", [3.0], "", at_most=2.0)
 
@@ -240,19 +267,3 @@ def test_all_benchmarks_are_run_by_one_command() -> None:
     runnable = [path for path in BENCHMARKS.glob("*.py") if "conclude(" in path.read_text()]
     assert len(runnable) > 5
     assert all(f'"{path.stem}"' in named for path in runnable if path.stem != "report")
-
-
-def test_the_plan_of_a_billion_rows_follows_from_the_measured_rates() -> None:
-    pytest.importorskip("ray")
-    from at_scale import Plan, Rates
-
-    rates = Rates(through=25e3, resumed=100e3, merged=50e3, stored=1500, resulting=1000)
-    plan = Plan(rows=1e9, gpus=64, per_gpu=2000)
-    assert plan.enough(rates) == 6, "drivers for 128,000 rows a second"
-    one = {figure.name.removeprefix("1 run: "): figure.median for figure in plan.figures(rates)}
-    assert round(one["GPUs compute"], 2) == round(1e9 / 128e3 / 3600, 2)
-    assert one["rows are under way, the longer of both"] == 1e9 / 25e3 / 3600
-    assert one["progress file of a run"] == 1.5
-    six = replace(plan, runs=6).figures(rates)
-    assert six[1].name == "6 runs: a driver takes results and commits them"
-    assert 6 * six[1].median == pytest.approx(1e9 / 25e3 / 3600)
