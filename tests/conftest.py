@@ -71,18 +71,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def unmeasured() -> Iterator[None]:
-    """Stop the coverage of this test, which then takes a third of the time.
-
-    The mark `no_cover` would also end the coverage of threads that go on, for good.
-    """
-    tracer = sys.gettrace()
-    sys.settrace(None)
-    yield
-    sys.settrace(tracer)
-
-
-@pytest.fixture
 def uncollected() -> Iterator[None]:
     """Stop the garbage collector during this test: only reference counts free objects."""
     gc.collect()

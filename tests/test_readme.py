@@ -58,6 +58,14 @@ def answer_as_asked(asked: Asked) -> Reply:
     return Reply('{"product": "kettle", "stars": 1}') if wants_json else answer(asked)
 
 
+def marks(block: str) -> list[pytest.MarkDecorator]:
+    if "import ray" in block or "offline.Ray" in block:
+        return [pytest.mark.slow, pytest.mark.timeout(300)]  # a cluster starts
+    if "transformers" in block or "TextGen" in block:
+        return [pytest.mark.model]
+    return []
+
+
 @pytest.mark.parametrize(
     ("page", "block"),
     [
@@ -65,7 +73,7 @@ def answer_as_asked(asked: Asked) -> Reply:
             page,
             block,
             id=f"{page.name} {number}",
-            marks=[pytest.mark.model] if "transformers" in block or "TextGen" in block else [],
+            marks=marks(block),
         )
         for page in PAGES
         if page.name not in SCRIPTS

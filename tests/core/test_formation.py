@@ -152,7 +152,6 @@ def test_small_calls_beside_a_large_leader_may_be_longer_if_they_fit(
     assert lengths(batch) == expected
 
 
-@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     ("size", "budget"), [(4, None), (16, None), (4, 300), (16, 500), (4, 100), (16, 50)]
 )

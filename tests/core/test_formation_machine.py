@@ -14,17 +14,21 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from batched._core.length_index import LOOK_AHEAD
 from batched._core.linger import AT_ONCE, NEVER
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured"), pytest.mark.timeout(300)]
-
-SETTINGS = settings(max_examples=120, stateful_step_count=40, derandomize=True, deadline=None)
-"""The same histories in every run; some seconds."""
+pytestmark = [pytest.mark.once, pytest.mark.timeout(300)]
 
 policies = st.builds(
     BatchPolicy,
@@ -364,5 +368,9 @@ class FormationMachine(RuleBasedStateMachine):
         assert all(not request.queued for request in (call.request for call in self.calls))
 
 
-TestFormation = FormationMachine.TestCase
-TestFormation.settings = SETTINGS
+@pytest.mark.parametrize("histories", [30, pytest.param(120, marks=pytest.mark.slow)])
+def test_batches_by_length_keep_the_rules_of_the_scheduler(histories: int) -> None:
+    chosen = settings(
+        max_examples=histories, stateful_step_count=40, derandomize=True, deadline=None
+    )
+    run_state_machine_as_test(FormationMachine, settings=chosen)

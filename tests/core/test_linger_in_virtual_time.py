@@ -34,7 +34,7 @@ from policy import (
 )
 from virtual_time import Model, at_random, batches, in_bursts
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured")]
+pytestmark = pytest.mark.once
 
 LONG, EVEN, SHORT, COMPUTE_BOUND = MODELS
 """Times of a batch of n: 5 + 0.05 n, 2 + 0.2 n, 1 + 0.02 n and 0.2 + n milliseconds."""

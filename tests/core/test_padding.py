@@ -16,7 +16,7 @@ import pytest
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured")]
+pytestmark = pytest.mark.once
 
 Backlog = list[list[int]]  # the lengths of the items of each call
 SIZE = 32

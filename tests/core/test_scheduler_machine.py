@@ -14,16 +14,20 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from batched._core.linger import AT_ONCE, NEVER, FlushReason
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured"), pytest.mark.timeout(300)]
-
-SETTINGS = settings(max_examples=300, stateful_step_count=60, derandomize=True, deadline=None)
-"""Equal histories in every run; a run takes a few seconds."""
+pytestmark = [pytest.mark.once, pytest.mark.timeout(300)]
 
 policies = st.builds(
     BatchPolicy,
@@ -399,5 +403,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = SETTINGS
+@pytest.mark.parametrize("histories", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_the_scheduler_does_as_a_naive_model(histories: int) -> None:
+    chosen = settings(
+        max_examples=histories, stateful_step_count=60, derandomize=True, deadline=None
+    )
+    run_state_machine_as_test(SchedulerMachine, settings=chosen)

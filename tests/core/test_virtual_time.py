@@ -24,7 +24,7 @@ from virtual_time import (
     open_loop,
 )
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("unmeasured")]
+pytestmark = pytest.mark.once
 
 EXACT = Model(5.0, 0.05, jitter=0.0)
 ONE_BY_ONE = Way(0.1, spread=0.0)

@@ -95,6 +95,7 @@ def test_the_tutorial_runs_from_its_first_block_to_its_last(tmp_path: Path) -> N
 INTRODUCTION, *RECIPES = re.split(r"^## ", HOW_TO, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", [pytest.param(each, id=each.partition("\n")[0]) for each in RECIPES]
 )

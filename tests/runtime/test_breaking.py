@@ -16,17 +16,20 @@ TIMEOUT = 240.0
 """Of a sweep over all moments (s); it takes a few seconds."""
 
 
+SLOW = (
+    "callers on_full='raise'",
+    "workers max_concurrent_batches=2 isolate_errors=True",
+    "workers prefetch=1",
+    "loop-coroutine max_concurrent_batches=2 isolate_errors=True queue_timeout_ms=1e4",
+)
+
+
 @pytest.mark.once  # of minutes on all of them
 @pytest.mark.parametrize(
     "arguments",
     [
-        "callers on_full='raise'",
-        "callers queue_timeout_ms=1e4",
-        "workers",
-        "workers max_concurrent_batches=2 isolate_errors=True",
-        "workers prefetch=1",
-        "loop",
-        "loop-coroutine max_concurrent_batches=2 isolate_errors=True queue_timeout_ms=1e4",
+        *("callers queue_timeout_ms=1e4", "workers", "loop"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW),
     ],
 )
 def test_nobody_is_left_waiting_wherever_something_breaks_in(arguments: str) -> None:

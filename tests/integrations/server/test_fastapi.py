@@ -190,6 +190,7 @@ def test_clients_that_leave_are_not_computed_and_the_rest_get_their_own_embeddin
         using(server, main)
 
 
+@pytest.mark.slow
 def test_sigterm_answers_accepted_calls_and_ends_the_process(expected: list[Any]) -> None:
     async def main(client: Client) -> None:
         awaiting = [asyncio.create_task(client.ask("/embed", text)) for text in SENTENCES]

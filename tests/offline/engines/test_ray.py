@@ -160,6 +160,7 @@ def test_closing_ends_a_call_and_its_actor(cluster: Any, tmp_path: Path) -> None
             pause.wait(0.01)
 
 
+@pytest.mark.slow
 def test_a_new_node_is_used_and_a_lost_node_costs_only_calls_in_flight(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_run_goes_on_with_another_engine(cluster: Any, tmp_path: Path) -> None
         assert (report.ok, report.skipped) == (50, count - 50)
 
 
+@pytest.mark.slow
 def test_a_cluster_without_room_for_an_actor_of_each_step_is_refused_in_one_sentence(
     cluster: Any, tmp_path: Path
 ) -> None:
