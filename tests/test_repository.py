@@ -83,6 +83,12 @@ def test_the_workflow_runs_the_commands_of_the_check(command: str) -> None:
     assert found in TESTS
 
 
+def test_the_files_of_the_quick_tests_exist() -> None:
+    named = (ROOT / "tests/quick.txt").read_text().split()
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_each_action_is_pinned_to_a_commit_that_has_a_version() -> None:
     used = [
         line.strip().removeprefix("- ")

@@ -155,7 +155,10 @@ def _launch(place: Place, reference: str, linger: float, lock: int) -> tuple[str
         finally:
             os.close(theirs)
         said = _read_report(report, process)
-    daemon_thread("process", process.wait).start()  # so that the process ends whole
+    try:
+        daemon_thread("process", process.wait).start()  # so that the process ends whole
+    except RuntimeError:  # this interpreter is ending, and Python 3.12 starts no thread
+        process.returncode = 0  # nobody waits for it
     if said:
         return said.removeprefix(READY), ""
     with suppress(subprocess.TimeoutExpired):

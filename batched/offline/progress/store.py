@@ -220,13 +220,12 @@ class Progress(Database):
 
     def failures(self, first: int, size: int) -> dict[int, str]:
         """Return the errors (JSON), by row, of failed rows among `size` rows from `first` on."""
-        where = "where row >= ?1 and row < ?2"
+        where = "where row >= ? and row < ?"
         return dict(
             self._query(
                 f"select row, error from source join rows using (key) {where} "
                 f"and status = 'failed' union all select row, error from letters {where}",
-                first,
-                first + size,
+                *(first, first + size) * 2,
             )
         )
 
