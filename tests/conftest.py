@@ -70,6 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
+def pytest_collection_finish() -> None:
+    """Leave modules and tests out of all garbage collections: with torch there are millions."""
+    if "hypothesis" in sys.modules:  # its import counts referrers, and those frozen do not count
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture
 def uncollected() -> Iterator[None]:
     """Stop the garbage collector during this test: only reference counts free objects."""

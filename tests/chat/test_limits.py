@@ -22,6 +22,8 @@ from batched._chat.limits import (
     Permit,
 )
 
+pytestmark = pytest.mark.once
+
 
 def limits_of(most: int = 10, requests: int | None = None, tokens: int | None = None) -> Limits:
     limits = Limits(random=lambda: 0.0)

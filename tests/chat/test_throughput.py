@@ -13,6 +13,8 @@ import pytest
 
 from batched._chat.limits import Limits, Outcome
 
+pytestmark = pytest.mark.once
+
 WAY = 0.01
 """Time of a request on its way to the service (s)."""
 

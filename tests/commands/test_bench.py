@@ -41,6 +41,8 @@ from batched._commands.display import format_ratio, ms
 from batched._commands.load import Calls
 from batched._core.cost import TimeBySize
 
+pytestmark = pytest.mark.once
+
 FUNCTIONS = """
 import asyncio, signal, threading
 import batched

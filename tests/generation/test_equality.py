@@ -70,7 +70,10 @@ def together(generator: TextGenerator[Generation], asked: Asked) -> list[Generat
     return [future.result() for future in futures]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gpt2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen", "gemma"))],
+)
 def test_greedy_tokens_with_mixed_settings_are_equal_to_the_tokens_of_each_prompt_alone(
     name: str,
 ) -> None:

@@ -20,6 +20,8 @@ from soak.episodes import Crowd, concluded, ordinary, seeded
 from soak.mixed import EPISODES, KINDS, Episode, quiet, run_episodes
 from soak.subject import Subject
 
+pytestmark = pytest.mark.once
+
 SEED = int(os.environ.get("SOAK_SEED", "3"))
 FEW = 4
 """Ordinary episodes in the fast tier. Each other kind has one episode."""

@@ -17,6 +17,8 @@ TIMEOUT = 240.0
 
 
 SLOW = (
+    "callers queue_timeout_ms=1e4",
+    "loop",
     "callers on_full='raise'",
     "workers max_concurrent_batches=2 isolate_errors=True",
     "workers prefetch=1",
@@ -28,7 +30,7 @@ SLOW = (
 @pytest.mark.parametrize(
     "arguments",
     [
-        *("callers queue_timeout_ms=1e4", "workers", "loop"),
+        "workers",
         *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW),
     ],
 )

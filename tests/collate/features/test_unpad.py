@@ -16,6 +16,8 @@ from feature_models import same
 from feature_stage import Make, Together, hidden, tokens
 from stage import wait_until
 
+pytestmark = pytest.mark.once
+
 Function = Callable[[dict[str, Any]], Any]
 
 # ---------------------------------------------------------------- cut to the caller's own length
