@@ -66,15 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if scenario not in USUAL:
             item.add_marker("matrix")
+        if scenario.kind.endswith("connect"):  # the socket does not depend on the Python
+            item.add_marker("once")
         kept.append(item)
     items[:] = kept
-
-
-def pytest_collection_finish() -> None:
-    """Leave modules and tests out of all garbage collections: with torch there are millions."""
-    if "hypothesis" in sys.modules:  # its import counts referrers, and those frozen do not count
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture

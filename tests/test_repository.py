@@ -73,7 +73,6 @@ def test_the_workflow_tests_the_pythons_of_the_classifiers() -> None:
         r"--deselect tests/test_typing\.py",
         r"coverage report --fail-under=100",
         r'--include="batched/.*"',
-        r"python benchmarks/policy\.py --check --every \d+",
         r"ruff check \.",
         r"ruff format --check \.",
     ],

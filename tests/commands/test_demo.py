@@ -180,6 +180,7 @@ def test_an_interrupted_demo_leaves_no_thread_behind(way: str) -> None:
     assert calls < 4 * len(SENTENCES) * 100
 
 
+@pytest.mark.slow
 def test_the_sentences_are_many_and_distinct_and_the_same_each_time() -> None:
     found = online.first_sentences()
     assert online.first_sentences() == found

@@ -66,12 +66,16 @@ def text_of(outputs: list[Any]) -> str:
 @pytest.mark.parametrize(
     ("settings", "use"),
     [
-        ("", 'embed("x")'),
-        ("", 'embed("x"); _ = list(embed.map("abc"))\nembed'),
-        ("(prepare=str, max_concurrent_batches=2)", 'embed(["x"] * 100)\nembed'),
-        ("", 'embed.submit("x")'),
+        pytest.param("", 'embed("x")', id="called", marks=pytest.mark.slow),
+        pytest.param("", 'embed("x"); _ = list(embed.map("abc"))\nembed', id="displayed"),
+        pytest.param(
+            "(prepare=str, max_concurrent_batches=2)",
+            'embed(["x"] * 100)\nembed',
+            id="prepared",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("", 'embed.submit("x")', id="future", marks=pytest.mark.slow),
     ],
-    ids=["called", "displayed", "prepared", "future"],
 )
 def test_a_cell_that_runs_again_ends_the_threads_of_the_function_that_it_replaces(
     settings: str, use: str, tmp_path: Path

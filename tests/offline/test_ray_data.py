@@ -54,6 +54,7 @@ def predicted(dataset: Any, fn: Callable[..., Any], batch_format: str, **setting
     )
 
 
+@pytest.mark.slow
 def test_preprocessing_is_an_operator_of_its_own() -> None:
     def prepare(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "image": np.full((2, 2), row["id"], "f4"), "by": os.getpid()}
@@ -157,6 +158,7 @@ def test_tensors_of_several_shapes_are_refused(tmp_path: Path) -> None:
         offline.run(total, dataset, dest, input="data", output="total", watch=False)
 
 
+@pytest.mark.slow
 def test_vectors_of_different_lengths_and_no_rows_at_all(tmp_path: Path) -> None:
     rows = [{"id": n, "vector": np.arange(n, dtype="f4")} for n in (1, 2)]
     dest = tmp_path / "result.parquet"

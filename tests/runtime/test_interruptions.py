@@ -31,6 +31,7 @@ from stage import (
     python,
     refuse_thread,
     wait_until,
+    whole_stack,
 )
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -109,6 +110,7 @@ def test_a_signal_within_the_library_leaves_no_caller_waiting(
     assert (fn.stats.queue_size, fn.stats.blocked, fn.stats.in_flight) == (0, 0, 0)
 
 
+@whole_stack
 def test_a_full_stack_in_a_cancellation_leaves_no_caller_waiting() -> None:
     async def main() -> None:
         for spare in range(45, 0, -1):

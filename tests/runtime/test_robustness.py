@@ -19,7 +19,16 @@ from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
 from batched._runtime.recorder import Recorder
 from batched._runtime.thread import ThreadRuntime, _Parker
-from stage import BOUND, Gate, call_with_little_stack, echo_coroutine, held, in_time, wait_until
+from stage import (
+    BOUND,
+    Gate,
+    call_with_little_stack,
+    echo_coroutine,
+    held,
+    in_time,
+    wait_until,
+    whole_stack,
+)
 
 
 def echo(items: list[Any]) -> list[Any]:
@@ -92,6 +101,7 @@ def test_an_interrupt_while_a_call_is_queued_ends_no_other_call(
     fn.shutdown()
 
 
+@whole_stack
 def test_a_batcher_serves_calls_after_calls_at_the_end_of_the_stack() -> None:
     fn: Any = batched.dynamically(echo)
     assert fn(1) == 1

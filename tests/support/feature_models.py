@@ -26,7 +26,7 @@ Model = Callable[[dict[str, Any]], Any]
 Call = dict[str, Any]
 
 PROPERTY = hypothesis.settings(
-    max_examples=int(os.environ.get("BATCHED_EXAMPLES", "16")),  # of each function
+    max_examples=int(os.environ.get("BATCHED_EXAMPLES", "8")),  # of each function
     database=None,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],

@@ -128,6 +128,13 @@ def refuse_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
+whole_stack = pytest.mark.skipif(
+    sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.COVERAGE_ID) is not None,
+    reason="the measurement of coverage needs some of the stack itself",
+)
+"""Mark of a test that fills the stack."""
+
+
 def call_with_little_stack(frames: int, function: Callable[[], Any]) -> Any:
     """Call `function` where so many frames are left of the stack."""
 

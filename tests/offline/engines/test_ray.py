@@ -120,6 +120,7 @@ def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
 RAY = offline.Ray()
 
 
+@pytest.mark.slow
 def test_actors_that_die_while_they_have_nothing_to_do_cost_no_row(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_actors_that_die_while_they_have_nothing_to_do_cost_no_row(
         assert ask(engine, outcomes, *batches) == ["A", large.upper()]
 
 
+@pytest.mark.slow
 def test_a_batch_goes_to_the_actor_that_has_its_model(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
     settings = {"workers": CPUS, "route": str, "args": (str(log),)}
@@ -236,6 +238,7 @@ def wait_for_room() -> None:
         pause.wait(0.1)
 
 
+@pytest.mark.slow
 def test_no_step_takes_the_room_of_another(cluster: Any, tmp_path: Path) -> None:
     wait_for_room()
     # two actors of each step would need 3.6 CPUs

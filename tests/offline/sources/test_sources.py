@@ -566,7 +566,10 @@ for path in {paths}:
 
 @pytest.mark.once
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("suffix", ["", ".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".jsonl", ".parquet", *(pytest.param(each, marks=pytest.mark.slow) for each in ("", ".csv"))],
+)
 def test_memory_is_bounded_for_any_size(suffix: str, tmp_path: Path) -> None:
     paths = [tmp_path / f"{count}{suffix}" for count in (5_000, 30_000)]
     for path in paths:
