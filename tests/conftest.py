@@ -66,8 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if scenario not in USUAL:
             item.add_marker("matrix")
-        if scenario.kind.endswith("connect"):  # the socket does not depend on the Python
-            item.add_marker("once")
+        if scenario.kind.endswith("connect") or params.get("numbers") is FeatureNumberStage:
+            item.add_marker("once")  # neither the socket nor padding depends on the Python
         kept.append(item)
     items[:] = kept
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import pkgutil
@@ -87,12 +88,18 @@ def layer(module: str) -> int:
     return max(inside)[1]
 
 
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+@functools.cache
 def imports(module: str) -> set[str]:
     """Return every module that `module` imports, also for type checkers, with absolute names."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -157,7 +164,7 @@ def test_all_times_are_of_one_clock_which_is_fine_everywhere(module: str) -> Non
     clocks = {"monotonic", "monotonic_ns", "time", "time_ns"}
     read = {
         node.attr
-        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        for node in ast.walk(tree(module))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         if node.value.id in ("time", "loop")
     }

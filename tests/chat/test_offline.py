@@ -166,6 +166,7 @@ def test_the_step_adds_no_retries_to_the_retries_of_the_client(
     assert server.seen["prompt 3"] <= 2 * 5
 
 
+@pytest.mark.slow
 def test_workers_may_be_processes(server: ChatServer, tmp_path: Path) -> None:
     dest = tmp_path / "answers.jsonl"
     assert run(server.client(), rows_of(6), dest, processes=True, workers=2).ok == 6

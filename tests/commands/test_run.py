@@ -25,6 +25,8 @@ from batched import cli
 
 Capture = pytest.CaptureFixture[str]
 
+pytestmark = pytest.mark.once
+
 FUNCTIONS = """
 import os, signal, sys, time
 from pathlib import Path
@@ -254,7 +256,6 @@ def test_committed_rows_are_exported_after_a_run_was_stopped(folder: Path, capfd
     assert (folder / "some.csv").read_text() == "mine"
 
 
-@pytest.mark.once
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes as POSIX has them")
 def test_a_status_with_a_closed_output_ends_quietly(folder: Path) -> None:
     write_rows(folder, [f"{'x' * 1000} {number}" for number in range(200)])
@@ -423,7 +424,6 @@ def test_an_interrupted_run_commits_its_rows_and_says_how_to_go_on(
     assert lengths(folder) == LENGTHS
 
 
-@pytest.mark.once
 def test_the_status_of_a_run_that_goes_on_and_of_one_that_was_killed(
     folder: Path, capfd: Capture
 ) -> None:

@@ -25,6 +25,8 @@ from batched._operations.families import METRICS
 from batched._runtime import observer, recorder
 from stage import end_together
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def value() -> Callable[..., float]:

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Served:
         await self.server.run(self._ready.set)
 
     def stop(self, *, wait: bool = True) -> None:
-        self.server.loop.call_soon_threadsafe(self.server.stop)
+        with suppress(RuntimeError):  # it has ended already
+            self.server.loop.call_soon_threadsafe(self.server.stop)
         if wait:
             self._thread.join(PATIENCE)
             assert not self._thread.is_alive()

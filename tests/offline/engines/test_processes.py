@@ -208,6 +208,7 @@ def test_memory_errors_of_a_process_split() -> None:
         ("raise", RemoteError, "ValueError: bad row"),
     ],
 )
+@pytest.mark.once
 def test_a_fault_costs_its_row_and_the_next_batch_runs(
     fault: str, kind: type[Exception], message: str
 ) -> None:

@@ -47,10 +47,7 @@ class Way:
 PLACES: Final = ("threads", "coroutine", "processes")
 REFERENCE: Final = Way(64, 1, "threads")
 USUAL: Final = [
-    Way(8, 1, "threads"),
-    Way(512, 4, "threads"),
     Way(8, 4, "threads", killed=True),
-    Way(64, 4, "coroutine"),
     Way(64, 1, "coroutine", killed=True),
     Way(64, 1, "processes"),
 ]
