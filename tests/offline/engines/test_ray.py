@@ -104,6 +104,7 @@ def test_each_actor_builds_its_class_once_and_ends_with_its_run(
     assert not [each for each in threading.enumerate() if each.name.startswith("batched-ray")]
 
 
+@pytest.mark.slow
 def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
     odd = {"row5": "bad", "row15": "exit", "row25": "sys.exit", "row35": "hang"}
     steps = pipeline(tmp_path / "log", timeout_s=3.0, processes=True)
