@@ -29,10 +29,7 @@ SLOW = (
 @pytest.mark.once  # of minutes on all of them
 @pytest.mark.parametrize(
     "arguments",
-    [
-        "workers",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW),
-    ],
+    ["workers", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)],
 )
 def test_nobody_is_left_waiting_wherever_something_breaks_in(arguments: str) -> None:
     # it is not to be measured along, which takes twice as long
