@@ -26,6 +26,7 @@ from batched.offline.types.arrow import to_python  # noqa: E402  # after the ski
 
 pytestmark = [
     pytest.mark.once,
+    pytest.mark.slow,  # a cluster of its own
     pytest.mark.timeout(180),
     pytest.mark.filterwarnings("default"),  # of Ray
 ]
@@ -54,7 +55,6 @@ def predicted(dataset: Any, fn: Callable[..., Any], batch_format: str, **setting
     )
 
 
-@pytest.mark.slow
 def test_preprocessing_is_an_operator_of_its_own() -> None:
     def prepare(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "image": np.full((2, 2), row["id"], "f4"), "by": os.getpid()}
@@ -71,7 +71,7 @@ def test_preprocessing_is_an_operator_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "batch_format",
-    ["numpy", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pandas", "pyarrow"))],
+    ["numpy", "pandas", "pyarrow"],
 )
 def test_a_bad_row_costs_itself_and_not_its_block(batch_format: str, tmp_path: Path) -> None:
     def root(numbers: list[int]) -> Any:
@@ -158,7 +158,6 @@ def test_tensors_of_several_shapes_are_refused(tmp_path: Path) -> None:
         offline.run(total, dataset, dest, input="data", output="total", watch=False)
 
 
-@pytest.mark.slow
 def test_vectors_of_different_lengths_and_no_rows_at_all(tmp_path: Path) -> None:
     rows = [{"id": n, "vector": np.arange(n, dtype="f4")} for n in (1, 2)]
     dest = tmp_path / "result.parquet"

@@ -182,13 +182,26 @@ def test_idle_workers_do_not_wake_up() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends a process there")
-def test_a_signal_that_interrupts_a_waiting_caller_takes_its_call_out_of_the_queue() -> None:
+def test_a_signal_that_interrupts_a_waiting_caller_takes_its_call_out_of_the_queue(
+    request: pytest.FixtureRequest,
+) -> None:
     records: list[batched.BatchRecord] = []
     gate, fn, running = held(on_batch=records.append)
+    interrupted = threading.Event()
+
+    def raise_once(*_: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, raise_once)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupt() -> None:
         wait_until(lambda: fn.stats.queue_size == 1)
-        os.kill(os.getpid(), signal.SIGINT)
+        # one that comes just before a thread begins to wait is handled at the end of the wait
+        while not interrupted.wait(0.1):
+            os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()

@@ -151,6 +151,7 @@ def test_a_batch_goes_to_the_actor_that_has_its_model(cluster: Any, tmp_path: Pa
             pause.wait(0.05)
 
 
+@pytest.mark.slow
 def test_closing_ends_a_call_and_its_actor(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
     with running(ray_steps.Shout, RAY, args=(str(log), 1e6)) as (engine, outcomes):
@@ -297,6 +298,7 @@ def test_a_class_that_cannot_be_built_is_a_fatal_error(
         assert message in str(outcomes.get(timeout=60).fatal)
 
 
+@pytest.mark.slow
 def test_a_coroutine_function_stays_with_the_driver(cluster: Any, tmp_path: Path) -> None:
     step = offline.Step(ray_steps.wait, input="text", output="pid")
     dest = tmp_path / "out.parquet"
