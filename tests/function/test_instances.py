@@ -37,8 +37,8 @@ class Owner:
 
 
 COUNTED = (Owner,)
-"""Classes of objects that are counted, besides the classes of the library. Threads and tasks of other
-tests may come and go.
+"""Classes of objects that are counted, besides those of the library. Threads and tasks of other tests
+may come and go.
 """
 
 
