@@ -37,7 +37,7 @@ class Owner:
 
 
 COUNTED = (Owner,)
-"""Classes of objects that are counted, besides those of the library. Threads and tasks of other tests
+"""Classes of objects that are counted, besides those of the library. Threads and tasks of others
 may come and go.
 """
 
