@@ -93,7 +93,7 @@ NOTES = (
     "Memory is the most that a process of its own had. A finished run has its result.",
     "No-op is bounded at 0.4: a run also forms batches, checks results, and writes them.",
     "50 ms is bounded at 1.03: a run also opens its progress file, and writes its result.",
-    "Memory is bounded at 40 MB: the order of the result takes up to 40 bytes a row.",
+    "Memory is bounded at 40 MB, the highest run rounded up; what grows was not measured.",
 )
 
 
