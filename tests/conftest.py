@@ -54,6 +54,16 @@ features.
 """
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector from searching all modules again and again: twice as fast."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    gc.freeze()
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kept = []
